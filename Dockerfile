@@ -35,11 +35,13 @@ ARG CARGO_HOME=/usr/local/cargo CARGO_TARGET_DIR=/src/target
 ENV CARGO_HOME=$CARGO_HOME CARGO_TARGET_DIR=$CARGO_TARGET_DIR RUSTUP_HOME=/usr/local/rustup PATH=/usr/local/cargo/bin:/usr/local/cuda/bin:$PATH
 WORKDIR /src
 COPY . .
-# The service is built without the feature, so that it starts where there is no driver.
+# The service is built without the feature `cuda`, so that it starts where there is no driver.
 RUN built=$CARGO_TARGET_DIR/$PROFILE && if [ "$PROFILE" = dev ]; then built=$CARGO_TARGET_DIR/debug; fi \
-    && cargo build --locked --profile "$PROFILE" --bin llmprof && install --strip "$built/llmprof" /opt/llmprof \
-    && if [ "$VARIANT" = cuda ]; then set -- --features cuda; fi \
-    && CUDA_COMPUTE_CAP="$CUDA_COMPUTE_CAP" cargo build --locked --profile "$PROFILE" "$@" --bin model-runner \
+    && if [ "$VARIANT" = cuda ]; then set -- --no-default-features --features service; fi \
+    && cargo build --locked --profile "$PROFILE" "$@" && install --strip "$built/llmprof" /opt/llmprof \
+    && if [ "$VARIANT" = cuda ]; then \
+        CUDA_COMPUTE_CAP="$CUDA_COMPUTE_CAP" cargo build --locked --profile "$PROFILE" --no-default-features --features cuda; \
+    fi \
     && install --strip "$built/model-runner" /opt/model-runner
 
 # hadolint ignore=DL3006

@@ -13,22 +13,20 @@ words:
     scripts/check-words.py
 
 clippy:
-    cargo clippy --locked --features simulation --all-targets -- -D warnings
+    cargo clippy --locked --workspace --features simulation --all-targets -- -D warnings
 
-test:
-    cargo test --locked --features simulation --no-run
-    cargo test --locked --features simulation --lib --bins --test it
-    # One at a time: the same seed gives the same events where no thread waits long for a core.
-    cargo test --locked --features simulation --test simulator -- --test-threads 1
+# All tests but the simulator's many schedules; `just test NAME` runs those with NAME in their names.
+test *names:
+    cargo nextest run --locked --workspace --features simulation {{names}}
 
 # Random schedules of kills, power cuts and other faults, with the code of the service on simulated
 # time, disks and processes. Of a single one the events are shown: `just simulate 1 SEED`.
 simulate schedules="2000" first="0":
-    SIMULATOR_SCHEDULES={{schedules}} SIMULATOR_FIRST={{first}} cargo test --locked --features simulation --test simulator -- --nocapture --test-threads 1
+    SIMULATOR_SCHEDULES={{schedules}} SIMULATOR_FIRST={{first}} cargo test --locked --workspace --features simulation --test simulator -- --nocapture every_schedule
 
 # The rates of gates that specs/series.md states, over many simulations.
 gates:
-    cargo test --locked --release --features simulation --lib published_rates -- --ignored --nocapture
+    cargo test --locked --release --package llmprof-analyze published_rates -- --ignored --nocapture
 
 # Without CUDA, no program is linked to it.
 linkage:
@@ -43,9 +41,8 @@ deny:
 # The build for GPUs: lints and links, and CUDA in the runner alone. Needs no GPU, but nvcc.
 cuda:
     @command -v nvcc >/dev/null || { echo 'no nvcc on PATH: eval "$(scripts/cuda-toolchain.sh)" installs one' >&2; exit 1; }
-    cargo clippy --locked --features cuda --all-targets -- -D warnings
-    cargo build --locked --features cuda
-    scripts/check-linkage.sh none {{target}}/llmprof
+    cargo clippy --locked --package llmprof-runner --features cuda --all-targets -- -D warnings
+    cargo build --locked --no-default-features --features cuda
     scripts/check-linkage.sh all {{target}}/model-runner
 
 # Writes the contract again, after a change of the API.

@@ -2,12 +2,12 @@
 
 use std::{collections::BTreeMap, fs, time::Duration};
 
-use llmprof::{
+use llmprof_core::domain::{ids::RunId, state::RunState};
+use llmprof_service::{
     artifact::{
         manifest,
         verify::{self, FileFault},
     },
-    domain::{ids::RunId, state::RunState},
     runtime::work::SlicedWork,
     store::{DeliveryState, Filter, StoredDelivery, StoredRun, StoredSession},
 };

@@ -5,8 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use llmprof::{
-    artifact::{durable, folder, layout},
+use llmprof_core::{
     domain::{
         ids::RunId,
         import::Import,
@@ -14,6 +13,10 @@ use llmprof::{
         state::RunState,
         subject::{Common, ModelSubject, Passes, RunSpec, Subject, Workload},
     },
+    layout,
+};
+use llmprof_service::{
+    artifact::{durable, folder},
     runtime::work::SlicedWork,
     scheduler::Context,
     store::{CancelOutcome, DeleteOutcome, IdempotencyKey, NewRun, Removal, Store, Submitted},

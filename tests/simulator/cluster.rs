@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
-use llmprof::domain::ids::RunId;
+use llmprof_core::domain::ids::RunId;
 
 use super::world::World;
 

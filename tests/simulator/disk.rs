@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use llmprof::runtime::SimulatedProcess;
+use llmprof_service::runtime::SimulatedProcess;
 
 use super::random::Random;
 

@@ -3,12 +3,15 @@
 
 use std::{fs, io, path::Path};
 
-use llmprof::{
-    artifact::{journal::Journal, layout, manifest},
+use llmprof_core::{
     domain::{
         outcome::Outcome,
         state::{RunState, Step, StepState},
     },
+    layout,
+};
+use llmprof_service::{
+    artifact::{journal::Journal, manifest},
     job::{
         folder,
         job_spec::{self, JobSpec, JobSubject},
@@ -101,7 +104,7 @@ async fn try_steps(
             () = world.pause(ms) => {}
         }
         if world.fault(|it| it.exhausted) {
-            outcome.findings.push(llmprof::collect::host::exhaustion::of_exit());
+            outcome.findings.push(llmprof_service::collect::host::exhaustion::of_exit());
             (outcome.state, outcome.message) = (RunState::Failed, Some("no space".into()));
         } else if stop.is_cancelled() {
             let message = Some("stopped".to_owned());

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use llmprof::{
+use llmprof_core::domain::{ids::RunId, state::RunState};
+use llmprof_service::{
     config::{Config, ExecutorKind},
-    domain::{ids::RunId, state::RunState},
     store::Role,
 };
 

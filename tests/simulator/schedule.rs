@@ -7,9 +7,9 @@ use std::{
     time::Duration,
 };
 
-use llmprof::{
+use llmprof_core::domain::device::Device;
+use llmprof_service::{
     config::{Config, ExecutorKind},
-    domain::device::Device,
     runtime,
 };
 

@@ -6,13 +6,13 @@ use std::{
     time::Duration,
 };
 
-use llmprof::{
+use llmprof_core::domain::{
+    command::Commands, device::Device, device_peaks::Devices, ids::FolderId, profiling::Presets,
+};
+use llmprof_service::{
     artifact::inputs::InputFolders,
     collect::Collector,
     config::{self, Config, ExecutorKind, Models},
-    domain::{
-        command::Commands, device::Device, device_peaks::Devices, ids::FolderId, profiling::Presets,
-    },
     measuring::Measuring,
     runtime::{self, SimulatedProcess, work::SlicedWork},
     scheduler::{

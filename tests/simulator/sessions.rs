@@ -3,17 +3,15 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use llmprof::{
-    domain::{
-        command::{CommandCall, Commands},
-        ids::SessionId,
-        mode::Mode,
-        profiling::Profiling,
-        session::{SessionSpec, SessionState},
-        subject::{CommandSubject, Common, Passes, RunSpec, Subject},
-    },
-    store::{NewSession, SessionEndRequest, StartedSession, StoredSession},
+use llmprof_core::domain::{
+    command::{CommandCall, Commands},
+    ids::SessionId,
+    mode::Mode,
+    profiling::Profiling,
+    session::{SessionSpec, SessionState},
+    subject::{CommandSubject, Common, Passes, RunSpec, Subject},
 };
+use llmprof_service::store::{NewSession, SessionEndRequest, StartedSession, StoredSession};
 
 use super::{
     client::{self, Clients},

@@ -10,13 +10,11 @@ use std::{
 };
 
 use jiff::Timestamp;
-use llmprof::{
-    domain::{
-        ids::{RunId, RunMark},
-        subject::RunSpec,
-    },
-    runtime::{self, Answer, SimulatedJob, SimulatedProcess, Simulation},
+use llmprof_core::domain::{
+    ids::{RunId, RunMark},
+    subject::RunSpec,
 };
+use llmprof_service::runtime::{self, Answer, SimulatedJob, SimulatedProcess, Simulation};
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 

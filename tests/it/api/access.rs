@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use axum::http::{Method, header};
-use llmprof::{
+use llmprof_service::{
     config, http,
     store::{Role, audit::AuditLog},
 };
@@ -217,7 +217,7 @@ async fn quotas_are_per_owner() {
     let run = api.start().await;
     api.end(
         &run,
-        llmprof::domain::state::RunState::Succeeded,
+        llmprof_core::domain::state::RunState::Succeeded,
         &[("report.md", "more than twenty bytes of report")],
     )
     .await;

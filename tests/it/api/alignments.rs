@@ -1,7 +1,7 @@
 //! Alignments over HTTP: refusals, results, and recovery after a restart.
 
 use axum::http::Method;
-use llmprof::http;
+use llmprof_service::http;
 use nix::sys::signal::Signal;
 use rusqlite::Connection;
 use serde_json::{Value, json};
@@ -255,7 +255,7 @@ async fn invalid_alignments_are_refused_with_the_reason() {
         (409, "run_not_finished".into())
     );
     let run = api.start().await;
-    api.end(&run, llmprof::domain::state::RunState::Partial, &[("report.md", "#")]).await;
+    api.end(&run, llmprof_core::domain::state::RunState::Partial, &[("report.md", "#")]).await;
     assert_eq!(
         api.align(&waiting, &e2e, json!({})).await.error(),
         (409, "capture_unavailable".into())

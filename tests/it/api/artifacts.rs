@@ -6,7 +6,8 @@ use axum::{
     body::Body,
     http::{Method, header},
 };
-use llmprof::{artifact::folder, domain::state::RunState};
+use llmprof_core::domain::state::RunState;
+use llmprof_service::artifact::folder;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 

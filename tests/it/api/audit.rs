@@ -3,7 +3,7 @@
 use std::{fs, sync::Arc};
 
 use axum::http::Method;
-use llmprof::{
+use llmprof_service::{
     config, http,
     store::{
         Role,

@@ -1,7 +1,7 @@
 //! Compressed responses: texts for clients that accept them, and nothing else.
 
 use axum::http::{Method, header};
-use llmprof::domain::state::RunState;
+use llmprof_core::domain::state::RunState;
 use serde_json::{Value, json};
 
 use super::router::Api;

@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path, process::Command};
 
-use llmprof::http;
+use llmprof_service::http;
 use regex::Regex;
 use serde_json::Value;
 

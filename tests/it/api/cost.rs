@@ -8,13 +8,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use llmprof::{
-    analyze::{
-        Analysis,
-        cost::{self, Cost},
-        model_work::KnownModel,
-        operators::MODULE,
-    },
+use llmprof_analyze::{
+    Analysis,
+    cost::{self, Cost},
+    model_work::KnownModel,
+    operators::MODULE,
+};
+use llmprof_core::{
     domain::{
         model::{ModelSpec, hf},
         runner::EVENTS,
@@ -47,8 +47,8 @@ fn ran(arguments: &[&str], files: &[(&str, &str)], spec: &ModelSpec) -> Result<A
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = fs::read_to_string(folder.path().join("out").join(EVENTS))?;
     let baseline: Vec<Event> = text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
-    let trace = llmprof::trace::Trace { baseline, ..Default::default() };
-    Ok(llmprof::analyze::analyze(&trace, Some(KnownModel::Runner(spec)), None))
+    let trace = llmprof_core::trace::Trace { baseline, ..Default::default() };
+    Ok(llmprof_analyze::analyze(&trace, Some(KnownModel::Runner(spec)), None))
 }
 
 /// Counted calls, FLOPs and bytes by stage, path and kind.
@@ -113,7 +113,7 @@ fn the_cost_of_every_operator_equals_the_runners_count() -> Result<()> {
     let other =
         dense.replace("kv_heads = 2", "kv_heads = 1\nqkv_bias = true\ntied_embeddings = true");
     let preset = |name: &str| {
-        llmprof::config::models(None)?.models.remove(name).context("the preset is built in")
+        llmprof_service::config::models(None)?.models.remove(name).context("the preset is built in")
     };
     let whole = ["--prompt", "read this"];
     let models: [(&str, &[&str], ModelSpec); 4] = [

@@ -3,7 +3,7 @@
 use std::{fs, path::Path, process::Command};
 
 use anyhow::{Result, ensure};
-use llmprof::domain::state::RunState;
+use llmprof_core::domain::state::RunState;
 use serde_json::{Value, json};
 
 use crate::api::router::Api;

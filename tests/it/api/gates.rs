@@ -2,7 +2,7 @@
 
 use std::{fs, process::Command};
 
-use llmprof::domain::headline::{Headline, SeriesPoint};
+use llmprof_core::domain::headline::{Headline, SeriesPoint};
 use serde_json::{Value, json};
 
 use crate::{

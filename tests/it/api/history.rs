@@ -2,17 +2,15 @@
 //! realised savings.
 
 use axum::http::StatusCode;
-use llmprof::{
-    domain::{
-        finding::{Finding, Saving, Severity},
-        headline::SeriesPoint,
-        outcome::Outcome,
-        savings::{Promise, Savings},
-        state::RunState,
-        webhook_event::WebhookEvent,
-    },
-    store::Store,
+use llmprof_core::domain::{
+    finding::{Finding, Saving, Severity},
+    headline::SeriesPoint,
+    outcome::Outcome,
+    savings::{Promise, Savings},
+    state::RunState,
+    webhook_event::WebhookEvent,
 };
+use llmprof_service::store::Store;
 use serde_json::{Value, json};
 
 use crate::{

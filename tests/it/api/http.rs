@@ -4,7 +4,7 @@ use axum::{
     body::Body,
     http::{Method, header},
 };
-use llmprof::domain::state::{RunState, Step};
+use llmprof_core::domain::state::{RunState, Step};
 use serde_json::{Value, json};
 
 use crate::api::router::{Api, MODEL};

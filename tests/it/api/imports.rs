@@ -3,7 +3,7 @@
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use axum::{body::Body, http::Method};
-use llmprof::{collect::Collector, config, http, store::Role};
+use llmprof_service::{collect::Collector, config, http, store::Role};
 use rusqlite::Connection;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};

@@ -2,10 +2,8 @@
 
 use axum::http::Method;
 use base64::{Engine, prelude::BASE64_STANDARD};
-use llmprof::{
-    domain::{ids::InputsId, state::RunState},
-    store::Role,
-};
+use llmprof_core::domain::{ids::InputsId, state::RunState};
+use llmprof_service::store::Role;
 use serde_json::{Value, json};
 
 use super::{

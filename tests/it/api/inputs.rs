@@ -7,14 +7,13 @@ use axum::{
     http::{Method, header},
 };
 use image::{ImageFormat, RgbImage};
-use llmprof::{
-    config,
-    domain::{
-        ids::InputsId,
-        inputs::{InputSample, InputSet},
-        state::RunState,
-    },
-    http,
+use llmprof_core::domain::{
+    ids::InputsId,
+    inputs::{InputSample, InputSet},
+    state::RunState,
+};
+use llmprof_service::{
+    config, http,
     runtime::work::SlicedWork,
     store::{NewInputs, Role},
     tasks,

@@ -6,7 +6,7 @@ use axum::{
     body::Body,
     http::{Method, StatusCode},
 };
-use llmprof::{config::TokenPolicy, store::Role};
+use llmprof_service::{config::TokenPolicy, store::Role};
 use serde_json::{Value, json};
 
 use super::access::{api, token};

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use llmprof::http;
+use llmprof_service::http;
 use serde_json::{Value, json};
 
 use crate::api::router::{Api, MODEL};

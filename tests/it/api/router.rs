@@ -12,7 +12,19 @@ use axum::{
     body::Body,
     http::{HeaderMap, Method, Request, StatusCode, header},
 };
-use llmprof::{
+use llmprof_core::{
+    domain::{
+        device::Device,
+        ids::RunId,
+        outcome::Outcome,
+        state::{RunState, Step},
+    },
+    trace::{
+        checkup::{Checkup, HostCheck},
+        power::GpuReading,
+    },
+};
+use llmprof_service::{
     artifact::{
         data_folder::FolderLock,
         import_staging,
@@ -20,22 +32,11 @@ use llmprof::{
         journal::{Journal, JournalEvent},
         manifest,
     },
-    config,
-    domain::{
-        device::Device,
-        ids::RunId,
-        outcome::Outcome,
-        state::{RunState, Step},
-    },
-    http,
+    config, http,
     measuring::Measuring,
     runtime::work::SlicedWork,
     scheduler::{inspection, limited_child::LimitedChildren},
     store::{ClaimedRun, Store},
-    trace::{
-        checkup::{Checkup, HostCheck},
-        power::GpuReading,
-    },
 };
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -166,7 +167,7 @@ impl Api {
         config.limits.free_bytes = 0;
         change(&mut config);
         let samples = data.path().join("samples");
-        llmprof::artifact::samples::unpack(&samples).unwrap();
+        llmprof_service::artifact::samples::unpack(&samples).unwrap();
         let storage = InputStorage::open(&data.path().join("stored_inputs")).unwrap();
         let store = Store::open(&data.path().join("llmprof.db")).await.unwrap();
         let (measuring, closing) = (Measuring::default(), CancellationToken::new());

@@ -1,15 +1,13 @@
 //! Series, baselines and gates over the API.
 
 use axum::http::{Method, StatusCode};
-use llmprof::{
-    domain::{
-        headline::{FigureName, Headline, SeriesPoint},
-        ids::RunId,
-        outcome::Outcome,
-        state::RunState,
-    },
-    store::StoredChange,
+use llmprof_core::domain::{
+    headline::{FigureName, Headline, SeriesPoint},
+    ids::RunId,
+    outcome::Outcome,
+    state::RunState,
 };
+use llmprof_service::store::StoredChange;
 use serde_json::{Value, json};
 
 use crate::{

@@ -1,7 +1,7 @@
 //! The service itself: queue, metrics, CORS and the concurrency limit.
 
 use axum::http::{Method, header};
-use llmprof::{
+use llmprof_core::{
     domain::state::{RunState, Step, StepRecord, StepState},
     trace::power::{GpuReading, PowerSample},
 };

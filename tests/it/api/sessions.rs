@@ -121,7 +121,7 @@ async fn a_run_that_does_not_fit_its_session_is_refused_with_the_reason() {
 #[tokio::test]
 async fn a_cluster_has_no_sessions() {
     let api = Api::configured(|config| {
-        config.executor.kind = llmprof::config::ExecutorKind::Slurm;
+        config.executor.kind = llmprof_service::config::ExecutorKind::Slurm;
     })
     .await;
     let body = json!({ "command": "static-files" }).to_string();

@@ -1,11 +1,8 @@
 //! The tables of a run over HTTP: JSON and CSV, filtered or complete, of this and earlier versions.
 
 use axum::http::{Method, header};
-use llmprof::{
-    artifact::layout,
-    domain::state::RunState,
-    report::tables::{CSV_FILES, TABLES_VERSION},
-};
+use llmprof_core::{domain::state::RunState, layout};
+use llmprof_report::tables::{CSV_FILES, TABLES_VERSION};
 use serde_json::{Value, json};
 
 use crate::{api::router::Api, runs::report::input::ReportInput};

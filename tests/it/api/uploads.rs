@@ -10,7 +10,7 @@ use axum::{
     body::{Body, Bytes},
     http::Method,
 };
-use llmprof::{config, http, store::Role};
+use llmprof_service::{config, http, store::Role};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use llmprof::store::Role;
+use llmprof_service::store::Role;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tempfile::tempdir;

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use llmprof::domain::state::RunState;
+use llmprof_core::domain::state::RunState;
 use serde_json::{Value, json};
 use tempfile::tempdir;
 

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use llmprof::store::Role;
+use llmprof_service::store::Role;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -120,10 +120,10 @@ async fn with_events(api: &Api) -> (Service, String) {
     let ended = api.start().await;
     let journal = api.journal(ended.id);
     for at in 0..50 {
-        journal.log(llmprof::domain::state::Step::Baseline, &format!("line {at:03}"));
+        journal.log(llmprof_core::domain::state::Step::Baseline, &format!("line {at:03}"));
     }
     let files = [("report.md", "# report"), ("big.log", &*"0123456789".repeat(20_000))];
-    api.end(&ended, llmprof::domain::state::RunState::Succeeded, &files).await;
+    api.end(&ended, llmprof_core::domain::state::RunState::Succeeded, &files).await;
     (paused(api), id)
 }
 

@@ -50,7 +50,7 @@ async fn four_requests_at_a_time_on_a_real_server_have_all_their_tokens() {
     let _server =
         Server(command.args(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
     let url = format!("http://127.0.0.1:{port}");
-    llmprof::collect::passes::readiness::wait_for_url(&format!("{url}/health")).await;
+    llmprof_service::collect::passes::readiness::wait_for_url(&format!("{url}/health")).await;
     let out = tempfile::tempdir().unwrap();
     let ids = ["--api", "completions", "--vocabulary", "400", "--prompt-tokens", "48"];
     let more = ["--body", "{\"ignore_eos\":true}", "--new-tokens", "12", "--requests", "12"];

@@ -7,21 +7,21 @@ use std::{
     path::Path,
 };
 
-use llmprof::{
-    analyze::{
-        kernels::{
-            StageKernels,
-            kernel_selection::{TracedProgram, select_kernels},
-            kernels,
-        },
-        stages::coverage::coverage,
-        timeline::{device_time::device_times, launches::LaunchIndex},
+use llmprof_analyze::{
+    kernels::{
+        StageKernels,
+        kernel_selection::{TracedProgram, select_kernels},
+        kernels,
     },
-    domain::{device_peaks::Devices, ids::RunId, mode::Mode, profiling::Profiling},
     parse,
-    pipeline::{self, Statements},
+    stages::coverage::coverage,
+    timeline::{device_time::device_times, launches::LaunchIndex},
+};
+use llmprof_core::{
+    domain::{device_peaks::Devices, ids::RunId, mode::Mode, profiling::Profiling},
     trace::{counter::LaunchCounters, kernel::TracedKernel, names, nsys::NsysTrace, range::Range},
 };
+use llmprof_report::pipeline::{self, Statements};
 
 const CAPTURES: [&str; 4] =
     ["hf-deepseek-decoder", "hf-llama-e2e", "hf-llama-attention-mock", "torch-cuda-graph-node"];

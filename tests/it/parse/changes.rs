@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use llmprof::trace::{
+use llmprof_core::trace::{
     kernel::Kernel,
     nsys::{ApiCalls, GraphLaunch, NsysTrace},
 };

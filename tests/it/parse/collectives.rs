@@ -5,14 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use llmprof::{
-    analyze::{self, Analysis},
-    config,
-    domain::ids::RunId,
-    parse,
-    pipeline::{self, Statements},
-    trace::Trace,
-};
+use llmprof_analyze::{Analysis, parse};
+use llmprof_core::{domain::ids::RunId, trace::Trace};
+use llmprof_report::pipeline::{self, Statements};
+use llmprof_service::config;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -135,13 +131,13 @@ fn the_order_of_the_files_changes_nothing() {
     let mut files = write_ranks(dir.path());
     let of = |files: &[PathBuf]| {
         let nsys = Some(parse::kineto::read(files).unwrap());
-        analyze::analyze(&Trace { nsys, ..Trace::default() }, None, None).collectives
+        llmprof_analyze::analyze(&Trace { nsys, ..Trace::default() }, None, None).collectives
     };
     let tables = of(&files);
     files.reverse();
     let reversed = of(&files);
     assert_eq!(tables.records, reversed.records);
-    let ranks = |of: &analyze::collectives::CollectiveTables| -> Vec<_> {
+    let ranks = |of: &llmprof_analyze::collectives::CollectiveTables| -> Vec<_> {
         of.ranks.iter().map(|it| (it.rank, it.calls, it.wait_ms, it.times_last)).collect()
     };
     assert_eq!(ranks(&tables), ranks(&reversed));
@@ -171,7 +167,8 @@ fn processes_of_one_nsys_capture_are_ranks_joined_by_place() {
     let export = dir.path().join("run.sqlite");
     capture("hf-llama-e2e", &export, TWO_PROCESSES).unwrap();
     let nsys = parse::nsys::read(&export).unwrap();
-    let analysis = analyze::analyze(&Trace { nsys: Some(nsys), ..Trace::default() }, None, None);
+    let analysis =
+        llmprof_analyze::analyze(&Trace { nsys: Some(nsys), ..Trace::default() }, None, None);
     let records = &analysis.collectives.records;
     let record = records.iter().find(|it| it.stage == "decode_all").unwrap();
     assert_eq!((record.calls, record.joined, record.ranks), (256, 256, 2));
@@ -209,7 +206,7 @@ fn operations_on_the_host_are_a_finding_and_not_device_time() {
     assert_eq!(nsys.collectives.on_host.get("gloo"), Some(&20));
     assert!(nsys.kernels.is_empty() && nsys.collectives.calls.is_empty());
     let trace = Trace { nsys: Some(nsys), ..Trace::default() };
-    let analysis: Analysis = analyze::analyze(&trace, None, None);
+    let analysis: Analysis = llmprof_analyze::analyze(&trace, None, None);
     assert!(analysis.collectives.groups.is_empty());
     let found = analysis.findings.iter().find(|it| it.id == "collectives_on_host").unwrap();
     assert!(found.message.starts_with("20 collective operations ran on the host (gloo)"));

@@ -1,10 +1,8 @@
 //! Steps of an engine in a real capture, whose ranges are renamed as vLLM names them.
 
-use llmprof::{
-    config,
-    domain::ids::RunId,
-    pipeline::{self, Statements},
-};
+use llmprof_core::domain::ids::RunId;
+use llmprof_report::pipeline::{self, Statements};
+use llmprof_service::config;
 use serde_json::Value;
 use uuid::Uuid;
 

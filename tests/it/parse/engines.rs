@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-use llmprof::trace::engines::engines;
+use llmprof_core::trace::engines::engines;
 
 fn run(args: &[&str]) -> (Option<i32>, String, String) {
     let Output { status, stdout, stderr } =

@@ -10,14 +10,13 @@ use std::{
     sync::LazyLock,
 };
 
-use llmprof::{
-    analyze::{self, Analysis},
-    config,
-    domain::ids::RunId,
+use llmprof_analyze::{
+    Analysis,
     parse::{self, ParseError},
-    pipeline::{self, Statements},
-    trace::Trace,
 };
+use llmprof_core::{domain::ids::RunId, trace::Trace};
+use llmprof_report::pipeline::{self, Statements};
+use llmprof_service::config;
 use proptest::{
     prelude::*,
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
@@ -130,7 +129,7 @@ pub fn analysed(path: &Path) -> Result<(), TestCaseError> {
             );
             let trace = Trace { nsys: parse::nsys::read(path).ok(), ..Trace::default() };
             prop_assert!(
-                llmprof::report::perfetto::write(&trace, &Default::default(), std::io::sink())
+                llmprof_report::perfetto::write(&trace, &Default::default(), std::io::sink())
                     .is_ok()
             );
         }
@@ -141,7 +140,7 @@ pub fn analysed(path: &Path) -> Result<(), TestCaseError> {
 
 /// Checks that an error names the file.
 fn check_names_file(error: &dyn std::error::Error, path: &Path) -> Result<(), TestCaseError> {
-    let text = llmprof::chain(error);
+    let text = llmprof_core::chain(error);
     let file = path.file_name().unwrap_or_default().to_string_lossy();
     prop_assert!(text.contains(&*file) && text.lines().count() == 1, "{text}");
     Ok(())
@@ -244,7 +243,7 @@ fn a_damaged_page_of_ncu_ends_in_an_error_or_its_launches() {
         match parse::ncu::read_file(&path) {
             Ok(page) => {
                 let trace = Trace { counters: page.launches, ..Trace::default() };
-                let Analysis { counters, .. } = analyze::analyze(&trace, None, None);
+                let Analysis { counters, .. } = llmprof_analyze::analyze(&trace, None, None);
                 prop_assert!(
                     counters.iter().all(|it| it.flops_per_byte.is_none_or(f64::is_finite))
                 );
@@ -270,7 +269,7 @@ fn damaged_cublas_logs_end_in_gemms_or_gaps() {
         }
         let gemms = parse::cublas::read(dir.path())
             .map_err(|error| TestCaseError::fail(error.to_string()))?;
-        let analysis = analyze::analyze(&Trace { gemms, ..Trace::default() }, None, None);
+        let analysis = llmprof_analyze::analyze(&Trace { gemms, ..Trace::default() }, None, None);
         prop_assert!(
             analysis.gemms.records.iter().all(|it| it.share_pct.is_none_or(f64::is_finite))
         );
@@ -283,9 +282,9 @@ fn damaged_cublas_logs_end_in_gemms_or_gaps() {
 fn lines(read: Result<Trace, ParseError>, path: &Path) -> Result<(), TestCaseError> {
     match read {
         Ok(trace) => {
-            analyze::analyze(&trace, None, None);
+            llmprof_analyze::analyze(&trace, None, None);
             prop_assert!(
-                llmprof::report::perfetto::write(&trace, &Default::default(), std::io::sink())
+                llmprof_report::perfetto::write(&trace, &Default::default(), std::io::sink())
                     .is_ok()
             );
             Ok(())

@@ -2,10 +2,9 @@
 
 use std::{fs, io::Write, path::Path};
 
-use llmprof::{
-    analyze::{Analysis, analyze, kernels::gemms::GemmRecord},
+use llmprof_analyze::{Analysis, analyze, kernels::gemms::GemmRecord, parse};
+use llmprof_core::{
     domain::{device_peaks::Devices, subject::SubjectKind},
-    parse,
     trace::Trace,
 };
 

@@ -3,15 +3,12 @@
 
 use std::fs;
 
-use llmprof::{
-    analyze::{
-        Analysis,
-        stages::coverage::coverage,
-        timeline::{gpu::StageGpu, launches::LaunchIndex},
-    },
-    parse,
-    trace::stage::StageRules,
+use llmprof_analyze::{
+    Analysis, parse,
+    stages::coverage::coverage,
+    timeline::{gpu::StageGpu, launches::LaunchIndex},
 };
+use llmprof_core::trace::stage::StageRules;
 
 use crate::parse::sums::{Capture, llmprof, with_a_second_process};
 

@@ -5,11 +5,11 @@
 
 use std::{collections::HashMap, fs, path::PathBuf};
 
-use llmprof::{
-    analyze::timeline::{inferred_steps::infer, launches::LaunchIndex, open_ranges::NONE},
+use llmprof_analyze::{
     parse,
-    trace::{engine_steps::StepClass, nsys::NsysTrace},
+    timeline::{inferred_steps::infer, launches::LaunchIndex, open_ranges::NONE},
 };
+use llmprof_core::trace::{engine_steps::StepClass, nsys::NsysTrace};
 use tempfile::TempDir;
 
 use crate::{parse::kineto, runs::align::capture};

@@ -3,21 +3,22 @@
 
 use std::sync::LazyLock;
 
-use llmprof::{
-    analyze::{
-        Analysis, analyze,
-        invariants::{INVARIANTS, UNBOUNDED},
-        ledger::LedgerCause,
-        timeline::gpu::StageGpu,
-    },
+use llmprof_analyze::{
+    Analysis, analyze,
+    invariants::{INVARIANTS, UNBOUNDED},
+    ledger::LedgerCause,
+    parse,
+    timeline::gpu::StageGpu,
+};
+use llmprof_core::{
     domain::device_peaks::Devices,
-    http, parse,
     trace::{
         Trace,
         counter::{CounterValues, LaunchCounters, Stall},
         nsys::NsysTrace,
     },
 };
+use llmprof_service::http;
 use proptest::prelude::*;
 use serde_json::Value;
 

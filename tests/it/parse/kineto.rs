@@ -8,13 +8,9 @@ use std::{
 };
 
 use flate2::read::MultiGzDecoder;
-use llmprof::{
-    analyze::{self, Analysis, ledger::Ledger, operators::OperatorRecord},
-    config,
+use llmprof_analyze::{Analysis, ledger::Ledger, operators::OperatorRecord, parse};
+use llmprof_core::{
     domain::ids::RunId,
-    parse,
-    pipeline::{self, Statements},
-    report::perfetto,
     trace::{
         Trace,
         framework::{FrameworkCall, OperatorSignature},
@@ -23,6 +19,11 @@ use llmprof::{
         nsys::NsysTrace,
     },
 };
+use llmprof_report::{
+    perfetto,
+    pipeline::{self, Statements},
+};
+use llmprof_service::config;
 use uuid::Uuid;
 
 use crate::parse::perfetto::decode;
@@ -38,7 +39,7 @@ fn read(name: &str) -> NsysTrace {
 }
 
 fn analysed(name: &str) -> Analysis {
-    analyze::analyze(&Trace { nsys: Some(read(name)), ..Trace::default() }, None, None)
+    llmprof_analyze::analyze(&Trace { nsys: Some(read(name)), ..Trace::default() }, None, None)
 }
 
 fn total<'a>(kernels: impl Iterator<Item = TracedKernel<'a>>) -> (usize, i64) {
@@ -114,7 +115,7 @@ fn recorded_operators_are_those_around_the_calls() {
     by_enclosure.framework.operators = Default::default();
     let device = |nsys: NsysTrace| {
         let trace = Trace { nsys: Some(nsys), ..Trace::default() };
-        let records = analyze::analyze(&trace, None, None).operators.by_path;
+        let records = llmprof_analyze::analyze(&trace, None, None).operators.by_path;
         let of = |it: &OperatorRecord| Some((it.stage.clone(), it.path.clone(), it.device?));
         let mut found: Vec<_> = records.iter().filter_map(of).collect();
         found.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
@@ -198,7 +199,7 @@ fn a_truncated_trace_is_refused() {
     for length in (1..text.len()).step_by(997).chain([text.len() - 1]) {
         std::fs::write(&path, &text[..length]).unwrap();
         let error = parse::kineto::read(std::slice::from_ref(&path)).unwrap_err();
-        let error = llmprof::chain(&error);
+        let error = llmprof_core::chain(&error);
         assert!(error.contains("truncated") || error.contains("ends at byte"), "{length}: {error}");
     }
 }

@@ -5,12 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use llmprof::{
-    config,
-    domain::ids::RunId,
-    parse,
-    pipeline::{self, Statements},
-};
+use llmprof_analyze::parse;
+use llmprof_core::domain::ids::RunId;
+use llmprof_report::pipeline::{self, Statements};
+use llmprof_service::config;
 use rusqlite::Connection;
 use uuid::Uuid;
 
@@ -68,7 +66,7 @@ fn repeated_names_of_ten_megabytes_are_refused() {
         &config::devices().unwrap(),
     )
     .unwrap_err();
-    let text = llmprof::chain(&error);
+    let text = llmprof_core::chain(&error);
     assert!(text.contains("run.sqlite: the names of its ranges take more room"), "{text}");
 }
 
@@ -105,7 +103,7 @@ fn the_error_on_a_broken_schema_is_one_short_line() {
     let mut broken = bytes.clone();
     broken[at] = b'`';
     let error = parse::nsys::read(&write(dir.path(), "run.sqlite", &broken)).unwrap_err();
-    let text = llmprof::chain(&error);
+    let text = llmprof_core::chain(&error);
     assert!(
         text.contains("run.sqlite")
             && text.contains("malformed")

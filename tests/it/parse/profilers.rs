@@ -7,18 +7,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use llmprof::{
-    analyze::align::{
+use llmprof_analyze::{
+    align::{
         Verdict,
         settings::{Operation, Question, Thresholds},
     },
-    config,
-    domain::ids::RunId,
     parse::aliases,
-    pipeline::{self, Statements, align_pair},
-    report::diff::{StoredReport, run_diff, stored},
-    trace::stage::StageRules,
 };
+use llmprof_core::{domain::ids::RunId, trace::stage::StageRules};
+use llmprof_report::{
+    diff::{StoredReport, run_diff, stored},
+    pipeline::{self, Statements, align_pair},
+};
+use llmprof_service::config;
 use rusqlite::Connection;
 use uuid::Uuid;
 

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
-use llmprof::{
-    analyze::{
-        analyze,
-        kernels::counters::counters,
-        roofline::RooflinePoint,
-        timeline::{launches::LaunchIndex, regions::regions},
-    },
+use llmprof_analyze::{
+    analyze,
+    kernels::counters::counters,
+    roofline::RooflinePoint,
+    timeline::{launches::LaunchIndex, regions::regions},
+};
+use llmprof_core::{
     domain::device_peaks::Devices,
     trace::{Trace, names::canonical, stage::StageRules},
 };

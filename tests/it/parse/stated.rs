@@ -3,15 +3,13 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use llmprof::{
-    config,
-    domain::{
-        ids::RunId,
-        model::{ModelSpec, PRESETS},
-        stated_model::ModelStatement,
-    },
-    pipeline::{self, Statements},
+use llmprof_core::domain::{
+    ids::RunId,
+    model::{ModelSpec, PRESETS},
+    stated_model::ModelStatement,
 };
+use llmprof_report::pipeline::{self, Statements};
+use llmprof_service::config;
 use serde_json::Value;
 use uuid::Uuid;
 

@@ -4,11 +4,8 @@
 
 use std::{collections::BTreeMap, fs::File, path::Path, process::Command};
 
-use llmprof::{
-    analyze::{self, Analysis},
-    parse,
-    trace::{Trace, stage::StageRules},
-};
+use llmprof_analyze::{Analysis, parse};
+use llmprof_core::trace::{Trace, stage::StageRules};
 use rusqlite::Connection;
 use tempfile::TempDir;
 
@@ -36,7 +33,7 @@ impl Capture {
     pub fn analysis(&self, rules: StageRules) -> Analysis {
         let mut nsys = parse::nsys::read(&self.dir.path().join("run.sqlite")).unwrap();
         nsys.rules = rules;
-        analyze::analyze(&Trace { nsys: Some(nsys), ..Trace::default() }, None, None)
+        llmprof_analyze::analyze(&Trace { nsys: Some(nsys), ..Trace::default() }, None, None)
     }
 
     fn has(&self, table: &str) -> bool {
@@ -125,8 +122,9 @@ fn kernels_calls_and_ranges_equal_plain_sql() {
             from CUPTI_ACTIVITY_KIND_RUNTIME join StringIds s on s.id = nameId group by 1";
         assert_eq!(calls, capture.sums(expected), "{name}");
 
-        let named =
-            |it: &analyze::kernels::nsys_sums::RangeSum| format!("{}:{}", it.domain, it.name);
+        let named = |it: &llmprof_analyze::kernels::nsys_sums::RangeSum| {
+            format!("{}:{}", it.domain, it.name)
+        };
         let ranges = analysis.sums.ranges.iter();
         let ranges: BTreeMap<_, _> = ranges
             .map(|it| (named(it), [it.ns.count as i64, it.ns.total, it.ns.min, it.ns.max]))

@@ -6,23 +6,21 @@ use std::{
     path::Path,
 };
 
-use llmprof::{
-    analyze::{
-        analyze,
-        ledger::{Ledger, LedgerCause},
-    },
+use llmprof_analyze::{
+    analyze,
+    ledger::{Ledger, LedgerCause},
     parse,
-    report::perfetto,
-    trace::{
-        Trace,
-        event::{Event, OperatorCall, StageRange},
-        gpu_metrics::GpuMetric,
-        kernel::Kernel,
-        nsys::{ApiCall, NsysTrace},
-        power::{PowerLog, PowerSample, PowerSource, SampledDevice},
-        range::Range,
-    },
 };
+use llmprof_core::trace::{
+    Trace,
+    event::{Event, OperatorCall, StageRange},
+    gpu_metrics::GpuMetric,
+    kernel::Kernel,
+    nsys::{ApiCall, NsysTrace},
+    power::{PowerLog, PowerSample, PowerSource, SampledDevice},
+    range::Range,
+};
+use llmprof_report::perfetto;
 
 use crate::parse::perfetto::{Read, Slice, Wire, decode};
 

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use llmprof::collect::tools;
+use llmprof_service::collect::tools;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 

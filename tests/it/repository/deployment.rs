@@ -7,32 +7,18 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use llmprof::{
-    config::Config,
+use llmprof_core::{
     domain::state::{Step, StepRecord, StepState},
     trace::power::{GpuReading, PowerSample},
 };
+use llmprof_service::config::Config;
 use yaml_serde::Value;
 
+use super::sources::{root, rust_files};
 use crate::api::router::Api;
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
 
 fn text(name: &str) -> String {
     fs::read_to_string(root().join(name)).unwrap()
-}
-
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
 }
 
 /// Path of `name`, relative to a source in `folder`, from the repository's root.
@@ -53,12 +39,12 @@ fn the_image_contains_every_included_file() {
         .lines()
         .filter_map(|line| line.strip_prefix('!').map(str::to_owned))
         .collect();
-    let mut files = Vec::new();
-    sources(&root().join("src"), &mut files);
+    let files: Vec<PathBuf> =
+        ["src", "crates"].iter().flat_map(|folder| rust_files(&root().join(folder))).collect();
     let codes: Vec<String> = files.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
     let of_tests =
         |stem: &str| codes.iter().any(|code| code.contains(&format!("#[cfg(test)]\nmod {stem};")));
-    let mut included = 0;
+    let mut included = BTreeSet::new();
     for (path, code) in files
         .iter()
         .zip(&codes)
@@ -75,10 +61,20 @@ fn the_image_contains_every_included_file() {
                 "{} is kept out of the image",
                 file.display()
             );
-            included += 1;
+            included.insert(file);
         }
     }
-    assert!(included > 20, "only {included} files are included");
+    for known in ["conf/default.toml", "crates/service/src/http/ui/templates/page.css"] {
+        assert!(included.contains(Path::new(known)), "{known} was not found");
+    }
+    let manifests = fs::read_dir(root().join("crates")).unwrap();
+    for folder in manifests.map(|entry| entry.unwrap().path()).chain([root().to_owned()]) {
+        let file = folder.strip_prefix(root()).unwrap().join("Cargo.toml");
+        assert!(kept.iter().any(|kept| file.starts_with(kept)), "{} is kept out", file.display());
+    }
+    assert!(kept.iter().any(|kept| kept == "build.rs"), "build.rs is kept out");
+    let is_kept = |kept: &String| root().join(kept).exists();
+    assert!(kept.iter().all(is_kept), "a name in .dockerignore is not a file: {kept:?}");
 }
 
 #[test]
@@ -91,7 +87,8 @@ fn settings_of_the_image_exist_and_require_a_token() {
     let config = Config::load_with(None, settings.into_iter()).unwrap();
     assert_eq!(config.server.listen, "0.0.0.0:8080");
     assert!(
-        config.server.behind_proxy && config.access.tokens != llmprof::config::TokenPolicy::Off
+        config.server.behind_proxy
+            && config.access.tokens != llmprof_service::config::TokenPolicy::Off
     );
     let user = dockerfile.lines().rfind(|line| line.starts_with("USER ")).unwrap();
     assert!(!user.contains("root"), "{user}");

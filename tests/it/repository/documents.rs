@@ -3,20 +3,19 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::Command,
 };
 
-use llmprof::config::Config;
+use llmprof_service::config::Config;
 
-use super::architecture::ARROWS;
+use super::{
+    architecture::ARROWS,
+    sources::{root, rust_files},
+};
 
 const README_LINES: usize = 130;
 const ARCHITECTURE_LINES: usize = 200;
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
 
 /// README.md, ARCHITECTURE.md and the pages of `docs/`, by path.
 fn documents() -> Vec<(PathBuf, String)> {
@@ -191,18 +190,8 @@ fn every_section_of_a_report_in_the_readme_exists() {
 
 #[test]
 fn every_id_of_the_troubleshooting_page_exists() {
-    let mut sources = String::new();
-    let mut folders = vec![root().join("src")];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            match path.extension() {
-                None => folders.push(path),
-                Some(it) if it == "rs" => sources += &fs::read_to_string(path).unwrap(),
-                Some(_) => {}
-            }
-        }
-    }
+    let files = rust_files(&root().join("crates")).into_iter();
+    let sources: String = files.map(|path| fs::read_to_string(path).unwrap()).collect();
     let text = fs::read_to_string(root().join("docs/troubleshooting.md")).unwrap();
     let is_id =
         |it: &&str| it.contains('_') && it.chars().all(|it| it.is_ascii_lowercase() || it == '_');

@@ -7,15 +7,17 @@ use std::{
     collections::BTreeSet,
     fs,
     io::Write,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Stdio},
 };
+
+use super::sources::root;
 
 /// Types of the variants of a kernel. Few kernels have an f32 variant: candle may compute f32.
 const HALVES: [&str; 2] = ["bf16", "f16"];
 
 fn runner(folder: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/bin/model-runner").join(folder)
+    root().join("crates/model-runner/src").join(folder)
 }
 
 /// Files of a folder of the runner with this extension: stem and text.

@@ -1,9 +1,14 @@
-//! The repository: the imports and futures of its sources, its kernels, its deployment files, its
+//! Checks of the repository: packages with their imports and futures, kernels, deployment files,
 //! documents.
 
 pub mod architecture;
 pub mod deployment;
 pub mod documents;
+mod facts;
 pub mod futures;
+mod invariants;
 pub mod kernels;
+mod owners;
+mod packages;
+mod sources;
 mod unbounded_work;

@@ -310,8 +310,8 @@ fn a_file_of_commands_with_a_mistake_stops_the_service_with_one_line() {
 
 /// The real nsys of this host; `None` where it is not installed and not required.
 pub fn nsys() -> Option<String> {
-    let found =
-        llmprof::collect::tools::find_tool("nsys", None).map(|path| path.display().to_string());
+    let found = llmprof_service::collect::tools::find_tool("nsys", None)
+        .map(|path| path.display().to_string());
     let required = std::env::var_os("LLMPROF_REQUIRE_NSYS").is_some_and(|value| value == "1");
     assert!(
         found.is_some() || !required,

@@ -3,11 +3,9 @@
 
 use std::{collections::BTreeMap, fs::File, path::Path};
 
-use llmprof::{
-    config,
-    domain::ids::RunId,
-    pipeline::{self, Analyzed, Statements},
-};
+use llmprof_core::domain::ids::RunId;
+use llmprof_report::pipeline::{self, Analyzed, Statements};
+use llmprof_service::config;
 
 use crate::support::golden::golden;
 

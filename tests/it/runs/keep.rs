@@ -3,11 +3,8 @@
 use std::fs;
 
 use axum::http::{Method, header};
-use llmprof::{
-    artifact::packed,
-    domain::{run_files::ArtifactRecord, state::RunState},
-    runtime::work::SlicedWork,
-};
+use llmprof_core::domain::{run_files::ArtifactRecord, state::RunState};
+use llmprof_service::{artifact::packed, runtime::work::SlicedWork};
 use serde_json::{Value, json};
 
 use crate::api::router::Api;

@@ -3,16 +3,16 @@
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
-use llmprof::{
-    artifact::layout,
-    collect::{Collector, ExitReason, NsysPass, ProcessLimits},
+use llmprof_analyze::parse;
+use llmprof_core::{
     domain::{
         dtype::Dtype, ids::RunId, mode::Mode, model::ModelSpec, profiling::Profiling,
         runner::RunnerRequest,
     },
-    parse,
+    layout,
     trace::event::{Event, OPERATOR_DOMAIN, STAGE_DOMAIN},
 };
+use llmprof_service::collect::{Collector, ExitReason, NsysPass, ProcessLimits};
 use tokio_util::sync::CancellationToken;
 
 fn collector() -> Option<Collector> {
@@ -153,7 +153,7 @@ async fn the_timeline_shows_the_same_ranges_and_results_as_the_runners_own_event
         exposed,
         "but none that was not passed on, or it is said"
     );
-    assert_eq!(llmprof::collect::end_orphans(limits.run), 0, "nsys left nothing running");
+    assert_eq!(llmprof_service::collect::end_orphans(limits.run), 0, "nsys left nothing running");
 }
 
 #[tokio::test]
@@ -180,7 +180,11 @@ async fn of_a_run_that_is_recorded_in_part_all_is_computed() {
             let trace = parse::read(dir.path()).unwrap();
             let last = trace.traced.last();
             assert!(matches!(last, Some(Event::End(_))), "{last:?}");
-            assert_eq!(llmprof::collect::end_orphans(limits.run), 0, "nothing is left running");
+            assert_eq!(
+                llmprof_service::collect::end_orphans(limits.run),
+                0,
+                "nothing is left running"
+            );
             let steps = counts(trace.traced.iter().filter_map(|event| match event {
                 Event::Range(range) => Some(range.name.as_str()),
                 _ => None,
@@ -231,5 +235,5 @@ async fn a_stopped_timeline_leaves_nothing_running() {
         limits.stop.cancel();
     });
     assert_eq!(outcome.unwrap_err().ended(), Some(ExitReason::Stopped));
-    assert_eq!(llmprof::collect::process::orphans::marked(limits.run), []);
+    assert_eq!(llmprof_service::collect::process::orphans::marked(limits.run), []);
 }

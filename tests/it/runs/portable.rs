@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, process::Command};
 
-use llmprof::domain::runner::PREDICTIONS;
+use llmprof_core::domain::runner::PREDICTIONS;
 use serde_json::{Value, json};
 
 use crate::{

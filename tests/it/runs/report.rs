@@ -7,19 +7,19 @@ pub mod input;
 
 use std::path::Path;
 
-use llmprof::{
-    artifact::layout,
+use llmprof_core::{
     domain::{
         finding::{Finding, Severity},
         state::StepState,
         subject::Subject,
     },
-    report::{profile::LLMProfileReport, tables::CSV_FILES},
+    layout,
     trace::{
         Trace,
         event::{Event, OperatorCall},
     },
 };
+use llmprof_report::{profile::LLMProfileReport, tables::CSV_FILES};
 use serde_json::Value;
 
 use self::input::ReportInput;

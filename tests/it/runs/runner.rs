@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use llmprof::{
+use llmprof_core::{
     domain::runner::{EVENTS, EXIT_BAD_INPUT, PREDICTIONS, Progress, RunnerRequest},
     trace::event::Event,
 };

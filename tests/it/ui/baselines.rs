@@ -1,7 +1,7 @@
 //! The page of baselines: set, replaced and removed by forms; gates and accepted regressions.
 
 use axum::http::Method;
-use llmprof::store::Role;
+use llmprof_service::store::Role;
 use serde_json::json;
 
 use crate::{

@@ -4,7 +4,7 @@
 use std::{io::Read, path::Path, process::Command};
 
 use fantoccini::key::Key;
-use llmprof::domain::state::RunState;
+use llmprof_core::domain::state::RunState;
 use serde_json::json;
 
 use super::driver::Browser;

@@ -3,7 +3,8 @@
 use std::fs;
 
 use axum::http::{Method, header};
-use llmprof::{domain::state::RunState, store::Role};
+use llmprof_core::domain::state::RunState;
+use llmprof_service::store::Role;
 use serde_json::json;
 
 use super::{

@@ -3,7 +3,7 @@
 use std::{fs, sync::Arc};
 
 use axum::http::{Method, header};
-use llmprof::{
+use llmprof_service::{
     config, http,
     store::{Role, audit::AuditLog},
 };

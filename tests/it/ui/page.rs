@@ -3,14 +3,14 @@
 use std::fs;
 
 use axum::http::{Method, header};
-use llmprof::{
+use llmprof_core::domain::{
+    finding::{Finding, Severity},
+    headline::{Headline, SeriesPoint, series_id},
+    outcome::Outcome,
+    state::{RunState, Step},
+};
+use llmprof_service::{
     artifact::{journal::JournalEvent, manifest},
-    domain::{
-        finding::{Finding, Severity},
-        headline::{Headline, SeriesPoint, series_id},
-        outcome::Outcome,
-        state::{RunState, Step},
-    },
     runtime::work::SlicedWork,
 };
 use serde_json::{Value, json};

@@ -1,10 +1,8 @@
 //! The pages of alignments and of retention: content, forms and buttons by role.
 
 use axum::http::Method;
-use llmprof::{
-    domain::state::RunState,
-    store::{AlignmentOutcome, Role},
-};
+use llmprof_core::domain::state::RunState;
+use llmprof_service::store::{AlignmentOutcome, Role};
 use serde_json::{Value, json};
 
 use crate::{
@@ -33,10 +31,10 @@ async fn end(api: &Api, found: Result<&str, &str>) {
     for name in ["alignment.html", "alignment.json", "alignment.md"] {
         std::fs::write(dir.join(name), "<!doctype html>").unwrap();
     }
-    let artifacts = llmprof::artifact::manifest::seal(
+    let artifacts = llmprof_service::artifact::manifest::seal(
         &dir,
         u64::MAX,
-        &llmprof::runtime::work::SlicedWork::default(),
+        &llmprof_service::runtime::work::SlicedWork::default(),
     )
     .unwrap()
     .artifacts;

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use llmprof::{
-    analyze::{self, Analysis, model_work::KnownModel},
+use llmprof_analyze::{Analysis, model_work::KnownModel, parse};
+use llmprof_core::{
     domain::{
         device::Device,
         finding::{Finding, Severity},
@@ -13,8 +13,6 @@ use llmprof::{
         state::{RunState, Step, StepRecord, StepState},
         subject::{Common, ModelSubject, Passes, RunSpec, Subject, Workload},
     },
-    parse,
-    report::{self, RunFacts},
     trace::{
         Trace,
         command::CommandTrace,
@@ -29,6 +27,7 @@ use llmprof::{
         requests::{LoadPass, RequestLoad, RequestRecord},
     },
 };
+use llmprof_report::RunFacts;
 
 /// Everything that a report is rendered from.
 pub struct ReportInput {
@@ -259,12 +258,12 @@ impl ReportInput {
     }
 
     pub fn analysis(&self) -> Analysis {
-        let devices = llmprof::domain::device_peaks::Devices::from_toml(include_str!(
+        let devices = llmprof_core::domain::device_peaks::Devices::from_toml(include_str!(
             "../../../../conf/devices.toml"
         ))
         .unwrap();
         let peaks = self.environment.gpus.first().and_then(|gpu| devices.find(&gpu.name));
-        analyze::analyze(&self.trace, Some(KnownModel::Runner(&self.model)), peaks)
+        llmprof_analyze::analyze(&self.trace, Some(KnownModel::Runner(&self.model)), peaks)
     }
 
     pub fn files(&self) -> Vec<(&'static str, String)> {
@@ -281,7 +280,7 @@ impl ReportInput {
             part: &[],
             state,
         };
-        report::render(&facts, &self.trace, &self.analysis())
+        llmprof_report::render(&facts, &self.trace, &self.analysis())
     }
 
     pub fn file(&self, name: &str) -> String {

@@ -1,0 +1,94 @@
+//! Isolation by ranges: each kernel belongs to the instance that was open at its launch, or at its
+//! graph capture.
+
+use std::collections::{HashMap, HashSet};
+
+use llmprof_core::trace::{nsys::NsysTrace, range::Range};
+
+use super::launched::CaptureLaunches;
+use crate::{
+    align::operation_instances::{InstanceKernel, IsolatedOperation},
+    timeline::{
+        device_time::captured_nodes,
+        launches::{Cursor, LaunchIndex},
+        open_ranges::{NONE, nest_ranges},
+    },
+};
+
+/// Isolates the kernels launched in `wanted` ranges, within `counted` instances of stages.
+pub fn by_range(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    launched: &CaptureLaunches,
+    wanted: &impl Fn(&Range) -> bool,
+    counted: &impl Fn(u32) -> bool,
+) -> IsolatedOperation {
+    let nests: Vec<_> = nest_ranges(trace, wanted).into_iter().collect();
+    let place = |thread: i64| nests.binary_search_by_key(&thread, |(thread, _)| *thread).ok();
+    let mut found = IsolatedOperation::default();
+    let captured = captured_nodes(&trace.graph_nodes);
+    let mut numbers: HashMap<(usize, u32, u32), usize> = HashMap::new();
+    let mut instances: Vec<Vec<InstanceKernel>> = Vec::new();
+    let (mut filled, mut stage_instances): (HashSet<u32>, HashSet<u32>) = Default::default();
+    let mut cursor = Cursor::default();
+    let mut calls = trace.cuda_calls.reader();
+    let all = trace.kernels.with_kinds().zip(launches.kernels.iter());
+    for (at, ((kind, kernel), (call, instance))) in all.enumerate() {
+        if call == NONE || !counted(instance) {
+            continue;
+        }
+        let at_capture = kernel.graph_node.and_then(|node| captured.get(&node)).and_then(|made| {
+            let thread = place(made.global_tid)?;
+            let entry = nests[thread].1.segments.at(made.at_ns, &mut 0);
+            (entry != NONE).then_some((thread, entry))
+        });
+        // A kernel captured outside of any such range may still be replayed in one.
+        let mut at_launch = || {
+            let launch = calls.get(call);
+            let thread = place(launch.global_tid)?;
+            let entry =
+                cursor.at(launch.global_tid, launch.start_ns, |_| Some(&nests[thread].1.segments));
+            (entry != NONE).then_some((thread, entry))
+        };
+        let Some((thread, entry)) = at_capture.or_else(&mut at_launch) else { continue };
+        // Replayed kernels share a call and are ordered as they ran; others are ordered by calls.
+        let (replay, order) =
+            if kernel.graph_node.is_some() { (call, at as u32) } else { (NONE, call) };
+        let number = *numbers.entry((thread, entry, replay)).or_insert_with(|| {
+            instances.push(Vec::new());
+            instances.len() - 1
+        });
+        stage_instances.insert(instance);
+        filled.insert(nests[thread].1.entries[entry as usize].0);
+        found.replayed += u64::from(kernel.graph_node.is_some());
+        instances[number].push((order, kind, kernel.ns()));
+    }
+    found.stage_instances = stage_instances.len() as u64;
+    let mut known = HashMap::new();
+    instances.into_iter().for_each(|kernels| found.add(kernels, &mut known));
+
+    let mut seen = HashSet::new();
+    for (thread, nest) in &nests {
+        for (range, _) in &nest.entries {
+            let it = &trace.ranges[*range as usize];
+            let instance =
+                launches.stages.on(*thread).map_or(NONE, |stages| stages.at(it.start_ns, &mut 0));
+            if it.push_pop && it.global_tid != *thread || !seen.insert(*range) {
+                continue;
+            }
+            found.ranges += 1;
+            if counted(instance) {
+                found.counted += 1;
+                found.empty += u64::from(!filled.contains(range));
+            }
+        }
+    }
+    let mut cursor = Cursor::default();
+    let wanted = |thread: i64, t: i64, instance: u32| {
+        counted(instance)
+            && place(thread)
+                .is_some_and(|at| cursor.at(thread, t, |_| Some(&nests[at].1.segments)) != NONE)
+    };
+    (found.launched, found.recorded) = launched.kernels(trace, launches, wanted);
+    found
+}

@@ -1,0 +1,373 @@
+//! The analysis of a run: what it contains, and the order in which its parts are computed.
+
+use std::collections::BTreeMap;
+
+use llmprof_core::{
+    domain::{
+        device_peaks::DevicePeaks,
+        finding::{Finding, Severity},
+        stated_model::StatedModel,
+        subject::SubjectKind,
+    },
+    trace::{
+        Trace,
+        event::{End, Start},
+        framework::TimelineTool,
+        nsys::NsysTrace,
+    },
+};
+
+use crate::{
+    collectives::CollectiveTables,
+    cost::Cost,
+    events::Events,
+    external_capture::CaptureEvents,
+    findings,
+    indexed_launches::IndexedLaunches,
+    invariants::Violations,
+    kernels::KernelTimes,
+    kernels::{
+        call_sites::{self, CallSite},
+        counters::{self, CounterRecord},
+        gemms::{self, Gemms},
+        nsys_sums::NsysSums,
+    },
+    ledger::{self, Ledger, LedgerInput},
+    memory::{self, MemoryRecord},
+    model_work::{KnownModel, ModelWork},
+    operators::{self, Operators, framework::framework, profiled::ProfiledOperators},
+    power::{self, Power},
+    requests::{self, Requests},
+    roofline::Roofline,
+    roofline::{
+        self,
+        ceilings::DeviceCeilings,
+        mfu::{self, Mfu},
+    },
+    sampled::{self, SampledMetrics},
+    samples::{self, Samples},
+    stages::Stages,
+    stages::{
+        self,
+        cold::{self, ColdInstance},
+        command::{self, CommandTiming},
+        coverage::StageCoverage,
+        experts::{self, ExpertUse},
+        launched_elsewhere,
+        output_equality::{self, OutputCheck},
+        overhead::{self, OverheadRecord},
+        profiler_overhead,
+        repeats::{self, OperatorRepeats},
+        stage_calls::StageCalls,
+    },
+    timeline::{
+        alone::AloneTimes,
+        decode_timeline::{self, StepTimeline},
+        engine_steps::EngineStepRecord,
+        gpu::{StageGpus, split::WindowSplits},
+        graphs::WholeGraph,
+        launches::LaunchIndex,
+        processes::Processes,
+        regions::Region,
+        tables::TimelineTables,
+    },
+};
+
+/// Results of the analysis of one run.
+#[derive(Debug, Clone, Default)]
+pub struct Analysis {
+    /// Kind of the profiled subject; determines which results can exist.
+    pub subject: SubjectKind,
+    /// The profiler that recorded the timeline.
+    pub tool: TimelineTool,
+    /// Configuration that the runner reported in the unprofiled pass.
+    pub start: Option<Start>,
+    /// Final record of the runner in that pass; absent when it was killed.
+    pub end: Option<End>,
+    pub stages: Stages,
+    /// Times by sample; empty for a run with one.
+    pub samples: Samples,
+    pub operators: Operators,
+    /// Variation of each operator's time over repeats.
+    pub operator_repeats: Vec<OperatorRepeats>,
+    pub kernels: KernelTimes,
+    /// ncu counters by stage, kernel and launch configuration.
+    pub counters: Vec<CounterRecord>,
+    /// Metrics of the GPU sampled without replay.
+    pub sampled: SampledMetrics,
+    /// Profiled kernels under the device's roofs.
+    pub roofline: Roofline,
+    pub gemms: Gemms,
+    pub cost: Option<Cost>,
+    /// The model that the operator of a command or the sender of a capture states.
+    pub stated: Option<StatedModel>,
+    pub mfu: Mfu,
+    pub overhead: Vec<OverheadRecord>,
+    /// Floor, causes and rest of each stage's time.
+    pub ledger: Ledger,
+    pub outputs: OutputCheck,
+    pub experts: Vec<ExpertUse>,
+    /// GPU activity in each stage of the traced pass.
+    pub stage_gpu: StageGpus,
+    /// Host calls in each stage of the traced pass.
+    pub stage_calls: BTreeMap<String, StageCalls>,
+    /// Time in which each kernel ran alone, by stage and name.
+    pub alone: AloneTimes,
+    /// CUDA graphs of the traced pass traced as a whole, longest first.
+    pub graphs: Vec<WholeGraph>,
+    /// Timeline of one decode step.
+    pub step: Option<StepTimeline>,
+    /// CUDA calls and ranges of the traced pass, summed by name.
+    pub sums: NsysSums,
+    /// First instances of stages that count as warm-up.
+    pub cold: Vec<ColdInstance>,
+    /// Recorded and launched kernels of the traced pass, by stage.
+    pub coverage: Vec<StageCoverage>,
+    /// Kernels by the line of code that launched them; empty without stacks.
+    pub call_sites: Vec<CallSite>,
+    /// Work of the traced pass by process and device.
+    pub processes: Processes,
+    /// Operators of a command's pass under the profiler of PyTorch. Times of that pass join no
+    /// others.
+    pub pytorch: Option<ProfiledOperators>,
+    /// Steps of a server or of a generating program, by ranges or inferred.
+    pub engine_steps: Vec<EngineStepRecord>,
+    /// Collective operations of several ranks.
+    pub collectives: CollectiveTables,
+    /// NVTX ranges of the traced pass with the kernels launched inside.
+    pub regions: Vec<Region>,
+    /// True when all times are of the traced pass, because there is no unprofiled one.
+    pub only_traced: bool,
+    /// Wall times of a command; absent for the model runner.
+    pub command: Option<CommandTiming>,
+    /// Requests of the loads of a server.
+    pub requests: Requests,
+    /// Device memory by stage and operator, as the runner's allocator counts it.
+    pub memory: Vec<MemoryRecord>,
+    /// Energy, power and clocks, where a GPU was sampled.
+    pub power: Option<Power>,
+    /// Figures removed because they violate an invariant.
+    pub violations: Violations,
+    /// Findings for the reader, worst first.
+    pub findings: Vec<Finding>,
+}
+
+/// An nsys capture with its launch index.
+type Timeline<'a> = Option<(&'a NsysTrace, &'a LaunchIndex)>;
+
+/// Analyses the data of all passes of one run.
+pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePeaks>) -> Analysis {
+    // Without runner events, events are derived from the ranges of the capture.
+    let only_traced = trace.baseline.is_empty() && trace.traced.is_empty();
+    let IndexedLaunches { mut launches, recorded } = IndexedLaunches::of(trace, only_traced);
+    let mut analysis = Analysis {
+        subject: trace.subject,
+        tool: trace.nsys.as_ref().map(|it| it.tool).unwrap_or_default(),
+        only_traced: only_traced && trace.nsys.is_some(),
+        ..Analysis::default()
+    };
+    let mut derived = CaptureEvents::default();
+    // Both read all kernels of the capture, each in part on one core.
+    let (splits, sampled) = rayon::join(
+        || {
+            if let (true, Some(nsys), Some(launches)) = (only_traced, &trace.nsys, &mut launches) {
+                analysis.cold = cold::mark(nsys, launches);
+                derived = CaptureEvents::of(nsys, launches, model.and_then(KnownModel::batch));
+            }
+            analysis.findings = derived.findings.clone();
+            let baseline = events(trace, &derived, only_traced);
+            let traced = Events::of(&trace.traced);
+            analysis.add_events(trace, model, &baseline, &traced);
+            let timeline = trace.nsys.as_ref().zip(launches.as_ref());
+            analysis.add_timeline(trace, timeline, &traced, peaks)
+        },
+        || sampled::sampled_metrics(trace, recorded.as_ref()),
+    );
+    analysis.sampled = sampled;
+    let baseline = events(trace, &derived, only_traced);
+    let work = analysis.model_work(model, &baseline);
+    analysis.cost = work.as_ref().and_then(ModelWork::cost);
+    analysis.step = analysis.step.take().or_else(|| decode_timeline::unprofiled_step(&baseline));
+    analysis.add_utilisation(trace, &baseline, (work.as_ref(), peaks));
+    analysis.add_ledger(trace, work.as_ref(), &baseline, (&splits, peaks));
+    analysis.remove_impossible_shares();
+    analysis.add_findings(trace);
+    analysis
+}
+
+/// The events of which times are: of the unprofiled pass, or derived from a capture alone.
+fn events<'a>(trace: &'a Trace, derived: &'a CaptureEvents, only_traced: bool) -> Events<'a> {
+    if only_traced { derived.by_kind() } else { Events::of(&trace.baseline) }
+}
+
+impl Analysis {
+    /// Adds the results that need events, logs and wall times alone.
+    fn add_events(
+        &mut self,
+        trace: &Trace,
+        model: Option<KnownModel>,
+        baseline: &Events,
+        traced: &Events,
+    ) {
+        let top_k = model.and_then(|model| Some(model.spec().decoder.moe.as_ref()?.top_k));
+        self.start = baseline.start.cloned();
+        self.end = baseline.end.cloned();
+        self.stages = stages::stages(baseline);
+        self.samples = samples::samples(baseline);
+        self.stages.notes.extend(self.cold.iter().map(stages::cold_note));
+        self.operators = operators::operators(baseline, &self.stages);
+        self.operator_repeats = repeats::repeats(baseline);
+        self.outputs = output_equality::outputs(baseline, traced);
+        self.experts = experts::experts(baseline, top_k);
+        self.memory = memory::memory(baseline);
+        self.command = trace.command.as_ref().map(command::timing);
+        let loads = trace.command.as_ref().map_or(&[][..], |command| &command.loads);
+        self.requests = requests::requests(loads);
+        let command = self.command.as_ref().and_then(CommandTiming::overhead);
+        let stages = overhead::overhead(&self.stages, &stages::stages(traced));
+        self.overhead = command.into_iter().chain(stages).collect();
+    }
+
+    /// Adds the results that need the capture and the counters.
+    fn add_timeline(
+        &mut self,
+        trace: &Trace,
+        timeline: Timeline,
+        traced: &Events,
+        peaks: Option<&DevicePeaks>,
+    ) -> WindowSplits {
+        if let Some((nsys, launches)) = timeline
+            && let Some(index) = &launches.framework
+        {
+            self.operators = framework(nsys, launches, index, &self.stages);
+        }
+        self.pytorch = trace.pytorch.as_ref().and_then(ProfiledOperators::of);
+        let possible = self.violations.counters(&trace.counters, peaks);
+        self.counters = counters::counters(&possible, timeline);
+        let tables = timeline
+            .map(|(nsys, launches)| TimelineTables::of(nsys, launches, &self.counters))
+            .unwrap_or_default();
+        self.kernels = tables.kernels;
+        counters::attach(&mut self.kernels.records, &self.counters);
+        self.gemms =
+            trace.gemms.as_ref().map(|log| gemms::gemms(log, timeline)).unwrap_or_default();
+        if let Some((nsys, launches)) = timeline {
+            let has_log = !self.gemms.records.is_empty();
+            let records = gemms::operators::records(nsys, launches, traced, has_log);
+            self.gemms.add_operators(records, traced);
+        }
+        self.gemms.add_counters(&self.counters);
+        let traced = (traced, self.only_traced);
+        operators::attach(&mut self.operators, &tables.device, traced, &self.kernels.stages);
+        self.coverage = tables.coverage;
+        self.regions = tables.regions;
+        self.stage_gpu = tables.stage_gpu;
+        self.stage_calls = tables.stage_calls;
+        self.alone = tables.alone;
+        self.graphs = tables.graphs;
+        self.step = tables.step;
+        self.sums = tables.sums;
+        if let Some((nsys, launches)) = timeline {
+            self.call_sites = call_sites::call_sites(nsys, launches, &self.kernels.stages);
+            self.findings.extend(profiler_overhead::findings(nsys, launches));
+            let elsewhere = &tables.launched_elsewhere;
+            self.findings.extend(launched_elsewhere::findings(elsewhere, launches));
+        }
+        self.processes = tables.processes;
+        self.engine_steps = tables.engine_steps;
+        if let (Some((nsys, _)), Some(command)) = (timeline, &trace.command) {
+            requests::join(&mut self.engine_steps, nsys, &command.loads);
+        }
+        self.collectives = tables.collectives;
+        tables.splits
+    }
+
+    /// The work of one repeat; none of a stated model on several GPUs or in several processes,
+    /// whose shares of it are not stated.
+    fn model_work<'a>(
+        &mut self,
+        known: Option<KnownModel<'a>>,
+        baseline: &Events<'a>,
+    ) -> Option<ModelWork<'a>> {
+        if let Some(KnownModel::Stated(stated)) = known {
+            self.stated = Some(stated.clone());
+            if self.processes.devices() > 1 {
+                return None;
+            }
+        }
+        ModelWork::of(known?, baseline, &self.stages)
+    }
+
+    fn add_ledger(
+        &mut self,
+        trace: &Trace,
+        work: Option<&ModelWork>,
+        baseline: &Events,
+        (splits, peaks): (&WindowSplits, Option<&DevicePeaks>),
+    ) {
+        let ceilings = DeviceCeilings::of(baseline, peaks, self.power.as_ref());
+        let input = LedgerInput {
+            nsys: trace.nsys.as_ref(),
+            splits,
+            work: work.and_then(|work| ledger::work(self, work)),
+            dtype: work.map(|work| work.dtype),
+            ceilings: &ceilings,
+            waits: &self.collectives.waits,
+            tile_fill: ledger::tile_fills(&self.gemms.records),
+        };
+        self.ledger = ledger::ledger(self, &input).recorded_by(self.tool);
+    }
+
+    /// Adds power, and the utilisation of the device's ceilings.
+    fn add_utilisation(
+        &mut self,
+        trace: &Trace,
+        baseline: &Events,
+        (work, peaks): (Option<&ModelWork>, Option<&DevicePeaks>),
+    ) {
+        // The sampler ran during the unprofiled pass: derived events are of another pass.
+        let sampled = Events::of(&trace.baseline);
+        self.power = trace.power.as_ref().map(|log| power::power(log, &sampled, &self.stages));
+        self.power.iter_mut().for_each(|power| self.violations.clocks(power));
+        let ceilings = DeviceCeilings::of(baseline, peaks, self.power.as_ref());
+        let on_cpu = baseline.start.is_some_and(|start| start.device == "cpu");
+        let dtype = work.map(|work| work.dtype.to_string());
+        let dtype = dtype.or_else(|| Some(baseline.start?.dtype.clone()));
+        let dtype = dtype.or_else(|| self.operators.main_dtype());
+        let modelled = work.and_then(ModelWork::flops);
+        let mut mfu = dtype
+            .map(|it| mfu::mfu(&it, &self.stages, &self.operators, modelled, &ceilings))
+            .unwrap_or_default();
+        mfu.operators = mfu::operator_mfu(&self.operators, &ceilings, on_cpu, &mut mfu.findings);
+        self.gemms.add_ceilings(&ceilings);
+        self.roofline = roofline::roofline(&self.counters, &self.kernels, &ceilings);
+        self.mfu = mfu;
+    }
+
+    fn remove_impossible_shares(&mut self) {
+        let mut violations = std::mem::take(&mut self.violations);
+        violations.shares(self);
+        self.violations = violations;
+    }
+
+    /// Adds all findings, worst first.
+    fn add_findings(&mut self, trace: &Trace) {
+        let mut found = std::mem::take(&mut self.findings);
+        found.extend(findings::findings(self, trace));
+        found.extend(command::findings(self, trace));
+        found.extend(requests::findings(&self.requests));
+        found.extend(requests::window_findings(self, trace));
+        if self.only_traced && self.subject != SubjectKind::Command {
+            let message = "All times are of a traced pass and include tracing overhead; there \
+                           is no unprofiled one.";
+            let finding = Finding::new("only_traced", Severity::Warning, message)
+                .with("stages found", self.stages.rows.len());
+            found.push(finding.advise("Time the program without a profiler before quoting times."));
+        }
+        found.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+        self.findings = found;
+    }
+}
+
+#[cfg(test)]
+mod tests;

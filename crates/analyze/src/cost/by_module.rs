@@ -1,0 +1,114 @@
+//! A static cost by module: operators summed by the first segments of their paths.
+//!
+//! Each operator belongs to one row, so the rows add up to the cost's totals.
+
+use serde::{Deserialize, Serialize};
+
+use super::Cost;
+
+/// Sum over the operators of one module.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct CostOfModule {
+    #[cfg_attr(feature = "schema", schema(example = "vision.sam"))]
+    pub path: String,
+    pub parameters: u64,
+    pub weight_bytes: u64,
+    pub prefill_flops: u64,
+    /// FLOPs of all decode steps.
+    pub decode_flops: u64,
+    /// Activations read and written in prefill.
+    pub prefill_activation_bytes: u64,
+    /// Activations read and written in all decode steps.
+    pub decode_activation_bytes: u64,
+}
+
+/// Sums the operators by the first `depth` path segments, in model order. A `*` counts as one
+/// segment with its predecessor: `decoder.layers.*`.
+pub fn by_module(cost: &Cost, depth: usize) -> Vec<CostOfModule> {
+    let mut sums: Vec<CostOfModule> = Vec::new();
+    for operator in &cost.modules {
+        let path = first_parts(&operator.path, depth);
+        let at = sums.iter().position(|sum| sum.path == path).unwrap_or_else(|| {
+            sums.push(CostOfModule { path: path.to_owned(), ..CostOfModule::default() });
+            sums.len() - 1
+        });
+        let sum = &mut sums[at];
+        sum.parameters += operator.parameters;
+        sum.weight_bytes += operator.weight_bytes;
+        sum.prefill_flops += operator.prefill_flops;
+        sum.decode_flops += operator.decode_flops;
+        sum.prefill_activation_bytes += operator.prefill.activation_bytes;
+        sum.decode_activation_bytes += operator.decode.activation_bytes;
+    }
+    sums
+}
+
+fn first_parts(path: &str, depth: usize) -> &str {
+    let ends = path.match_indices('.').map(|(at, _)| at).chain([path.len()]);
+    // A `*` segment joins its predecessor.
+    let mut ends = ends.filter(|at| !path[*at..].starts_with(".*.") && &path[*at..] != ".*");
+    ends.nth(depth.saturating_sub(1)).map_or(path, |at| &path[..at])
+}
+
+#[cfg(test)]
+mod tests {
+    use llmprof_core::domain::model::{ModelSpec, PRESETS};
+
+    use super::{
+        super::{CostInputs, Prompts, cost, needs},
+        *,
+    };
+
+    #[test]
+    fn a_wildcard_segment_counts_with_its_predecessor() {
+        let path = "vision.sam.blocks.*.attn.qkv";
+        let parts = [1, 2, 3, 4, 5, 9].map(|depth| first_parts(path, depth));
+        assert_eq!(
+            parts,
+            ["vision", "vision.sam", "vision.sam.blocks.*", "vision.sam.blocks.*.attn", path, path]
+        );
+        assert_eq!(first_parts("vision.sam.neck.*", 3), "vision.sam.neck.*");
+    }
+
+    #[test]
+    fn modules_of_any_depth_add_up_to_the_totals() {
+        for (name, text) in PRESETS {
+            let model: ModelSpec = toml::from_str(text).unwrap();
+            let images: &[(u32, u32)] =
+                if model.vision.is_some() { &[(600, 400), (2000, 1000)] } else { &[] };
+            let prompt_tokens = if images.is_empty() { Some(100) } else { None };
+            let needs = needs(&model, Some("read"), images, prompt_tokens, 16).unwrap();
+            let work = CostInputs {
+                images: &needs.images,
+                prompts: Prompts::equal(needs.prompt_tokens, 1),
+                new_tokens: 16,
+                element_bytes: 2,
+            };
+            let whole = cost(&model, &work);
+            for depth in 1..=7 {
+                let rows = by_module(&whole, depth);
+                let sum = |field: fn(&CostOfModule) -> u64| rows.iter().map(field).sum::<u64>();
+                assert_eq!(sum(|it| it.parameters), whole.parameters, "{name}");
+                assert_eq!(sum(|it| it.prefill_flops), whole.prefill_flops, "{name}");
+                assert_eq!(sum(|it| it.decode_flops), whole.decode_flops, "{name}");
+                assert_eq!(
+                    sum(|it| it.prefill_activation_bytes),
+                    whole.prefill.activation_bytes,
+                    "{name}"
+                );
+                assert_eq!(
+                    sum(|it| it.decode_activation_bytes),
+                    whole.decode.activation_bytes,
+                    "{name}"
+                );
+            }
+            let vision: u64 = by_module(&whole, 1)
+                .iter()
+                .filter(|it| it.path == "vision")
+                .map(|it| it.prefill_flops)
+                .sum();
+            assert_eq!(vision, whole.vision_flops, "{name}");
+        }
+    }
+}

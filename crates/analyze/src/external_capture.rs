@@ -1,0 +1,210 @@
+//! Events derived from the ranges of a capture without a pass of the model runner.
+//!
+//! Each stage instance becomes a repeat, so that instances are timed separately and summed; a
+//! prefill and its decode are one repeat (`passes`). Times last until the work of a range has
+//! ended ([`super::timeline::stage_spans`]). All are of the traced pass, since there is no other.
+
+mod early_ends;
+mod passes;
+mod steps;
+
+use std::collections::{BTreeMap, HashSet};
+
+use llmprof_core::{
+    domain::finding::Finding,
+    trace::{
+        engine_steps::{StepClass, engine_step},
+        event::{Event, OperatorCall, StageRange},
+        nsys::NsysTrace,
+        range::Range,
+        unclosed::Unclosed,
+    },
+};
+
+use self::steps::{CaptureStep, OutermostRanges};
+use super::{
+    events::{EventSource, Events},
+    kernels::{OUTSIDE, WARMUP},
+    stages::{DECODE, PREFILL, VISION_PARTS},
+};
+use crate::timeline::{
+    device_time::is_operator,
+    interval::Interval,
+    launches::LaunchIndex,
+    open_ranges::{EXCLUDED, NONE, place},
+    stage_spans::stage_spans,
+};
+
+/// Events of a capture.
+#[derive(Debug, Default)]
+pub struct CaptureEvents {
+    pub events: Vec<Event>,
+    /// Tokens that the decode steps of a repeat generated, where they are known.
+    tokens: BTreeMap<u32, u64>,
+    pub findings: Vec<Finding>,
+}
+
+impl CaptureEvents {
+    /// The stages, their parts and the operators of a capture. `batch` is the number of sequences
+    /// of a pass, where it is stated.
+    pub fn of(trace: &NsysTrace, launches: &LaunchIndex, batch: Option<u64>) -> Self {
+        let spans = stage_spans(trace, launches);
+        let repeats = passes::repeats(trace, launches);
+        let findings = early_ends::findings(launches, &repeats, &spans);
+        let mut derived = Self { findings, ..Self::default() };
+        for (at, repeat) in repeats.iter().enumerate() {
+            if let Some(repeat) = *repeat {
+                derived.events.push(range(launches.stages.label(at), spans[at], repeat, None));
+            }
+        }
+        let steps = derived.add_ranges(trace, launches, &repeats, batch);
+        derived.add_steps(trace, launches, steps, (&spans, &repeats));
+        derived
+    }
+
+    /// The events by kind.
+    pub fn by_kind(&self) -> Events<'_> {
+        let source = EventSource::Capture { tokens: &self.tokens };
+        Events { source, ..Events::of(&self.events) }
+    }
+
+    /// Adds parts of stages and operators; returns the decode steps.
+    fn add_ranges(
+        &mut self,
+        trace: &NsysTrace,
+        launches: &LaunchIndex,
+        repeats: &[Option<u32>],
+        batch: Option<u64>,
+    ) -> Vec<CaptureStep> {
+        let mut steps = Vec::new();
+        let mut outermost = OutermostRanges::default();
+        let is_operator = is_operator(trace);
+        let ends =
+            |it: &Unclosed| Some((it.range.global_tid, it.range.start_ns, it.outcome.end_ns()?));
+        let unclosed: HashSet<(i64, i64, i64)> = trace.unclosed.iter().filter_map(ends).collect();
+        for it in &trace.ranges {
+            let Some(end_ns) = it.end_ns.filter(|end| *end >= it.start_ns) else { continue };
+            let times = (it.start_ns, end_ns);
+            let at = launches
+                .stages
+                .on(it.global_tid)
+                .map_or(NONE, |segments| segments.at(it.start_ns, &mut 0))
+                as usize;
+            let stage = if at < repeats.len() { launches.stages.label(at) } else { "" };
+            if at == EXCLUDED as usize && is_operator(it) {
+                self.events.push(operator_call(OUTSIDE, OUTSIDE, (it.global_tid, times), 0));
+                continue;
+            }
+            let has_estimated_end = unclosed.contains(&(it.global_tid, it.start_ns, end_ns));
+            if stage == WARMUP || has_estimated_end {
+                continue;
+            }
+            let repeat = repeats.get(at).copied().flatten();
+            match (part(it, stage), repeat) {
+                (Some(part), Some(repeat)) if outermost.adds(part, it, end_ns) => match part {
+                    STEP => steps.push(CaptureStep {
+                        instance: at,
+                        place: place(it),
+                        times,
+                        tokens: match engine_step(&it.name) {
+                            Some(step) => step.decode_requests,
+                            None => Some(batch.unwrap_or(1)),
+                        },
+                    }),
+                    part => self.events.push(range(part, times, repeat, None)),
+                },
+                _ => {}
+            }
+            if is_operator(it) {
+                let repeat = repeat.unwrap_or(0);
+                self.events.push(operator_call(&it.name, stage, (it.global_tid, times), repeat));
+            }
+        }
+        let inferred = trace.inferred.steps.iter().filter(|it| it.class == Some(StepClass::Decode));
+        for it in inferred {
+            let Some(segments) = launches.stages.on(it.global_tid) else { continue };
+            let instance = segments.at(it.start_ns, &mut 0) as usize;
+            if instance < repeats.len() && launches.stages.label(instance) == DECODE {
+                let (place, times) = (it.global_tid, (it.start_ns, it.end_ns));
+                steps.push(CaptureStep { instance, place, times, tokens: batch });
+            }
+        }
+        steps.sort_by_key(|it| it.times.0);
+        steps
+    }
+
+    /// Adds the decode steps, numbered within their stage instances, and their tokens.
+    fn add_steps(
+        &mut self,
+        trace: &NsysTrace,
+        launches: &LaunchIndex,
+        steps: Vec<CaptureStep>,
+        (spans, repeats): (&[Interval], &[Option<u32>]),
+    ) {
+        let times = steps::spans(trace, launches, &steps, spans);
+        let mut numbers = vec![0u32; repeats.len()];
+        let mut tokens: BTreeMap<u32, Option<u64>> = BTreeMap::new();
+        for (step, times) in steps.iter().zip(times) {
+            let Some(repeat) = repeats[step.instance] else { continue };
+            let number = &mut numbers[step.instance];
+            self.events.push(range(STEP, times, repeat, Some(*number)));
+            *number += 1;
+            let made = tokens.entry(repeat).or_insert(Some(0));
+            *made = made.zip(step.tokens).map(|(made, more)| made.saturating_add(more));
+        }
+        self.tokens.extend(tokens.into_iter().filter_map(|(repeat, made)| Some((repeat, made?))));
+    }
+}
+
+/// Name of the events of decode steps.
+const STEP: &str = "decode_step";
+
+/// The part of a stage that a range is.
+fn part<'a>(it: &'a Range, stage: &str) -> Option<&'a str> {
+    let name = it.name.as_str();
+    let is_step =
+        || name == STEP || engine_step(name).is_some_and(|step| step.class == StepClass::Decode);
+    match stage {
+        DECODE if is_step() => Some(STEP),
+        PREFILL if VISION_PARTS.contains(&name) => Some(name),
+        _ => None,
+    }
+}
+
+fn operator_call(
+    path: &str,
+    stage: &str,
+    (thread, (start_ns, end_ns)): (i64, Interval),
+    repeat: u32,
+) -> Event {
+    Event::Op(OperatorCall {
+        path: path.into(),
+        op: "range".into(),
+        start_ns,
+        end_ns,
+        thread,
+        captured: false,
+        warmup: false,
+        repeat,
+        stage: stage.into(),
+        shapes: vec![],
+        dtype: String::new(),
+        flops: 0,
+        bytes: 0,
+    })
+}
+
+fn range(name: &str, (start_ns, end_ns): Interval, repeat: u32, step: Option<u32>) -> Event {
+    Event::Range(StageRange {
+        name: name.into(),
+        start_ns,
+        end_ns,
+        device_ns: None,
+        warmup: false,
+        repeat,
+        step,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,68 @@
+//! The finding on stages whose ranges end before their work, or start before it can.
+
+use llmprof_core::domain::{
+    finding::{Finding, Severity},
+    units::Nanos,
+};
+
+use crate::{
+    stats::{Spread, percent},
+    timeline::{interval::Interval, launches::LaunchIndex},
+};
+
+/// Share of a range from which a difference to its span is stated, percent.
+const NOTABLE_PCT: f64 = 1.0;
+
+/// A finding for each stage whose time is not that of its ranges.
+pub fn findings(
+    launches: &LaunchIndex,
+    repeats: &[Option<u32>],
+    spans: &[Interval],
+) -> Vec<Finding> {
+    let labels = launches.stages.labels.iter().enumerate();
+    labels.filter_map(|(label, stage)| finding(stage, label, launches, (repeats, spans))).collect()
+}
+
+fn finding(
+    stage: &str,
+    label: usize,
+    launches: &LaunchIndex,
+    (repeats, spans): (&[Option<u32>], &[Interval]),
+) -> Option<Finding> {
+    let (mut late, mut queued) = (0u64, 0u64);
+    let (mut host_ms, mut span_ms) = (Vec::new(), Vec::new());
+    let counted = launches.stages.instances.iter().zip(spans).zip(repeats);
+    for ((it, span), _) in counted.filter(|((it, _), repeat)| it.label == label && repeat.is_some())
+    {
+        let length = it.end_ns - it.start_ns;
+        let is_notable =
+            |ns: i64| percent(ns as f64, length as f64).is_some_and(|pct| pct >= NOTABLE_PCT);
+        late += u64::from(is_notable(span.1 - it.end_ns));
+        queued += u64::from(is_notable(span.0 - it.start_ns));
+        host_ms.push(Nanos(length).as_ms());
+        span_ms.push(Nanos(span.1 - span.0).as_ms());
+    }
+    let instances = host_ms.len();
+    let (host, span) = (Spread::of(host_ms)?.mean, Spread::of(span_ms)?.mean);
+    let message = match (late, queued) {
+        (0, 0) => return None,
+        (0, _) => format!(
+            "The work of {queued} of {instances} ranges of {stage} queued behind that of the \
+             stage before: its time starts where that ended."
+        ),
+        _ => format!(
+            "{late} of {instances} ranges of {stage} end before their work on the GPU: its time \
+             lasts until the work ended."
+        ),
+    };
+    let found = Finding::new("stage_asynchronous", Severity::Info, message)
+        .with("stage", stage)
+        .with("ranges that end before their work", late)
+        .with("ranges whose work queued", queued)
+        .with("mean of the ranges, ms", format!("{host:.3}"))
+        .with("mean time of the stage, ms", format!("{span:.3}"));
+    Some(found.advise(
+        "Synchronise before the range ends (torch.cuda.synchronize()) if the host's time is \
+         wanted.",
+    ))
+}

@@ -1,0 +1,210 @@
+//! Events of captures on sketches.
+
+use llmprof_core::trace::inferred_steps::InferredStep;
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    kernels::tests::capture,
+    stages::{Stages, stages},
+    stats::Spread,
+};
+
+fn of(trace: &NsysTrace) -> Stages {
+    stages(&CaptureEvents::of(trace, &LaunchIndex::of(trace), None).by_kind())
+}
+
+#[test]
+fn instances_are_separate_repeats_with_their_steps() {
+    let trace = capture(
+        "range 1 prefill 0..10\nrange 1 decode_all 10..40
+         range 1 decode_step 10..25\nrange 1 decode_step 25..40
+         range 1 prefill 50..70\nrange 1 decode_all 70..110
+         range 1 decode_step 70..90\nrange 1 decode_step 90..110
+         range 1 warmup 200..300\nrange 1 prefill 210..290",
+    );
+    let stages = of(&trace);
+    assert_eq!((stages.repeats, stages.decode_steps), (2, Some(2)));
+    assert_eq!(
+        stages.row("prefill").map(|row| (row.ms.min * 1e6, row.ms.max * 1e6)),
+        Some((10.0, 20.0))
+    );
+    assert_eq!(stages.per_token_ms.map(|it| (it.mean * 1e7).round()), Some(175.0));
+}
+
+/// Nanoseconds of a time in milliseconds.
+fn ns(spread: Option<Spread>) -> Option<i64> {
+    spread.map(|it| (it.mean * 1e6).round() as i64)
+}
+
+#[test]
+fn a_part_recorded_in_two_domains_counts_once() {
+    let sketch = "range 1 prefill 0..10\nrange 1 vision 1..5\nrange 1 decode_all 10..50
+        range 1 decode_step 10..30\nrange 1 decode_step 30..50";
+    let mut trace = capture(sketch);
+    let other = |it: &Range, by: i64| Range {
+        domain: "other".into(),
+        start_ns: it.start_ns + by,
+        end_ns: it.end_ns.map(|end| end - by),
+        ..it.clone()
+    };
+    let parts: Vec<Range> = trace.ranges.clone();
+    let parts = || parts.iter().filter(|it| VISION_PARTS.contains(&&*it.name) || it.name == STEP);
+    // Inside, around, and ending later than the first.
+    for by in [1, 0, -1] {
+        let mut found = trace.clone();
+        found.ranges.extend(parts().map(|it| other(it, by.max(0))));
+        if by < 0 {
+            found.ranges.iter_mut().filter(|it| it.domain == "other").for_each(|it| {
+                (it.start_ns, it.end_ns) = (it.start_ns + 1, it.end_ns.map(|end| end + 1));
+            });
+        }
+        found.ranges.sort_by_key(|it| (it.start_ns, std::cmp::Reverse(it.end_ns)));
+        let stages = of(&found);
+        assert_eq!(stages.decode_steps, Some(2), "{by}");
+        assert_eq!(ns(stages.note("vision").map(|it| it.ms)), Some(4), "{by}");
+    }
+    trace.ranges.push(range_of("prefill", 60, 70));
+    assert_eq!(ns(of(&trace).note("vision").map(|it| it.ms)), Some(4), "of the instance with it");
+}
+
+fn range_of(name: &str, start: i64, end: i64) -> Range {
+    capture(&format!("range 1 {name} {start}..{end}")).ranges.remove(0)
+}
+
+#[test]
+fn a_whole_pass_is_a_prefill_and_the_one_decode_that_follows_it_on_its_thread() {
+    let wall = |sketch: &str| {
+        let wall = of(&capture(sketch)).wall_ms;
+        wall.map(|it| ((it.min * 1e6).round() as i64, (it.max * 1e6).round() as i64, it.n))
+    };
+    let two = "range 1 prefill 0..10\nrange 1 decode_all 12..40
+        range 1 prefill 100..120\nrange 1 decode_all 120..160";
+    assert_eq!(wall(two), Some((40, 60, 2)));
+    assert_eq!(wall("range 1 decode_all 12..40\nrange 1 prefill 100..120"), None);
+    assert_eq!(wall("range 1 prefill 0..10\nrange 2 decode_all 12..40"), None, "other thread");
+    assert_eq!(wall("range 1 prefill 0..10\nrange 1 prefill 10..20"), None);
+    let tokens = "range 1 prefill 0..10\nrange 1 decode_all 10..15\nrange 1 decode_all 15..20";
+    assert_eq!(wall(tokens), None, "which part of the pass the second one is, is unknown");
+    let warmup = "range 1 prefill 0..10\nrange 1 warmup 11..15\nrange 1 decode_all 16..20";
+    assert_eq!(wall(warmup), None);
+    let engine = "range 1 execute_context_1(9)_generation_0(0) 0..10
+        range 1 execute_context_0(0)_generation_1(1) 10..20";
+    assert_eq!(wall(engine), None, "steps of an engine serve several requests");
+    assert_eq!(wall(&engine.replace("range", "cross")), None, "in start/end ranges as well");
+}
+
+#[test]
+fn a_step_of_an_engine_generates_a_token_of_each_of_its_requests() {
+    let stages = of(&capture(
+        "range 1 execute_context_1(9)_generation_0(0) 0..10
+         range 1 execute_context_0(0)_generation_1(1) 10..15
+         range 1 execute_context_2(9)_generation_3(3) 20..32
+         range 1 execute_context_0(0)_generation_5(5) 32..47",
+    ));
+    let names: Vec<_> = stages.rows.iter().map(|it| it.stage.as_str()).collect();
+    assert_eq!(names, ["prefill", "decode_all", "mixed"]);
+    let shares: f64 = stages.rows.iter().filter_map(|it| it.share_pct).sum();
+    assert!((shares - 100.0).abs() < 1e-9);
+    // 6 tokens in 20 ns.
+    let decode = stages.row("decode_all").unwrap();
+    assert_eq!((decode.tokens, decode.tokens_per_s.map(f64::round)), (None, Some(3e8)));
+    assert_eq!(stages.decode_tokens_per_s.map(|it| (it.mean.round(), it.n)), Some((3e8, 1)));
+    assert_eq!(ns(stages.per_token_ms), Some(10), "of one request");
+}
+
+#[test]
+fn tokens_of_inferred_steps_are_unknown_without_a_stated_batch() {
+    let mut trace = capture("call 1 1 1..2\nkernel 1 a 2..8 7");
+    let step = |start_ns: i64| InferredStep {
+        class: Some(StepClass::Decode),
+        global_tid: (7 << 24) | 1,
+        start_ns,
+        end_ns: start_ns + 10,
+        run: 1,
+        evidence: "".into(),
+    };
+    trace.inferred.steps = vec![step(0), step(10)];
+    let tokens = |batch| {
+        let launches = LaunchIndex::of(&trace);
+        let found = stages(&CaptureEvents::of(&trace, &launches, batch).by_kind());
+        assert_eq!((found.decode_steps, ns(found.per_token_ms)), (Some(2), Some(10)));
+        let row = found.row("decode_all").unwrap().clone();
+        (row.tokens, row.tokens_per_s.is_some(), found.decode_tokens_per_s.is_some())
+    };
+    assert_eq!(tokens(None), (None, false, false));
+    assert_eq!(tokens(Some(3)), (Some(6), true, true));
+}
+
+#[test]
+fn a_stage_and_a_step_last_until_their_work_has_ended() {
+    let trace = capture(
+        "range 1 prefill 0..20\nrange 1 decode_all 21..320
+         range 1 decode_step 22..30\nrange 1 decode_step 30..40
+         call 1 1 1..2\ncall 1 2 23..24\ncall 1 3 31..32
+         kernel 1 a 3..100 7\nkernel 2 b 100..180 7\nkernel 3 b 180..300 7",
+    );
+    let found = CaptureEvents::of(&trace, &LaunchIndex::of(&trace), None);
+    let messages: Vec<_> = found.findings.iter().map(|it| it.message.as_str()).collect();
+    assert!(messages[0].starts_with("1 of 1 ranges of prefill end before their work on the GPU"));
+    assert!(messages[1].starts_with("The work of 1 of 1 ranges of decode_all queued"));
+    let stages = stages(&found.by_kind());
+    let times = [stages.first_token_ms, stages.row("decode_all").map(|it| it.ms), stages.wall_ms];
+    assert_eq!(times.map(ns), [Some(100), Some(220), Some(320)]);
+    let curve: Vec<_> = stages.step_curve_ms.iter().map(|it| (it * 1e6).round()).collect();
+    assert_eq!(curve, [80.0, 120.0]);
+    let closed = capture("range 1 prefill 0..20\ncall 1 1 1..2\nkernel 1 a 3..19 7");
+    assert!(CaptureEvents::of(&closed, &LaunchIndex::of(&closed), None).findings.is_empty());
+}
+
+#[test]
+fn ranges_that_touch_or_overlap_are_instances_of_their_own_and_nested_ones_are_not() {
+    let times = |sketch: &str| {
+        let ms = of(&capture(sketch)).row("prefill").unwrap().ms;
+        ((ms.mean * 1e6).round() as i64, ms.n)
+    };
+    let touching = "range 1 prefill 0..10\nrange 1 prefill 10..20\nrange 1 prefill 20..30";
+    assert_eq!(times(touching), (10, 3));
+    assert_eq!(times("cross 1 prefill 0..10\ncross 1 prefill 5..15"), (10, 2));
+    assert_eq!(
+        times("range 1 prefill 0..10\nrange 1 prefill 0..10\nrange 1 prefill 2..8"),
+        (10, 1)
+    );
+}
+
+proptest! {
+    #[test]
+    fn a_repeat_has_one_prefill_at_most_and_its_decode_follows_it(
+        ranges in prop::collection::vec((0usize..4, 0i64..3, 1i64..20, 1i64..4), 0..16)
+    ) {
+        const NAMES: [&str; 4] = ["prefill", "decode_all", "warmup", "other"];
+        let (mut next, mut trace) = ([0i64; 3], NsysTrace::default());
+        for (name, gap, length, thread) in ranges {
+            let start = next[thread as usize - 1] + gap;
+            next[thread as usize - 1] = start + length;
+            let end = start + length;
+            let sketch = format!("range {thread} {} {start}..{end}", NAMES[name]);
+            trace.ranges.extend(capture(&sketch).ranges);
+        }
+        trace.ranges.sort_by_key(|it| (it.start_ns, std::cmp::Reverse(it.end_ns)));
+        let launches = LaunchIndex::of(&trace);
+        let repeats = passes::repeats(&trace, &launches);
+        let instances = &launches.stages.instances;
+        let of_stage = |stage: &str, repeat: Option<u32>| -> Vec<usize> {
+            let same = |at: &usize| repeats[*at] == repeat && launches.stages.label(*at) == stage;
+            (0..instances.len()).filter(same).collect()
+        };
+        for repeat in repeats.iter().filter(|it| it.is_some()) {
+            let (prefills, decodes) = (of_stage(PREFILL, *repeat), of_stage(DECODE, *repeat));
+            prop_assert!(prefills.len() <= 1 && decodes.len() <= 1);
+            if let ([prefill], [decode]) = (&prefills[..], &decodes[..]) {
+                let (a, b) = (&instances[*prefill], &instances[*decode]);
+                prop_assert!(a.place == b.place && a.end_ns <= b.start_ns);
+                let between = instances.iter().filter(|it| {
+                    it.place == a.place && a.start_ns < it.start_ns && it.start_ns < b.start_ns
+                });
+                prop_assert_eq!(between.count(), 0);
+            }
+        }
+    }
+}

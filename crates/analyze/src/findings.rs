@@ -1,0 +1,72 @@
+//! The rules that turn figures into findings: each states its evidence and a remedy, and none
+//! fires without evidence.
+//!
+//! A rule is an entry ([`Rule`]) in the table of its file, next to the function that finds it;
+//! `specs/findings.md` lists them all. Ids are stable: programs refer to rules by them.
+
+mod capture;
+mod collectives;
+mod counters;
+mod dominance;
+mod experts;
+mod gemms;
+mod host;
+mod kernels;
+mod ledger;
+mod power;
+mod reference;
+mod repeats;
+mod rule;
+mod sampled;
+mod saving;
+mod stage_time;
+mod stated;
+mod steps;
+
+pub use self::{reference::why_no_kernels, rule::Rule, steps::with_engine};
+use llmprof_core::{
+    domain::finding::{Finding, Severity},
+    trace::Trace,
+};
+
+use super::Analysis;
+
+/// Every rule, in the order in which findings of one severity are listed.
+pub fn rules() -> impl Iterator<Item = &'static Rule> {
+    [
+        capture::RULES,
+        repeats::RULES,
+        host::RULES,
+        dominance::RULES,
+        experts::RULES,
+        reference::RULES,
+        stated::RULES,
+        steps::RULES,
+        stage_time::RULES,
+        collectives::RULES,
+        ledger::RULES,
+        counters::RULES,
+        sampled::RULES,
+        kernels::RULES,
+        gemms::RULES,
+        power::RULES,
+    ]
+    .into_iter()
+    .flatten()
+}
+
+/// Applies every rule; worst first, in the rules' order within a severity.
+pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let mut found: Vec<Finding> = rules().flat_map(|rule| rule.apply(analysis, trace)).collect();
+    found.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    ledger::largest_first(&mut found);
+    found
+}
+
+/// A finding that takes severity and advice from its rule.
+fn finding(id: &str, message: String) -> Finding {
+    Finding::new(id, Severity::Info, message)
+}
+
+#[cfg(test)]
+mod tests;

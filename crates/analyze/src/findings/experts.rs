@@ -1,0 +1,89 @@
+//! Rules on the routing of mixtures of experts.
+
+use llmprof_core::{
+    domain::finding::{Finding, Severity},
+    trace::Trace,
+};
+
+use super::{Rule, finding};
+use crate::{
+    Analysis,
+    stages::{STAGES, experts::ExpertUse},
+    stats::percent,
+};
+use Severity::{Info, Warning};
+
+/// A mixture that hits less than this share of an even router's experts has collapsed.
+const COLLAPSED_PCT: f64 = 50.0;
+/// A layer is imbalanced below this share of the median layer's experts.
+const IMBALANCED_PCT: f64 = 70.0;
+
+pub const RULES: &[Rule] = &[
+    Rule {
+        id: "experts_collapsed",
+        severity: Warning,
+        fires_on: "layers hit less than half the experts of an even router",
+        advice: "Balance the router: decode looks cheaper than with trained weights.",
+        max_saving: None,
+        find: experts_collapsed,
+    },
+    Rule {
+        id: "expert_imbalance",
+        severity: Info,
+        fires_on: "of three layers or more, one hits less than 70 % as many experts as the median \
+                   layer",
+        advice: "Check that layer's router: it reads fewer weights than the other layers.",
+        max_saving: None,
+        find: expert_imbalance,
+    },
+];
+
+fn experts_collapsed(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let share = |it: &ExpertUse| percent(it.distinct.mean, it.expected?);
+    let collapsed: Vec<_> = analysis
+        .experts
+        .iter()
+        .filter(|it| share(it).is_some_and(|pct| pct < COLLAPSED_PCT))
+        .collect();
+    let Some(worst) =
+        collapsed.iter().min_by(|a, b| share(a).unwrap_or(0.0).total_cmp(&share(b).unwrap_or(0.0)))
+    else {
+        return vec![];
+    };
+    let (count, all) = (collapsed.len(), analysis.experts.len());
+    let message = format!(
+        "In {count} of {all} pairs of layer and stage, routing hit less than half the experts of \
+         an even router."
+    );
+    vec![
+        finding("experts_collapsed", message)
+            .with("worst", format!("layer {} in {}", worst.layer, worst.stage))
+            .with("distinct experts", format!("{:.1} of {}", worst.distinct.mean, worst.total))
+            .with("an even router", format!("{:.1}", worst.expected.unwrap_or(0.0)))
+            .advise(
+                "Balance the router: decode reads fewer experts and looks cheaper than with \
+                 trained weights.",
+            ),
+    ]
+}
+
+fn expert_imbalance(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let imbalanced = |stage: &&str| {
+        let mut layers: Vec<_> = analysis.experts.iter().filter(|it| it.stage == **stage).collect();
+        layers.sort_by(|a, b| a.distinct.mean.total_cmp(&b.distinct.mean));
+        let (lowest, median) = (layers.first()?, layers.get(layers.len() / 2)?);
+        let share = percent(lowest.distinct.mean, median.distinct.mean)
+            .filter(|share| layers.len() >= 3 && *share < IMBALANCED_PCT)?;
+        let message = format!(
+            "In {stage}, layer {} hits {share:.0} % as many experts as the median layer.",
+            lowest.layer
+        );
+        Some(
+            finding("expert_imbalance", message)
+                .with("layer", lowest.layer)
+                .with("distinct", format!("{:.1}", lowest.distinct.mean))
+                .with("median", format!("{:.1}", median.distinct.mean)),
+        )
+    };
+    STAGES.iter().filter_map(imbalanced).collect()
+}

@@ -1,0 +1,170 @@
+//! Rules on the references of a measurement: modelled costs, peaks of the device, kernels.
+
+use llmprof_core::{
+    domain::{
+        finding::{Finding, Severity},
+        subject::SubjectKind,
+    },
+    trace::Trace,
+};
+
+use super::{Rule, finding};
+use crate::{
+    Analysis,
+    roofline::mfu::MfuRecord,
+    stages::{PREFILL, STAGES},
+    stats::percent,
+    timeline::graphs,
+};
+use Severity::{Info, Warning};
+
+/// Counted and modelled FLOPs should agree within this, percent.
+const COST_TOLERANCE_PCT: f64 = 0.1;
+
+pub const RULES: &[Rule] = &[
+    Rule {
+        id: "cost_disagrees",
+        severity: Warning,
+        fires_on: "counted FLOPs differ from the architecture's by more than 0.1 %",
+        advice: "Look for an operator that the records or the cost model lack.",
+        max_saving: None,
+        find: cost_disagrees,
+    },
+    Rule {
+        id: "no_datasheet_peak",
+        severity: Info,
+        fires_on: "no peak is known for the device and dtype",
+        advice: "Add the device to conf/devices.toml with its source.",
+        max_saving: None,
+        find: no_datasheet_peak,
+    },
+    Rule {
+        id: "no_measured_peak",
+        severity: Info,
+        fires_on: "the runner measured no ceiling",
+        advice: "Let the run finish: ceilings are measured last.",
+        max_saving: None,
+        find: no_measured_peak,
+    },
+    Rule {
+        id: "no_kernel_data",
+        severity: Info,
+        fires_on: "there are no kernels",
+        advice: "Run on a host with an NVIDIA GPU and nsys.",
+        max_saving: None,
+        find: no_kernel_data,
+    },
+];
+
+fn cost_disagrees(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let Some(cost) = &analysis.cost else { return vec![] };
+    let disagrees = |row: &MfuRecord| {
+        let modelled = if row.scope == PREFILL { cost.prefill_flops } else { cost.decode_flops };
+        let off = percent(row.flops as f64 - modelled as f64, modelled as f64)?;
+        if row.flops_source != "counted" || off.abs() <= COST_TOLERANCE_PCT {
+            return None;
+        }
+        let message = format!(
+            "FLOPs counted in {} differ by {off:+.2} % from those of the architecture.",
+            row.scope
+        );
+        Some(
+            finding("cost_disagrees", message)
+                .with("counted FLOPs", row.flops)
+                .with("modelled FLOPs", modelled)
+                .advise(
+                    "Look for an operator that the records or the cost model lack; rates use the \
+                     counted FLOPs.",
+                ),
+        )
+    };
+    analysis
+        .mfu
+        .rows
+        .iter()
+        .filter(|row| STAGES.contains(&row.scope.as_str()))
+        .filter_map(disagrees)
+        .collect()
+}
+
+fn no_datasheet_peak(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let ceilings = analysis.mfu.ceilings.as_ref();
+    let Some(ceilings) = ceilings.filter(|it| it.datasheet_flops_per_s.is_none()) else {
+        return vec![];
+    };
+    let device = analysis.start.as_ref().map_or("", |start| start.device.as_str());
+    let ran_on = trace.environment.device.as_ref().and_then(|device| device.product.as_deref());
+    let name = ran_on.or(trace.environment.gpus.first().map(|gpu| gpu.name.as_str()));
+    let (message, advice) = match (device, name) {
+        ("cpu", _) => (
+            "MFU against a datasheet is not available: the model ran on the CPU.".to_owned(),
+            "Compare with the measured matrix product, or run on a GPU.",
+        ),
+        (_, Some(name)) => (
+            format!(
+                "MFU against a datasheet is not available: no {} peak is known for {name}.",
+                ceilings.dtype
+            ),
+            "Add the device to conf/devices.toml with its source.",
+        ),
+        _ => (
+            "MFU against a datasheet is not available: the device's name could not be read."
+                .to_owned(),
+            match analysis.subject {
+                SubjectKind::Import => {
+                    "Import a capture that still states its device: deviceProperties of a trace \
+                     by PyTorch, or the table TARGET_INFO_GPU of an export by nsys."
+                }
+                _ => "Install the driver's NVML library (libnvidia-ml.so.1).",
+            },
+        ),
+    };
+    vec![finding("no_datasheet_peak", message).with("device", device).advise(advice)]
+}
+
+fn no_measured_peak(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let ceilings = analysis.mfu.ceilings.as_ref();
+    // Of a stated model nothing was to be measured.
+    if analysis.stated.is_some() || ceilings.is_none_or(|it| it.measured_flops_per_s.is_some()) {
+        return vec![];
+    }
+    let message = "The device's ceiling was not measured, so utilisation of it is not available.";
+    let advice = match analysis.subject {
+        SubjectKind::Model | SubjectKind::Part => "Let the run finish: ceilings are measured last.",
+        SubjectKind::Command => "Have the command write its ceilings to standard output as events.",
+        SubjectKind::Import => {
+            "Compare with the datasheet: no capture has measured ceilings. A run of a model on \
+             that device has them."
+        }
+    };
+    vec![finding("no_measured_peak", message.to_owned()).advise(advice)]
+}
+
+fn no_kernel_data(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let Some((message, advice)) = why_no_kernels(analysis, trace) else { return vec![] };
+    let captured = trace.nsys.as_ref().map_or("none", |_| "taken");
+    vec![finding("no_kernel_data", message).with("nsys capture", captured).advise(advice)]
+}
+
+/// The reason for an empty kernel table and its remedy; `None` if it has rows.
+pub fn why_no_kernels(analysis: &Analysis, trace: &Trace) -> Option<(String, &'static str)> {
+    if !analysis.kernels.records.is_empty() {
+        return None;
+    }
+    let on_cpu = analysis.start.as_ref().is_some_and(|start| start.device == "cpu");
+    let (message, advice) = if on_cpu {
+        (
+            "There is no kernel data: the model ran on the CPU, which launches no device kernels.",
+            "Run on a host with an NVIDIA GPU, with model-runner built with --features cuda.",
+        )
+    } else if !analysis.graphs.is_empty() {
+        (
+            "There is no kernel data: CUDA graphs were traced as a whole, without the kernels \
+             inside.",
+            graphs::REMEDY,
+        )
+    } else {
+        analysis.why_no_kernels(trace.nsys.is_some())
+    };
+    Some((message.to_owned(), advice))
+}

@@ -1,0 +1,176 @@
+//! Rules on repeats: too few, too noisy, or not warm.
+
+use llmprof_core::{
+    domain::{
+        finding::{Finding, Severity},
+        units::Nanos,
+    },
+    trace::Trace,
+};
+
+use super::{Rule, finding, saving::stage_saving};
+use crate::{
+    Analysis,
+    events::Events,
+    stages::{self, DECODE, PREFILL, STAGES},
+    stats::{Spread, ratio},
+};
+use Severity::{Info, Warning};
+
+/// Fewer measured repeats than this are few.
+const ENOUGH_REPEATS: u32 = 3;
+/// A mean over repeats is noisy above this coefficient of variation, percent.
+const NOISY_CV_PCT: f64 = 10.0;
+/// A first repeat was not warm from this multiple of the slowest of the others.
+const COLD_RATIO: f64 = 1.2;
+
+pub const RULES: &[Rule] = &[
+    Rule {
+        id: "few_repeats",
+        severity: Info,
+        fires_on: "fewer than 3 measured repeats",
+        advice: "Submit with 3 repeats or more.",
+        max_saving: None,
+        find: few_repeats,
+    },
+    Rule {
+        id: "first_sample_only",
+        severity: Info,
+        fires_on: "a run with several samples has counters, a GEMM log or the power of executions \
+                   back to back, which are of the first",
+        advice: "Submit another sample alone for counters and GEMMs of its shapes.",
+        max_saving: None,
+        find: first_sample_only,
+    },
+    Rule {
+        id: "high_variance",
+        severity: Warning,
+        fires_on: "a stage's standard deviation over repeats is above 10 % of its mean",
+        advice: "Raise warmup and repeats, and keep other work off the device.",
+        max_saving: None,
+        find: high_variance,
+    },
+    Rule {
+        id: "warmup_short",
+        severity: Warning,
+        fires_on: "the first repeat of a stage takes at least 1.2 times the slowest of two or \
+                   more others",
+        advice: "Raise warmup: one-time work is timed with the rest.",
+        max_saving: Some("the stage's mean less the mean of the other repeats"),
+        find: warmup_short,
+    },
+    Rule {
+        id: "cold_first_instance",
+        severity: Info,
+        fires_on: "no warm-up is marked, and the first instance of a stage takes at least 1.5 \
+                   times the median of the others, not on the device, and does something for the \
+                   first time",
+        advice: "Warm up before recording; the instance counts as warm-up.",
+        max_saving: None,
+        find: |analysis, _| stages::cold::findings(&analysis.cold),
+    },
+];
+
+fn first_sample_only(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let samples = analysis.samples.rows.len();
+    let steady =
+        analysis.power.iter().flat_map(|it| &it.stages).any(|it| it.back_to_back.is_some());
+    let figures = [
+        ("the counters of ncu", !analysis.counters.is_empty()),
+        ("the GEMM log", !analysis.gemms.records.is_empty()),
+        ("the power of executions back to back", steady),
+    ];
+    let figures: Vec<&str> =
+        figures.into_iter().filter_map(|(name, exists)| exists.then_some(name)).collect();
+    if samples < 2 || figures.is_empty() {
+        return vec![];
+    }
+    let message = format!("Of sample 0 only, of {samples} samples: {}.", figures.join(", "));
+    vec![finding("first_sample_only", message)]
+}
+
+fn few_repeats(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let command = analysis.command.as_ref().and_then(|command| command.plain_ms);
+    let samples = analysis.samples.rows.len().max(1) as u32;
+    let repeats = command.map_or(analysis.stages.repeats / samples, |it| it.n);
+    if repeats == 0 || repeats >= ENOUGH_REPEATS {
+        return vec![];
+    }
+    let message = match repeats {
+        1 => "Only 1 repeat was measured: the variation between repeats is unknown.".to_owned(),
+        _ => format!("Only {repeats} repeats were measured: their deviation is a rough estimate."),
+    };
+    vec![finding("few_repeats", message).with("repeats", repeats).advise(analysis.more_repeats())]
+}
+
+fn high_variance(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let advice = match analysis.subject.runs_here() {
+        true => "Raise warmup and repeats, and keep other work off the device.",
+        false => "Record more instances after a warm-up, and keep other work off the device.",
+    };
+    let noisy = |(stage, ms): (String, Spread)| {
+        let cv = ms.cv_pct().filter(|cv| *cv > NOISY_CV_PCT)?;
+        let message = format!(
+            "{stage} varies between repeats: its standard deviation is {cv:.0} % of its mean."
+        );
+        Some(
+            finding("high_variance", message)
+                .with("stage", stage)
+                .with("mean ms", format!("{:.3}", ms.mean))
+                .with("min ms", format!("{:.3}", ms.min))
+                .with("max ms", format!("{:.3}", ms.max))
+                .advise(advice),
+        )
+    };
+    let command = analysis
+        .command
+        .as_ref()
+        .and_then(|it| Some((it.of.as_str().to_owned(), it.plain_ms?)))
+        .into_iter();
+    // The spread over several samples is not one over repeats.
+    if !analysis.samples.rows.is_empty() {
+        let samples = analysis.samples.rows.iter();
+        return samples
+            .flat_map(|row| {
+                let of = |stage: &str, ms: Option<Spread>| {
+                    Some((format!("{stage} of sample {}", row.sample), ms?))
+                };
+                [of(PREFILL, row.prefill_ms), of(DECODE, row.decode_ms)]
+            })
+            .flatten()
+            .filter_map(noisy)
+            .collect();
+    }
+    let stages = analysis.stages.rows.iter().map(|row| (row.stage.clone(), row.ms));
+    command.chain(stages).filter_map(noisy).collect()
+}
+
+fn warmup_short(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let baseline = Events::of(&trace.baseline);
+    if !baseline.samples.is_empty() {
+        return vec![]; // the first sample differs from the others
+    }
+    let cold = |stage: &&str| {
+        let mut times: Vec<(u32, f64)> = baseline
+            .measured(stage)
+            .map(|it| (it.repeat, Nanos(it.end_ns - it.start_ns).as_ms()))
+            .collect();
+        times.sort_by_key(|(repeat, _)| *repeat);
+        let (first, others) = times.split_first().filter(|(_, others)| others.len() >= 2)?;
+        let others = Spread::of(others.iter().map(|(_, ms)| *ms))?;
+        let times = ratio(first.1, others.max).filter(|times| *times >= COLD_RATIO)?;
+        let message = format!(
+            "The first repeat of {stage} took {times:.1} times as long as the slowest of the \
+             others."
+        );
+        let mean = analysis.stages.row(stage)?.ms.mean;
+        Some(
+            finding("warmup_short", message)
+                .with("first ms", format!("{:.3}", first.1))
+                .with("slowest other ms", format!("{:.3}", others.max))
+                .with("stage", stage)
+                .saves(stage_saving(analysis, stage, mean - others.mean)),
+        )
+    };
+    STAGES.iter().filter_map(cold).collect()
+}

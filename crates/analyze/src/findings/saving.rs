@@ -1,0 +1,166 @@
+//! Upper bounds of savings, and the figures of the traced GPU that they and several rules use.
+
+use llmprof_core::domain::{finding::Saving, units::Nanos};
+
+use crate::{Analysis, ledger::LedgerCause, stages::DECODE, stats::percent};
+
+/// A saving of `ms` in one repeat of a stage, limited to the stage's time. Every saving of a rule
+/// is made here.
+pub fn stage_saving(analysis: &Analysis, stage: &str, ms: f64) -> Option<Saving> {
+    let mean = analysis.stages.row(stage)?.ms.mean;
+    let ms = ms.clamp(0.0, mean);
+    Some(Saving { stage: stage.into(), ms: Some(ms), pct: percent(ms, mean)? })
+}
+
+/// A saving of the device time of kernels in one repeat of the traced pass, limited to the time in
+/// which no other kernel ran.
+pub fn kernel_saving(
+    analysis: &Analysis,
+    stage: &str,
+    kernels: &[&str],
+    total_ms: f64,
+) -> Option<Saving> {
+    let busy =
+        analysis.kernels.stages.iter().find(|it| it.stage == stage).and_then(|it| it.busy_ms)?;
+    let others = analysis
+        .alone
+        .iter()
+        .filter(|((of, name), _)| of == stage && !kernels.contains(&name.as_str()));
+    let own = total_ms.min(busy - others.map(|(_, ms)| ms).sum::<f64>());
+    stage_saving(analysis, stage, own / traced_repeats(analysis, stage)?)
+}
+
+/// The GPU in one repeat of a stage of the traced pass, milliseconds; the mean over several GPUs.
+struct TracedGpu {
+    /// Divisor of sums over all GPUs and instances.
+    repeats: f64,
+    instances: f64,
+    window_ms: f64,
+    busy_ms: f64,
+    /// Recorded kernels of all repeats.
+    kernels: u64,
+    graph_launches: u64,
+}
+
+/// The traced pass's record of the GPU in a stage; `None` if it recorded no GPU work.
+fn traced_gpu(analysis: &Analysis, stage: &str) -> Option<TracedGpu> {
+    let totals = &analysis.stage_gpu.totals;
+    let it = totals.iter().find(|it| it.stage == stage && it.instances > 0 && it.devices > 0)?;
+    let repeats = it.repeats.filter(|repeats| *repeats > 0.0)?;
+    Some(TracedGpu {
+        repeats,
+        instances: it.instances as f64,
+        window_ms: it.window_ms? / repeats,
+        busy_ms: it.busy_ms.filter(|ms| *ms > 0.0)? / repeats,
+        kernels: it.launches,
+        graph_launches: it.graph_launches.unwrap_or(0),
+    })
+}
+
+/// Divisor of times that are sums over all GPUs and instances of a stage in the traced pass, for
+/// those of one repeat on one GPU.
+pub fn traced_repeats(analysis: &Analysis, stage: &str) -> Option<f64> {
+    traced_gpu(analysis, stage).map(|it| it.repeats)
+}
+
+/// Time of a stage in which the GPU is idle.
+pub struct Gaps {
+    /// Share of the traced stage, percent; both without the profiler's own work.
+    pub traced_pct: f64,
+    /// Share of the unprofiled stage, percent, assuming kernels of the same length; `None` without
+    /// an unprofiled pass.
+    pub unprofiled_pct: Option<f64>,
+    /// Milliseconds in one repeat, of the pass that has fewer.
+    pub ms: f64,
+    /// Idle time of the traced stage in which the profiler worked, which is not counted.
+    pub profiler_ms: f64,
+    /// Launches of single kernels in one repeat.
+    pub launches: f64,
+    pub graph_launches: u64,
+    /// Kernels of all repeats, and those of them that graphs replayed.
+    pub kernels: u64,
+    pub replayed: u64,
+}
+
+pub fn gaps(analysis: &Analysis, stage: &str) -> Option<Gaps> {
+    let gpu = traced_gpu(analysis, stage)?;
+    let replayed = analysis.stage_calls.get(stage).map_or(0, |it| it.replayed_kernels);
+    let unprofiled =
+        analysis.stages.row(stage).filter(|_| !analysis.only_traced).map(|row| row.ms.mean);
+    let profiler = LedgerCause::ProfilerOverhead;
+    let profiler = analysis.ledger.of_stage(stage).find(|row| row.cause == profiler);
+    let profiler_ms = profiler.map_or(0.0, |row| Nanos(row.ns).as_ms());
+    let traced_ms = gpu.window_ms - profiler_ms;
+    let gap = |stage_ms: f64| (stage_ms - gpu.busy_ms).max(0.0);
+    Some(Gaps {
+        traced_pct: percent(gap(traced_ms), traced_ms)?,
+        unprofiled_pct: unprofiled.and_then(|mean| percent(gap(mean), mean)),
+        ms: gap(unprofiled.unwrap_or(traced_ms).min(traced_ms)),
+        profiler_ms,
+        launches: gpu.kernels.saturating_sub(replayed) as f64 / gpu.instances,
+        graph_launches: gpu.graph_launches,
+        kernels: gpu.kernels,
+        replayed,
+    })
+}
+
+/// Returns whether decode replays a CUDA graph, by the runner's events or the capture's calls.
+pub fn replays_graph(analysis: &Analysis) -> bool {
+    let launched = analysis
+        .stage_gpu
+        .totals
+        .iter()
+        .any(|it| it.stage == DECODE && it.graph_launches.is_some_and(|it| it > 0));
+    let replayed = analysis.stage_calls.get(DECODE).is_some_and(|it| it.replayed_kernels > 0);
+    launched || replayed || analysis.start.as_ref().is_some_and(|start| start.decode_graph)
+}
+
+#[cfg(test)]
+mod tests {
+    use llmprof_core::trace::{Trace, nsys::process_of};
+
+    use super::*;
+    use crate::{analyze, kernels::tests::capture};
+
+    /// Two instances of decode on these threads and GPUs; each step of 10 has a kernel of 1 ms in
+    /// 10 ms.
+    fn decode(threads: [i64; 2], devices: [u32; 2], starts: [i64; 2]) -> Analysis {
+        let (mut lines, mut kernels) = (Vec::new(), Vec::new());
+        for ((thread, device), start) in threads.into_iter().zip(devices).zip(starts) {
+            lines.push(format!("range {thread} decode_all {start}..{}", start + 100_000_000));
+            for step in 0..10 {
+                let (id, t) = (lines.len(), start + step * 10_000_000);
+                lines.push(format!("range {thread} decode_step {t}..{}", t + 10_000_000));
+                lines.push(format!("call {thread} {id} {}..{}", t + 1_000, t + 2_000));
+                let (from, to) = (t + 3_000, t + 1_003_000);
+                kernels.push((t, device, thread, format!("kernel {id} k {from}..{to} {device}")));
+            }
+        }
+        kernels.sort();
+        lines.extend(kernels.iter().map(|it| it.3.clone()));
+        let mut nsys = capture(&lines.join("\n"));
+        nsys.kernels = nsys.kernels.map(|at, it| {
+            it.device = kernels[at].1;
+            it.global_pid |= process_of(kernels[at].2);
+        });
+        analyze(&Trace { nsys: Some(nsys), ..Trace::default() }, None, None)
+    }
+
+    #[test]
+    fn idle_time_is_that_of_one_instance_on_any_number_of_processes_and_gpus() {
+        let other = 1 << 40;
+        for (threads, devices, starts) in [
+            ([1, 1], [0, 0], [0, 200_000_000]),
+            ([1, other], [0, 1], [0, 0]),
+            ([1, other], [0, 1], [0, 30_000_000]),
+            ([1, other], [0, 0], [0, 0]),
+        ] {
+            let analysis = decode(threads, devices, starts);
+            let ms = gaps(&analysis, DECODE).unwrap().ms;
+            assert!((ms - 90.0).abs() < 1.1, "{threads:?} {devices:?} {starts:?}: {ms}");
+            let rows = analysis.ledger.of_stage(DECODE).filter(|it| it.cause.is_gap());
+            let ledger: i64 = rows.map(|it| it.max_saving_ns).sum();
+            assert!((ms - ledger as f64 / 1e6).abs() < 1e-3, "{ms} {ledger}");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Rules on the time of a stage: gaps between kernels, heavy parts.
+
+use llmprof_core::{
+    domain::{
+        finding::{Finding, Severity},
+        units::Nanos,
+    },
+    trace::Trace,
+};
+
+use super::{
+    Rule, finding,
+    saving::{Gaps, gaps, replays_graph, stage_saving},
+};
+use crate::{
+    Analysis,
+    stages::{DECODE, PREFILL, VISION_PARTS},
+    stats::{percent, ratio},
+};
+use Severity::{Info, Warning};
+
+/// Launching limits a stage from this share without a kernel, percent.
+const GAP_PCT: f64 = 30.0;
+/// Replaying a graph pays from this number of launches per decode step.
+const EAGER_LAUNCHES: f64 = 50.0;
+/// Graphs cover decode from this share of its kernels, percent.
+const REPLAYED_PCT: f64 = 90.0;
+/// Vision dominates prefill from this share, percent.
+const VISION_PCT: f64 = 50.0;
+/// Loading dominates from this multiple of one pass, and from this time, milliseconds.
+const LOAD_RATIO: f64 = 10.0;
+const LOAD_MS: f64 = 5_000.0;
+
+pub const RULES: &[Rule] = &[
+    Rule {
+        id: "decode_launch_bound",
+        severity: Warning,
+        fires_on: "the GPU is idle during 30 % or more of the traced decode, and of the \
+                   unprofiled one where it was timed",
+        advice: "Replay decode as a CUDA graph, or fuse operators: the GPU waits for launches.",
+        max_saving: Some("the GPU's idle time in decode"),
+        find: decode_launch_bound,
+    },
+    Rule {
+        id: "decode_eager",
+        severity: Warning,
+        fires_on: "each decode step of the traced pass launches 50 kernels or more, and no graph \
+                   is replayed",
+        advice: "Replay decode as a CUDA graph: one launch per step.",
+        max_saving: Some("the GPU's idle time in decode"),
+        find: decode_eager,
+    },
+    Rule {
+        id: "vision_dominates_prefill",
+        severity: Info,
+        fires_on: "vision takes at least 50 % of prefill",
+        advice: "Send smaller pages or fewer crops, or cache the image embeddings of repeated \
+                 pages.",
+        max_saving: Some("vision's time"),
+        find: vision_dominates_prefill,
+    },
+    Rule {
+        id: "load_dominates",
+        severity: Info,
+        fires_on: "loading takes at least 10 passes and 5 seconds",
+        advice: "Keep the process alive between requests, so that it loads once.",
+        max_saving: None,
+        find: load_dominates,
+    },
+];
+
+pub(super) fn decode_launch_bound(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    // Tracing lengthens gaps: where an unprofiled pass was timed, its gaps decide as well.
+    let bound =
+        |it: &Gaps| it.traced_pct >= GAP_PCT && it.unprofiled_pct.is_none_or(|pct| pct >= GAP_PCT);
+    let Some(gaps) = gaps(analysis, DECODE).filter(bound) else { return vec![] };
+    let message =
+        format!("The GPU is idle during {:.0} % of {DECODE} in the traced pass.", gaps.traced_pct);
+    let mut found = finding("decode_launch_bound", message)
+        .with("source", "traced pass")
+        .with("idle", format!("{:.1} %", gaps.traced_pct))
+        .with("launches of single kernels per repeat", format!("{:.0}", gaps.launches));
+    if gaps.profiler_ms > 0.0 {
+        found =
+            found.with("the profiler's own ms, not counted", format!("{:.3}", gaps.profiler_ms));
+    }
+    if let Some(pct) = gaps.unprofiled_pct {
+        found = found.with("idle, unprofiled pass", format!("{pct:.1} %"));
+    }
+    if replays_graph(analysis) {
+        found = found.with("launches of graphs", gaps.graph_launches);
+        let replayed = percent(gaps.replayed as f64, gaps.kernels as f64);
+        let partly = replayed.filter(|pct| *pct < REPLAYED_PCT && gaps.replayed > 0);
+        found = found.advise(match partly {
+            Some(pct) => format!(
+                "Capture the rest of a decode step: graphs replay {pct:.0} % of the kernels of \
+                 {DECODE}."
+            ),
+            None => "Launch the next replay before the current one ends, and keep sampled tokens \
+                     on the device."
+                .to_owned(),
+        });
+    }
+    vec![found.saves(stage_saving(analysis, DECODE, gaps.ms))]
+}
+
+pub(super) fn decode_eager(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let (Some(gaps), Some(steps)) = (gaps(analysis, DECODE), analysis.stages.decode_steps) else {
+        return vec![];
+    };
+    let eager = |each: &f64| *each >= EAGER_LAUNCHES && !replays_graph(analysis);
+    let Some(each) = ratio(gaps.launches, steps as f64).filter(eager) else { return vec![] };
+    let message =
+        format!("Each decode step launches {each:.0} kernels one by one in the traced pass.");
+    vec![
+        finding("decode_eager", message)
+            .with("source", "traced pass")
+            .with("launches per step", format!("{each:.1}"))
+            .with("decode", "eager")
+            .saves(stage_saving(analysis, DECODE, gaps.ms)),
+    ]
+}
+
+fn vision_dominates_prefill(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let note =
+        analysis.stages.note("vision").and_then(|note| Some((note.ms.mean, note.share_pct?)));
+    let Some((ms, share)) = note.filter(|(_, share)| *share >= VISION_PCT) else { return vec![] };
+    let mut found =
+        finding("vision_dominates_prefill", format!("Vision takes {share:.0} % of {PREFILL}."));
+    for note in
+        analysis.stages.notes.iter().filter(|note| VISION_PARTS.contains(&note.part.as_str()))
+    {
+        found = found.with(&format!("{} ms", note.part), format!("{:.3}", note.ms.mean));
+    }
+    vec![found.saves(stage_saving(analysis, PREFILL, ms))]
+}
+
+fn load_dominates(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let (Some(start), Some(wall)) = (&analysis.start, analysis.stages.wall_ms) else {
+        return vec![];
+    };
+    let load = Nanos(start.load_ns).as_ms();
+    match ratio(load, wall.mean).filter(|times| *times >= LOAD_RATIO && load >= LOAD_MS) {
+        Some(times) => vec![
+            finding(
+                "load_dominates",
+                format!("Loading the model takes {times:.0} times as long as one pass."),
+            )
+            .with("load ms", format!("{load:.0}"))
+            .with("pass ms", format!("{:.3}", wall.mean)),
+        ],
+        None => vec![],
+    }
+}

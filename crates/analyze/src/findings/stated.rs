@@ -1,0 +1,86 @@
+//! Rules on a model that the operator of a command or the sender of a capture states.
+
+use llmprof_core::{
+    domain::finding::{Finding, Severity},
+    trace::Trace,
+};
+
+use super::{Rule, finding};
+use crate::Analysis;
+use Severity::Warning;
+
+pub const RULES: &[Rule] = &[
+    Rule {
+        id: "stated_model_on_several_gpus",
+        severity: Warning,
+        fires_on: "a model is stated, and the capture has work of several GPUs or processes",
+        advice: "Run it on one GPU for floors and MFU.",
+        max_saving: None,
+        find: several_gpus,
+    },
+    Rule {
+        id: "stated_steps_differ",
+        severity: Warning,
+        fires_on: "the stated `new_tokens` is neither the number of decode steps nor one more",
+        advice: "State the tokens of one repeat, or leave new_tokens out.",
+        max_saving: None,
+        find: other_steps,
+    },
+];
+
+fn several_gpus(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let devices = analysis.processes.devices();
+    if analysis.stated.is_none() || devices < 2 {
+        return vec![];
+    }
+    let message = format!(
+        "Floors, costs and MFU of the stated model are absent: {devices} GPUs, or processes of \
+         one, worked for it, and how they share it is not known."
+    );
+    vec![finding("stated_model_on_several_gpus", message).with("devices", devices)]
+}
+
+fn other_steps(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let stated = analysis.stated.as_ref().and_then(|it| it.new_tokens);
+    let Some((stated, steps)) = stated.zip(analysis.stages.decode_steps) else { return vec![] };
+    // The first token is sampled at the end of prefill.
+    if stated == steps || stated == steps.saturating_add(1) {
+        return vec![];
+    }
+    let message = format!(
+        "{stated} new tokens are stated, but a repeat has {steps} decode steps: costs and floors \
+         are those of the {steps} steps."
+    );
+    vec![finding("stated_steps_differ", message).with("stated", stated).with("decode steps", steps)]
+}
+
+#[cfg(test)]
+mod tests {
+    use llmprof_core::domain::{dtype::Dtype, model::PRESETS, stated_model::StatedModel};
+
+    use super::*;
+    use crate::{analyze, kernels::tests::capture, model_work::KnownModel};
+
+    #[test]
+    fn a_stated_model_on_two_gpus_has_no_costs_and_a_finding() {
+        let stated = StatedModel {
+            model: toml::from_str(PRESETS[3].1).unwrap(),
+            prompt_tokens: 8,
+            new_tokens: None,
+            batch: 1,
+            dtype: Dtype::Bf16,
+        };
+        let of = |gpus: u32| {
+            let mut nsys = capture(
+                "range 1 prefill 0..100\ncall 1 1 1..2\ncall 1 2 3..4
+                 kernel 1 a 5..50 7\nkernel 2 a 50..90 7",
+            );
+            nsys.kernels = nsys.kernels.map(|at, it| it.device = at as u32 % gpus);
+            let trace = Trace { nsys: Some(nsys), ..Trace::default() };
+            let analysis = analyze(&trace, Some(KnownModel::Stated(&stated)), None);
+            let id = "stated_model_on_several_gpus";
+            (analysis.cost.is_some(), analysis.findings.iter().any(|it| it.id == id))
+        };
+        assert_eq!([of(1), of(2)], [(true, false), (false, true)]);
+    }
+}

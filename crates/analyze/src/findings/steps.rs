@@ -1,0 +1,142 @@
+//! Rules on captures without stages: steps inferred from what was launched, reasons for none, and
+//! how the engine adds its ranges.
+
+use llmprof_core::{
+    domain::{
+        finding::{Finding, Severity},
+        subject::SubjectKind,
+        units::quantity,
+    },
+    trace::{
+        Trace,
+        engine_steps::StepClass,
+        engines::{Engine, engines},
+        names::base_name,
+        nsys::NsysTrace,
+    },
+};
+
+use super::{Rule, finding};
+use crate::{Analysis, kernels::kernel_classes::Pattern};
+use Severity::{Info, Warning};
+
+pub const RULES: &[Rule] = &[
+    Rule {
+        id: "steps_inferred",
+        severity: Info,
+        fires_on: "no range of the capture is a stage, and the order of launches shows steps",
+        advice: "Open ranges called prefill and decode_all around the steps, to have them named.",
+        max_saving: None,
+        find: inferred,
+    },
+    Rule {
+        id: "steps_unclear",
+        severity: Warning,
+        fires_on: "no range of the capture is a stage, and some sequences of kernels have no class",
+        advice: "Open ranges called prefill and decode_all around the steps.",
+        max_saving: None,
+        find: unclear,
+    },
+];
+
+/// The engine of a capture by the names of its kernels.
+pub fn engine_of(trace: &NsysTrace) -> Option<&'static Engine> {
+    let mut names: Vec<u32> = trace.kernels.kinds().iter().map(|it| it.full_name).collect();
+    names.sort_unstable();
+    names.dedup();
+    let names: Vec<String> = names
+        .iter()
+        .filter_map(|it| Some(trace.strings.get(*it as usize)?.to_lowercase()))
+        .collect();
+    engines().find(|engine| {
+        names.iter().any(|full| Pattern::holds((&engine.kernels, &[]), base_name(full), full))
+    })
+}
+
+/// Names the engine in the evidence, and gives the line that adds its ranges.
+pub fn with_engine(found: Finding, trace: &Trace) -> Finding {
+    let Some(engine) = trace.nsys.as_ref().and_then(engine_of) else { return found };
+    let found = found.with("engine by its kernels", &engine.title);
+    let name = &engine.name;
+    match &engine.ranges {
+        Some(ranges) => found.advise(format!(
+            "For the ranges of {}: {ranges}. `llmprof engines {name}` prints all commands.",
+            engine.title
+        )),
+        None => found,
+    }
+}
+
+fn inferred(_: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let Some(nsys) = &trace.nsys else { return vec![] };
+    let count =
+        |class: StepClass| nsys.inferred.steps.iter().filter(|it| it.class == Some(class)).count();
+    let (prefill, decode) = (count(StepClass::Prefill), count(StepClass::Decode));
+    if prefill + decode == 0 {
+        return vec![];
+    }
+    let message = format!(
+        "No range of the capture is a stage: {prefill} prefill and {decode} decode steps are \
+         inferred. The table engine_steps has the evidence of each."
+    );
+    let found = finding("steps_inferred", message)
+        .with("prefill steps", prefill)
+        .with("decode steps", decode);
+    vec![with_engine(found, trace)]
+}
+
+/// Adds the reasons for which sequences of kernels have no class, with the number of each.
+pub fn with_reasons(found: Finding, trace: &Trace) -> Finding {
+    let reasons = trace.nsys.iter().flat_map(|nsys| &nsys.inferred.unclear);
+    reasons.fold(found, |found, (reason, count)| found.with(reason, count))
+}
+
+fn unclear(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let Some(nsys) = &trace.nsys else { return vec![] };
+    let count: u64 = nsys.inferred.unclear.values().sum();
+    // An import without stages has a finding of its own.
+    if count == 0 || (analysis.stages.rows.is_empty() && analysis.subject == SubjectKind::Import) {
+        return vec![];
+    }
+    let message = format!(
+        "No range of the capture is a stage, and of {} of kernels the evidence does not prove a \
+         step: their kernels are outside all stages.",
+        quantity(count, "sequence")
+    );
+    let found = with_reasons(finding("steps_unclear", message), trace);
+    vec![with_engine(found, trace)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{analyze, kernels::tests::capture};
+
+    fn findings(kernel: &str) -> Vec<Finding> {
+        let nsys = capture(&format!("call 1 1 1..2\nkernel 1 {kernel} 5..50 7"));
+        let subject = llmprof_core::domain::subject::SubjectKind::Import;
+        let trace = Trace { subject, nsys: Some(nsys), ..Trace::default() };
+        analyze(&trace, None, None).findings
+    }
+
+    #[test]
+    fn a_capture_without_stages_names_its_engine_and_the_line_for_its_ranges() {
+        for (kernel, title, line) in [
+            ("vllm::rms_norm_kernel<float>", "vLLM 0.13 and later", Some("--profiler-config")),
+            ("write_req_to_token_pool_triton", "SGLang 0.5", Some("/start_profile")),
+            ("tensorrt_llm::kernels::mmha", "TensorRT-LLM", Some("TLLM_NVTX_DEBUG=1")),
+            ("mul_mat_vec_q<8>", "llama.cpp", None),
+            ("loop_add_fusion", "JAX", Some("nvtx.annotate")),
+            ("at::native::reduce_kernel", "PyTorch and transformers", Some("torch.cuda.nvtx")),
+        ] {
+            let found = findings(kernel);
+            let found = found.iter().find(|it| it.id == "no_stages").unwrap();
+            assert_eq!(found.evidence["engine by its kernels"], title);
+            let advice = found.advice.as_ref().unwrap();
+            assert!(line.is_none_or(|line| advice.contains(line)), "{advice}");
+        }
+        let found = findings("own_kernel");
+        let found = found.iter().find(|it| it.id == "no_stages").unwrap();
+        assert!(!found.evidence.contains_key("engine by its kernels"));
+    }
+}

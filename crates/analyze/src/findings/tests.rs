@@ -1,0 +1,321 @@
+//! Each rule on a sketch where it fires, and on one where it must not; and the table of rules in
+//! `specs/findings.md`.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use llmprof_core::trace::{
+    counter::{CounterValues, Stall, UncountedOperations},
+    environment::{HostLoad, LoadSource},
+    event::{Event, StageRange},
+};
+
+use super::*;
+use crate::{
+    kernels::{KernelRecord, counters::CounterRecord},
+    ledger::{FloorOf, Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage},
+    roofline::RooflinePoint,
+    stages::{DECODE, PREFILL, StageNote, experts::ExpertUse, stage_calls::StageCalls},
+    stats::Spread,
+};
+use sketches::*;
+
+/// Asserts that the rule fires on the first sketch and not on the second; returns its first
+/// finding.
+#[track_caller]
+fn fires(id: &str, on: (Analysis, Trace), not_on: (Analysis, Trace)) -> Finding {
+    let rule = rules().find(|rule| rule.id == id).unwrap_or_else(|| panic!("no rule {id}"));
+    let found = rule.apply(&on.0, &on.1);
+    assert_eq!(rule.apply(&not_on.0, &not_on.1), [], "{id} fires without its evidence");
+    assert_eq!(rule.apply(&Analysis::default(), &Trace::default()), [], "{id} fires on nothing");
+    let found = found.into_iter().next().unwrap_or_else(|| panic!("{id} does not fire"));
+    assert!(
+        !found.evidence.is_empty()
+            && found.advice.as_ref().is_some_and(|advice| !advice.is_empty()),
+        "{found:?}"
+    );
+    assert_eq!(
+        found.max_saving.is_some(),
+        rule.max_saving.is_some(),
+        "{id}: {:?}",
+        found.max_saving
+    );
+    found
+}
+
+#[test]
+fn a_launch_bound_decode_could_save_its_gaps_between_kernels() {
+    // Of 20 ms traced and 10 ms unprofiled, kernels take 4: of 10 they fill the unprofiled pass.
+    let found = fires("decode_launch_bound", (busy(4.0), no_trace()), (busy(10.0), no_trace()));
+    let saving = found.max_saving.clone().unwrap();
+    assert_eq!((saving.stage.as_str(), saving.ms, saving.pct.round()), (DECODE, Some(6.0), 60.0));
+    assert_eq!(
+        (found.evidence["source"].as_str(), found.message.contains("80 %")),
+        ("traced pass", true),
+        "{found:?}"
+    );
+    // Without an unprofiled pass the traced one decides alone.
+    let only = |ms| Analysis { only_traced: true, ..busy(ms) };
+    fires("decode_launch_bound", (only(10.0), no_trace()), (only(19.0), no_trace()));
+    let eager = |graph, device| {
+        let mut analysis = Analysis { start: start(device, graph, 0), ..analysis() };
+        analysis.stages.decode_steps = Some(2);
+        if device == "cpu" {
+            analysis.stage_gpu.totals.clear();
+        }
+        analysis
+    };
+    fires(
+        "decode_eager",
+        (eager(false, "cuda:0"), no_trace()),
+        (eager(true, "cuda:0"), no_trace()),
+    );
+    fires("decode_eager", (eager(false, "cuda:0"), no_trace()), (eager(false, "cpu"), no_trace()));
+}
+
+#[test]
+fn a_kernel_at_its_roof_could_save_its_own_share() {
+    let found = fires("at_memory_roof", under_roof(20.0, 85.0, 30.0), under_roof(20.0, 79.0, 30.0));
+    assert_eq!(found.max_saving.unwrap().ms, Some(2.0));
+    fires("at_memory_roof", under_roof(20.0, 85.0, 30.0), under_roof(4.0, 85.0, 30.0));
+    fires("at_compute_roof", under_roof(20.0, 30.0, 85.0), under_roof(20.0, 90.0, 85.0));
+}
+
+#[test]
+fn uncounted_tensor_work_is_reported() {
+    let with = |uncounted| {
+        let values =
+            CounterValues { tensor_pct: Some(40.0), uncounted, ..CounterValues::default() };
+        (profiled("gemm", 50.0, values), no_trace())
+    };
+    let tensor = || with(Some(UncountedOperations::TensorCores));
+    fires("tensor_work_uncounted", tensor(), with(None));
+    fires("tensor_work_uncounted", tensor(), with(Some(UncountedOperations::HalfPrecision)));
+}
+
+#[test]
+fn launches_that_no_counters_stand_for_are_reported() {
+    let with = |unlike_ms| {
+        let mut analysis = profiled("gemm", 50.0, CounterValues::default());
+        analysis.counters[0].unlike_ms = unlike_ms;
+        // Another record of the same launches.
+        analysis.counters.push(analysis.counters[0].clone());
+        (analysis, no_trace())
+    };
+    let found = fires("launches_unlike_profiled", with(Some(6.0)), with(Some(4.0)));
+    assert_eq!(found.evidence["its launches without counters, ms"], "6.000");
+    fires("launches_unlike_profiled", with(Some(6.0)), with(None));
+}
+
+/// A ledger of a decode of 10 ms with one cause of 3 ms in three kernels.
+fn with_cause(cause: LedgerCause, saving_ns: i64) -> Analysis {
+    let member = |kernel: &str, ns| LedgerMember {
+        stage: DECODE.into(),
+        cause,
+        operator: Some("op".into()),
+        kernel: Some(kernel.into()),
+        grid: None,
+        block: None,
+        calls: 1.0,
+        ns,
+        share_pct: None,
+        pass: "ncu".into(),
+        samples: 2,
+        evidence: "figures".into(),
+        max_saving_ns: ns,
+    };
+    let stage = LedgerStage {
+        stage: DECODE.into(),
+        measured_ns: 10 * MS,
+        traced_ns: Some(10 * MS),
+        steps: Some(2),
+        floor_of: Some(FloorOf::Model),
+        floor_ns: Some(5 * MS),
+        times_floor: Some(2.0),
+        ..LedgerStage::default()
+    };
+    let row = LedgerRow {
+        stage: DECODE.into(),
+        cause,
+        ns: 3 * MS,
+        step_ns: None,
+        share_pct: Some(30.0),
+        members: 3,
+        largest: None,
+        pass: "ncu".into(),
+        counter: "figures".into(),
+        samples: 6,
+        max_saving_ns: saving_ns,
+    };
+    let members = vec![member("a", MS), member("b", MS), member("a", MS)];
+    let ledger = Ledger { stages: vec![stage], rows: vec![row], members };
+    Analysis { ledger, ..Analysis::default() }
+}
+
+#[test]
+fn each_cause_of_the_ledger_is_one_finding_with_its_kernels() {
+    // The profiler's own work is not a saving.
+    let is_saving = |it: &&LedgerCause| it.is_cause() && **it != LedgerCause::ProfilerOverhead;
+    for cause in LedgerCause::ALL.iter().filter(is_saving) {
+        let id = format!("ledger_{cause}");
+        let found = fires(
+            &id,
+            (with_cause(*cause, 2 * MS), no_trace()),
+            (with_cause(*cause, MS / 4), no_trace()),
+        );
+        let saving = found.max_saving.unwrap();
+        assert_eq!((saving.ms, saving.pct, saving.stage.as_str()), (Some(2.0), 20.0, DECODE));
+        assert_eq!(found.evidence["kernel (1)"], "a, 2.000 ms: figures", "kernels are grouped");
+        assert_eq!(found.evidence["kernel (2)"], "b, 1.000 ms: figures");
+    }
+    let mut small = with_cause(LedgerCause::Unexplained, 0);
+    small.ledger.rows[0].share_pct = Some(9.0);
+    fires(
+        "ledger_unexplained",
+        (with_cause(LedgerCause::Unexplained, 0), no_trace()),
+        (small, no_trace()),
+    );
+}
+
+#[test]
+fn findings_of_the_ledger_start_with_the_largest_saving() {
+    let mut analysis = with_cause(LedgerCause::Waves, 2 * MS);
+    let mut more = analysis.ledger.rows[0].clone();
+    (more.cause, more.max_saving_ns) = (LedgerCause::Latency, 3 * MS);
+    analysis.ledger.rows.push(more);
+    let found = findings(&analysis, &no_trace());
+    let causes: Vec<&str> =
+        found.iter().map(|it| it.id.as_str()).filter(|it| it.starts_with("ledger_")).collect();
+    assert_eq!(causes, ["ledger_latency", "ledger_waves"]);
+}
+
+#[test]
+fn heavy_parts_are_reported() {
+    let vision = |share| {
+        let mut analysis = analysis();
+        let ms = Spread::of([share / 10.0]).unwrap();
+        analysis.stages.notes = vec![StageNote {
+            part: "vision".into(),
+            inside: PREFILL.into(),
+            ms,
+            share_pct: Some(share),
+        }];
+        analysis
+    };
+    fires("vision_dominates_prefill", (vision(60.0), no_trace()), (vision(40.0), no_trace()));
+    let load = |seconds: i64| {
+        let mut analysis =
+            Analysis { start: start("cuda:0", false, seconds * 1000 * MS), ..analysis() };
+        analysis.stages.wall_ms = Spread::of([20.0]);
+        analysis
+    };
+    fires("load_dominates", (load(9), no_trace()), (load(4), no_trace()));
+    let first = |ms| Trace { baseline: ranges(PREFILL, &[ms, 10, 10]), ..Trace::default() };
+    fires("warmup_short", (analysis(), first(13)), (analysis(), first(11)));
+    let layers = |least: f64| {
+        let of = |(layer, distinct): (u32, f64)| {
+            let distinct = Spread::of([distinct]).unwrap();
+            ExpertUse { layer, stage: PREFILL.into(), distinct, total: 64, expected: None }
+        };
+        Analysis { experts: [(1, 60.0), (2, least), (3, 61.0)].map(of).to_vec(), ..analysis() }
+    };
+    fires("expert_imbalance", (layers(30.0), no_trace()), (layers(55.0), no_trace()));
+}
+
+#[test]
+fn the_work_of_kernels_is_taken_from_their_names() {
+    let of =
+        |name: &str, stage: &str| (with_kernels(vec![kernel(name, stage, 100, 10.0)]), no_trace());
+    let found = fires(
+        "kv_cache_copies",
+        of("CatArrayBatchedCopy", DECODE),
+        of("CatArrayBatchedCopy", PREFILL),
+    );
+    assert_eq!(found.max_saving.unwrap().ms, Some(1.0), "a tenth of the stage's 10 ms");
+    fires("kv_cache_copies", of("CatArrayBatchedCopy", DECODE), of("index_copy_kernel", DECODE));
+    let mut fixed = of("CatArrayBatchedCopy", DECODE);
+    fixed.0.stage_gpu.totals.iter_mut().for_each(|it| it.graph_launches = Some(1));
+    fires("kv_cache_copies", of("CatArrayBatchedCopy", DECODE), fixed);
+    let tiny = |total_ms| (with_kernels(vec![kernel("k", DECODE, 1000, total_ms)]), no_trace());
+    fires("tiny_kernels", tiny(2.0), tiny(50.0));
+    let variants = |name_variants| {
+        (
+            with_kernels(vec![KernelRecord { name_variants, ..kernel("k", DECODE, 12, 50.0) }]),
+            no_trace(),
+        )
+    };
+    fires("name_collisions", variants(12), variants(1));
+}
+
+#[test]
+fn gemms_that_fill_few_tiles_are_reported() {
+    fires("gemm_small", (gemm(1, 1280, 50.0), no_trace()), (gemm(1, 1280, 2.0), no_trace()));
+    fires(
+        "gemm_tiles_unfilled",
+        (gemm(129, 1280, 50.0), no_trace()),
+        (gemm(128, 1280, 50.0), no_trace()),
+    );
+}
+
+#[test]
+fn a_busy_host_is_reported_with_its_load() {
+    let load = |cpu_wait_pct, busy_pct| {
+        let load = HostLoad {
+            cpu_wait_pct,
+            source: LoadSource::Pressure,
+            load_start: Some(2.5),
+            load_end: None,
+            busy_pct,
+        };
+        let mut trace = no_trace();
+        trace.environment.load = Some(load);
+        (analysis(), trace)
+    };
+    let found = fires("host_busy", load(Some(93.4), 20), load(Some(19.9), 20));
+    assert!(found.message.contains("93.4 %"), "{}", found.message);
+    assert_eq!(found.evidence["load average at the start"], "2.50");
+    assert_eq!(found.evidence["threshold, %"], "20");
+    for none in [load(Some(93.4), 0), load(None, 20)] {
+        fires("host_busy", load(Some(20.0), 20), none);
+    }
+}
+
+#[test]
+fn at_least_24_rules_have_unique_ids() {
+    let ids: BTreeSet<&str> = rules().map(|rule| rule.id).collect();
+    let count = rules().count();
+    assert!(ids.len() == count && count >= 24, "{count} rules, {} ids", ids.len());
+    assert!(rules().all(|rule| !rule.fires_on.is_empty() && !rule.advice.is_empty()));
+}
+
+#[test]
+fn the_specification_lists_the_rules() {
+    let mut text = "# Findings\n\n\
+         The findings of an analysis. A rule fires only on its evidence, and gives the maximum \
+         time saved by its advice where that can be computed. This table is generated from the \
+         rules: `LLMPROF_BLESS=1 cargo test --package llmprof-analyze findings` writes it.\n\n\
+         | Id | Severity | Fires on | Advice | Max saving |\n\
+         | --- | --- | --- | --- | --- |\n"
+        .to_owned();
+    for rule in rules() {
+        text.push_str(&format!(
+            "| `{}` | {} | {} | {} | {} |\n",
+            rule.id,
+            rule.severity,
+            rule.fires_on,
+            rule.advice,
+            rule.max_saving.unwrap_or("unknown")
+        ));
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../specs/findings.md");
+    if std::env::var_os("LLMPROF_BLESS").is_some() {
+        fs::write(&path, &text).unwrap();
+    }
+    assert!(
+        fs::read_to_string(&path).is_ok_and(|kept| kept == text),
+        "specs/findings.md is out of date; run LLMPROF_BLESS=1 cargo test --package \
+         llmprof-analyze findings"
+    );
+}
+
+mod sketches;
+mod subjects;

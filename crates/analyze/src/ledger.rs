@@ -1,0 +1,372 @@
+//! The gap ledger: for each stage, the time that the hardware needs at least, the named causes of
+//! the rest, and what no evidence explains. The rows add up to the measured time in nanoseconds.
+//!
+//! Times of the device are those of the traced pass, scaled to one repeat of the unprofiled pass.
+//! The difference of the two passes is a row of its own and the only one that may be negative.
+//! `specs/formulas.md` has the formulas.
+
+mod causes;
+mod evidence;
+mod floors;
+mod kernel_floors;
+mod necessary;
+mod rows;
+mod sampled_values;
+mod scale;
+mod work;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::{evidence::tile_fills, necessary::work};
+
+use llmprof_core::{
+    domain::{dtype::Dtype, named_values::named_values},
+    trace::{framework::TimelineTool, nsys::NsysTrace},
+};
+
+use self::{
+    evidence::KernelEvidence,
+    floors::{Floors, Rates},
+    rows::StageRows,
+};
+use super::{
+    Analysis,
+    collectives::KernelWait,
+    cost::ModuleCost,
+    roofline::ceilings::DeviceCeilings,
+    timeline::gpu::split::{WindowSplit, WindowSplits},
+};
+use crate::stages::{DECODE, STAGES};
+
+named_values! {
+    /// A row of the ledger, in the order in which rows are listed and causes are assigned.
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    LedgerCause {
+        /// The time that the stage needs at least.
+        Floor = "floor",
+        /// Copies, fills and casts that no operator needs.
+        CopiesAndCasts = "copies_and_casts",
+        /// Kernels of collective operations until the last rank has started.
+        CollectiveWait = "collective_wait",
+        /// Kernels of collective operations from then on.
+        CollectiveTransfer = "collective_transfer",
+        /// Kernels of collective operations that are not joined across ranks.
+        Collectives = "collectives",
+        /// More bytes of device memory than necessary.
+        MoreBytes = "more_bytes",
+        /// Matrix products without tensor cores, or in a dtype with a lower ceiling.
+        TensorCores = "tensor_cores",
+        /// Parts of GEMM tiles without results.
+        Tiles = "tiles",
+        /// Too few blocks to fill the GPU: in the last wave, or in the whole grid.
+        Waves = "waves",
+        /// Instructions other than the operator's products keep the SMs busy.
+        Instructions = "instructions",
+        /// Traffic of caches and memory beyond the floor, such as activations between kernels.
+        MemoryTraffic = "memory_traffic",
+        /// Warps wait, and no unit is at its roof.
+        Latency = "latency",
+        /// Gaps while the profiler worked for itself, which no change of the program saves.
+        ProfilerOverhead = "profiler_overhead",
+        /// Gaps until the host called the launch.
+        GapHost = "gap_host",
+        /// Gaps while the launching call ran.
+        GapLaunch = "gap_launch",
+        /// Gaps while the host waited in the driver.
+        GapSync = "gap_sync",
+        /// Gaps while the host copied.
+        GapCopy = "gap_copy",
+        /// Gaps between two nodes of one launch of a CUDA graph.
+        GapInGraph = "gap_in_graph",
+        /// Gaps before work that was launched earlier.
+        GapQueued = "gap_queued",
+        /// Time in which only work of other stages ran.
+        OtherStages = "other_stages",
+        /// Time without evidence of a cause.
+        Unexplained = "unexplained",
+        /// Unprofiled time minus traced time.
+        PassDifference = "pass_difference",
+    }
+}
+
+impl LedgerCause {
+    /// True for a cause of time above the floor.
+    pub fn is_cause(self) -> bool {
+        !matches!(self, Self::Floor | Self::Unexplained | Self::PassDifference)
+    }
+
+    /// True for idle time of the GPU by the program.
+    pub fn is_gap(self) -> bool {
+        (Self::GapHost..=Self::GapQueued).contains(&self)
+    }
+
+    /// The cause in words, after "largest cause:".
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Floor => "the floor",
+            Self::CopiesAndCasts => "copies, fills and casts",
+            Self::CollectiveWait => "waiting for other ranks in collective operations",
+            Self::CollectiveTransfer => "transfer of collective operations",
+            Self::Collectives => "collective operations",
+            Self::MoreBytes => "more bytes than necessary",
+            Self::TensorCores => "products without the tensor cores' rate",
+            Self::Tiles => "partial tiles",
+            Self::Waves => "too few blocks to fill the GPU",
+            Self::Instructions => "instructions besides the products",
+            Self::MemoryTraffic => "traffic of activations",
+            Self::Latency => "latency that the warps do not hide",
+            Self::ProfilerOverhead => "the profiler's own work",
+            Self::GapHost => "gaps in which the host launched nothing",
+            Self::GapLaunch => "gaps while launching",
+            Self::GapSync => "gaps in synchronising calls",
+            Self::GapCopy => "gaps in copying calls",
+            Self::GapInGraph => "gaps inside a CUDA graph",
+            Self::GapQueued => "gaps before work already launched",
+            Self::OtherStages => "work of other stages",
+            Self::Unexplained => "unexplained",
+            Self::PassDifference => "difference of the passes",
+        }
+    }
+}
+
+named_values! {
+    /// Source of a floor.
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    FloorOf {
+        /// FLOPs and bytes of the model's operators.
+        Model = "model",
+        /// FLOPs and bytes counted in the kernels: what they do, not what is necessary.
+        Kernels = "kernels",
+    }
+}
+
+/// One stage of the ledger. Times are nanoseconds of one repeat.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct LedgerStage {
+    pub stage: String,
+    /// Mean of the unprofiled repeats; of the traced ones where there is no other pass.
+    pub measured_ns: i64,
+    /// Time on the GPU in the traced pass; `None` without a timeline.
+    pub traced_ns: Option<i64>,
+    /// Decode steps of one repeat.
+    pub steps: Option<u64>,
+    /// `None` where no floor is known.
+    pub floor_of: Option<FloorOf>,
+    pub floor_ns: Option<i64>,
+    /// `measured_ns / floor_ns`.
+    pub times_floor: Option<f64>,
+    /// `measured` on this device or of the `datasheet`; `None` where unknown or not used.
+    pub flops_ceiling: Option<String>,
+    pub bytes_ceiling: Option<String>,
+    /// Operators whose kernels took less than their floor, which is then their time, and the
+    /// difference.
+    pub capped_operators: u64,
+    pub capped_ns: i64,
+    /// Part of the floor that could overlap: operators limited by FLOPs next to those limited by
+    /// bytes. Not subtracted.
+    pub overlap_ns: i64,
+    /// Share of the kernel time whose kernels have counters or samples, percent.
+    pub evidence_pct: Option<f64>,
+    /// Figures that are missing, each with its remedy.
+    pub missing: Vec<String>,
+}
+
+/// One cause in one stage, over all its kernels or gaps.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LedgerRow {
+    pub stage: String,
+    pub cause: LedgerCause,
+    pub ns: i64,
+    /// Nanoseconds of one decode step.
+    pub step_ns: Option<f64>,
+    /// Of the measured time, percent.
+    pub share_pct: Option<f64>,
+    /// Kernels or gaps of the row, and the largest of them.
+    pub members: u64,
+    pub largest: Option<String>,
+    /// Pass and counters of the evidence.
+    pub pass: String,
+    pub counter: String,
+    /// Profiled launches, samples of the GPU or gaps.
+    pub samples: u64,
+    /// Upper bound of what removing the cause saves; 0 for rows that are not causes.
+    pub max_saving_ns: i64,
+}
+
+/// A kernel or gap of a row.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LedgerMember {
+    pub stage: String,
+    pub cause: LedgerCause,
+    /// Path, layers rolled up; `None` outside all operators.
+    pub operator: Option<String>,
+    /// The kernel or copy; for a gap, the work that ended before it.
+    pub kernel: Option<String>,
+    pub grid: Option<[u32; 3]>,
+    pub block: Option<[u32; 3]>,
+    /// Launches or gaps of one repeat.
+    pub calls: f64,
+    pub ns: i64,
+    pub share_pct: Option<f64>,
+    /// Pass of the evidence.
+    pub pass: String,
+    pub samples: u64,
+    /// The figures that prove the cause.
+    pub evidence: String,
+    pub max_saving_ns: i64,
+}
+
+impl LedgerMember {
+    /// Operator and kernel in one text.
+    pub fn name(&self) -> String {
+        match (&self.operator, &self.kernel) {
+            (Some(operator), Some(kernel)) => format!("{kernel} of {operator}"),
+            (Some(name), None) | (None, Some(name)) => name.clone(),
+            (None, None) => String::new(),
+        }
+    }
+}
+
+/// The ledgers of all stages.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Ledger {
+    pub stages: Vec<LedgerStage>,
+    /// By stage, in the order of [`LedgerCause`].
+    pub rows: Vec<LedgerRow>,
+    /// By stage and cause, largest first.
+    pub members: Vec<LedgerMember>,
+}
+
+impl Ledger {
+    /// The same ledger, of a timeline by another profiler than nsys.
+    pub fn recorded_by(mut self, tool: TimelineTool) -> Self {
+        if tool != TimelineTool::Nsys {
+            let passes = self.rows.iter_mut().map(|it| &mut it.pass);
+            for pass in passes.chain(self.members.iter_mut().map(|it| &mut it.pass)) {
+                *pass = pass.replace(TimelineTool::Nsys.as_str(), tool.as_str());
+            }
+        }
+        self
+    }
+
+    /// The rows of one stage.
+    pub fn of_stage<'a>(&'a self, stage: &'a str) -> impl Iterator<Item = &'a LedgerRow> {
+        self.rows.iter().filter(move |it| it.stage == stage)
+    }
+
+    /// The causes of one stage, largest saving first: tracing lengthens gaps.
+    pub fn causes<'a>(&'a self, stage: &'a str) -> Vec<&'a LedgerRow> {
+        let mut causes: Vec<&LedgerRow> =
+            self.of_stage(stage).filter(|it| it.cause.is_cause() && it.ns > 0).collect();
+        causes.sort_by_key(|it| std::cmp::Reverse((it.max_saving_ns, it.ns)));
+        causes
+    }
+
+    /// The members of one row, largest first.
+    pub fn members<'a>(
+        &'a self,
+        stage: &'a str,
+        cause: LedgerCause,
+    ) -> impl Iterator<Item = &'a LedgerMember> {
+        self.members.iter().filter(move |it| it.stage == stage && it.cause == cause)
+    }
+}
+
+/// Inputs that are not part of the analysis.
+pub struct LedgerInput<'a> {
+    pub nsys: Option<&'a NsysTrace>,
+    pub splits: &'a WindowSplits,
+    /// Work of one repeat by operator; `None` where the model is unknown.
+    pub work: Option<Vec<ModuleCost>>,
+    /// Dtype of the model; `None` where it is unknown.
+    pub dtype: Option<Dtype>,
+    pub ceilings: &'a DeviceCeilings<'a>,
+    /// Waiting of collective operations by stage and kernel.
+    pub waits: &'a BTreeMap<(String, u32), KernelWait>,
+    /// Share of the tiles of GEMM kernels with results, percent, by stage, kernel and grid.
+    pub tile_fill: evidence::TileFills,
+}
+
+/// Computes the ledger of every stage with a time.
+pub fn ledger(analysis: &Analysis, input: &LedgerInput) -> Ledger {
+    let rates = Rates::of(input.dtype, input.ceilings);
+    let gpu = input.nsys.and_then(|nsys| nsys.target.gpus.first());
+    let l2_bytes = gpu.and_then(|gpu| gpu.l2_bytes);
+    let evidence = KernelEvidence::of(analysis, input, gpu);
+    let mut names: Vec<&str> = STAGES.to_vec();
+    names.extend(
+        input
+            .splits
+            .stages
+            .iter()
+            .map(|it| it.stage.as_str())
+            .filter(|it| !it.is_empty() && !STAGES.contains(it)),
+    );
+    let mut ledger = Ledger::default();
+    for stage in names {
+        let split = input.splits.stages.iter().find(|it| it.stage == stage);
+        let split = split.filter(|_| is_complete(analysis, stage));
+        let Some(times) = StageTimes::of(analysis, stage, split) else { continue };
+        let floors = Floors::of(stage, input.work.as_deref(), &rates, l2_bytes);
+        if times.split.is_none() && !floors.is_model {
+            continue;
+        }
+        let rows = StageRows { times: &times, floors: &floors, evidence: &evidence, rates: &rates };
+        rows.add_to(input, &mut ledger);
+    }
+    ledger
+}
+
+/// True if the timeline of the stage is complete and attributed.
+fn is_complete(analysis: &Analysis, stage: &str) -> bool {
+    let total = analysis.stage_gpu.totals.iter().find(|it| it.stage == stage);
+    total.is_some_and(|it| it.busy_ms.is_some())
+}
+
+/// Factor from the sum over all windows of a stage to the mean window of one instance on one GPU.
+/// Where instances overlap on a GPU, its window has their common time once.
+fn mean_window(split: &WindowSplit) -> scale::Fraction {
+    let [all, once] = [split.instances_ns, split.window_ns].map(|ns| ns.max(0) as u64);
+    scale::Fraction::new(1, split.windows).times(scale::Fraction::new(all, once))
+}
+
+/// Measured and traced time of one stage.
+struct StageTimes<'a> {
+    stage: &'a str,
+    measured_ns: i64,
+    steps: Option<u64>,
+    split: Option<&'a WindowSplit>,
+    /// Factor from the sum over all traced windows to one repeat.
+    scale: scale::Fraction,
+    is_only_traced: bool,
+}
+
+impl<'a> StageTimes<'a> {
+    fn of(analysis: &Analysis, stage: &'a str, split: Option<&'a WindowSplit>) -> Option<Self> {
+        let steps = analysis.stages.decode_steps.filter(|_| stage == DECODE);
+        let overhead = analysis.overhead.iter().find(|it| it.stage == stage);
+        let traced_steps = overhead.and_then(|it| it.steps);
+        let (steps_of_repeat, steps_of_window) = steps.zip(traced_steps).unwrap_or((1, 1));
+        let scale = split.map_or_else(Default::default, |it| {
+            let steps = scale::Fraction::new(steps_of_repeat, steps_of_window);
+            steps.times(mean_window(it))
+        });
+        let traced_ns = split.map(|it| scale.of(it.window_ns));
+        let row = analysis.stages.row(stage);
+        let measured_ns = row.map(|row| (row.ms.mean * 1e6).round() as i64).or(traced_ns)?;
+        let is_only_traced = analysis.only_traced || row.is_none();
+        (measured_ns > 0).then_some(Self {
+            stage,
+            measured_ns,
+            steps,
+            split,
+            scale,
+            is_only_traced,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,204 @@
+//! Floors of operators: the time of their FLOPs at the ceiling of their dtype, or of the bytes that
+//! have to move at the bandwidth, whichever is longer.
+
+use std::collections::BTreeMap;
+
+use llmprof_core::{
+    domain::dtype::Dtype,
+    trace::counter::{CounterValues, UncountedOperations},
+};
+
+use crate::{
+    cost::{ModuleCost, Traffic},
+    roofline::ceilings::DeviceCeilings,
+    stages::{DECODE, PREFILL},
+    stats::ratio,
+};
+
+/// A ceiling and its source.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rate {
+    pub per_s: f64,
+    /// `measured` on this device, or of the `datasheet`.
+    pub source: &'static str,
+}
+
+impl Rate {
+    /// Nanoseconds of `amount`.
+    pub fn ns(self, amount: f64) -> f64 {
+        ratio(amount * 1e9, self.per_s).unwrap_or(0.0)
+    }
+}
+
+/// The ceilings of the device that floors use.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Rates {
+    pub bytes: Option<Rate>,
+    /// FLOP/s by dtype.
+    pub flops: BTreeMap<String, Rate>,
+    /// Datasheet's bandwidth, to which sampled shares relate.
+    pub datasheet_bytes: Option<f64>,
+    /// Dtype of the model's operators.
+    pub dtype: String,
+}
+
+impl Rates {
+    pub fn of(dtype: Option<Dtype>, ceilings: &DeviceCeilings) -> Self {
+        let best = |measured: Option<f64>, datasheet: Option<f64>| {
+            let measured = measured.map(|per_s| Rate { per_s, source: "measured" });
+            measured.or(datasheet.map(|per_s| Rate { per_s, source: "datasheet" }))
+        };
+        let flops = |dtype: &str| {
+            let rate = best(ceilings.measured_flops(dtype), ceilings.datasheet_flops(dtype))?;
+            Some((dtype.to_owned(), rate))
+        };
+        Self {
+            bytes: best(ceilings.measured_bytes(), ceilings.datasheet_bytes()),
+            flops: ceilings.dtypes().into_iter().filter_map(flops).collect(),
+            datasheet_bytes: ceilings.datasheet_bytes(),
+            dtype: dtype.map(|dtype| dtype.to_string()).unwrap_or_default(),
+        }
+    }
+
+    /// Time of the operations of one launch at the ceiling of each dtype, without those that may be
+    /// loads of constants; `None` where the operations were not counted or a ceiling is unknown.
+    pub fn counted_ns(&self, values: &CounterValues) -> Option<f64> {
+        let may_be_constants = values.uncounted == Some(UncountedOperations::HalfPrecision);
+        if !values.flops_complete && !may_be_constants {
+            return None;
+        }
+        let time = |(format, flops): (&String, &f64)| {
+            if *flops <= 0.0 {
+                return Some(0.0);
+            }
+            let dtype = match format.as_str() {
+                "tensor_bf16" => "bf16",
+                "tensor_fp16" => "f16",
+                "fp32" | "fp16" => "f32",
+                _ => return None,
+            };
+            Some(self.flops.get(dtype)?.ns(*flops))
+        };
+        values.flops.iter().map(time).sum()
+    }
+}
+
+/// Floor of one operator in one repeat of a stage.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct OperatorFloor {
+    pub ns: f64,
+    /// FLOPs of matrix products.
+    pub flops: f64,
+    /// `None` for a share of a floor whose operators are not those of the capture.
+    pub bytes: Option<NecessaryBytes>,
+    /// Bytes take longer than FLOPs.
+    pub is_memory_bound: bool,
+    /// Name in place of the operator's path.
+    pub name: Option<&'static str>,
+}
+
+/// Bytes of the calls of operators.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct NecessaryBytes {
+    /// Bytes that have to move.
+    pub needed: f64,
+    /// All operands and results.
+    pub all: f64,
+}
+
+impl OperatorFloor {
+    /// The floor of several operators together.
+    pub fn sum<'a>(floors: impl Iterator<Item = &'a Self>) -> Self {
+        let mut sum = Self { bytes: Some(NecessaryBytes::default()), ..Self::default() };
+        let mut memory_ns = 0.0;
+        for floor in floors {
+            sum.ns += floor.ns;
+            sum.flops += floor.flops;
+            sum.bytes = sum.bytes.zip(floor.bytes).map(|(sum, more)| NecessaryBytes {
+                needed: sum.needed + more.needed,
+                all: sum.all + more.all,
+            });
+            memory_ns += if floor.is_memory_bound { floor.ns } else { 0.0 };
+        }
+        sum.is_memory_bound = memory_ns * 2.0 >= sum.ns;
+        sum
+    }
+
+    /// A share of a floor, from 0 to 1.
+    pub fn share(self, share: f64) -> Self {
+        let bytes = self.bytes.filter(|_| share >= 1.0);
+        Self { ns: self.ns * share, flops: self.flops * share, bytes, ..self }
+    }
+}
+
+/// Floors of the operators of one stage, by path with layers rolled up.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Floors {
+    pub operators: BTreeMap<String, OperatorFloor>,
+    /// True if the model's work is known.
+    pub is_model: bool,
+    pub missing: Vec<String>,
+}
+
+impl Floors {
+    pub fn of(
+        stage: &str,
+        work: Option<&[ModuleCost]>,
+        rates: &Rates,
+        l2_bytes: Option<u64>,
+    ) -> Self {
+        let mut floors = Self::default();
+        let (Some(work), true) = (work, [PREFILL, DECODE].contains(&stage)) else { return floors };
+        let Some(bytes_rate) = rates.bytes else {
+            floors.missing.push(
+                "The device's bandwidth is unknown, so no floor is: add the device to \
+                 conf/devices.toml."
+                    .into(),
+            );
+            return floors;
+        };
+        let flops_rate = rates.flops.get(&rates.dtype);
+        if flops_rate.is_none() {
+            floors.missing.push(format!(
+                "No ceiling of products in {} is known: floors are those of bytes alone. Add the \
+                 device to conf/devices.toml.",
+                rates.dtype
+            ));
+        }
+        if l2_bytes.is_none() {
+            floors.missing.push(
+                "The size of the L2 cache is unknown: activations between operators are not part \
+                 of the floor. Trace with nsys, whose export has it."
+                    .into(),
+            );
+        }
+        for row in work {
+            let (flops, traffic) = match stage {
+                PREFILL => (row.prefill_flops as f64, &row.prefill),
+                _ => (row.decode_flops as f64, &row.decode),
+            };
+            let needed = needed_bytes(traffic, l2_bytes);
+            let flops_ns = flops_rate.map_or(0.0, |rate| rate.ns(flops));
+            let bytes_ns = bytes_rate.ns(needed);
+            let floor = floors.operators.entry(row.path.clone()).or_default();
+            floor.ns += flops_ns.max(bytes_ns);
+            floor.flops += flops;
+            let bytes = floor.bytes.get_or_insert_default();
+            bytes.needed += needed;
+            bytes.all += traffic.bytes as f64;
+            floor.is_memory_bound = bytes_ns >= flops_ns;
+        }
+        // Without decode steps there is no work of decode, and no floor.
+        floors.is_model = floors.operators.values().any(|floor| floor.ns > 0.0);
+        floors
+    }
+}
+
+/// Bytes that calls have to move: weights and cache, and of the activations of each call those that
+/// the L2 cache cannot hold.
+fn needed_bytes(traffic: &Traffic, l2_bytes: Option<u64>) -> f64 {
+    let fixed = traffic.weight_bytes + traffic.kv_read_bytes + traffic.kv_written_bytes;
+    let per_call = ratio(traffic.activation_bytes as f64, traffic.calls as f64).unwrap_or(0.0);
+    let beyond = l2_bytes.map_or(0.0, |l2| (per_call - l2 as f64).max(0.0));
+    fixed as f64 + beyond * traffic.calls as f64
+}

@@ -1,0 +1,291 @@
+//! Rows and members of one stage.
+
+use std::collections::BTreeSet;
+
+use super::{
+    FloorOf, Ledger, LedgerCause, LedgerInput, LedgerMember, LedgerRow, LedgerStage, StageTimes,
+    evidence::{KernelEvidence, SAMPLED_PASS},
+    floors::{Floors, OperatorFloor, Rate, Rates},
+    work::StageSums,
+};
+use crate::stats::{percent, ratio};
+
+/// Members of a row that are listed; the rest is one more.
+const MAX_MEMBERS: usize = 200;
+/// Sources of the floor of a model.
+pub const MODEL_SOURCES: &str = "FLOPs and bytes of the model, ceilings";
+
+/// Everything that the rows of one stage are made from.
+pub struct StageRows<'a> {
+    pub times: &'a StageTimes<'a>,
+    pub floors: &'a Floors,
+    pub evidence: &'a KernelEvidence<'a>,
+    pub rates: &'a Rates,
+}
+
+impl StageRows<'_> {
+    /// Adds the stage with its rows and members.
+    pub fn add_to(&self, input: &LedgerInput, ledger: &mut Ledger) {
+        let mut sums = StageSums::default();
+        let mut missing = self.floors.missing.clone();
+        let traced_ns = match self.times.split.zip(input.nsys) {
+            Some((split, nsys)) => {
+                self.add_work(split, nsys, input, &mut sums);
+                self.add_missing(&sums, &mut missing);
+                Some(self.times.scale.of(split.window_ns))
+            }
+            None => {
+                self.add_untraced(&mut sums);
+                missing.push(
+                    "No complete timeline of the stage: its time above the floor is unexplained. \
+                     Trace it with nsys, and read the findings on the capture."
+                        .into(),
+                );
+                None
+            }
+        };
+        let measured_ns = self.times.measured_ns;
+        let difference = traced_ns.map_or(0, |traced| measured_ns - traced);
+        let mut difference_of = self.member(LedgerCause::PassDifference, None, None);
+        difference_of.ns = difference;
+        difference_of.evidence = match self.times.is_only_traced {
+            true => {
+                "time of the stage minus its windows on the GPUs, whose overlaps count once".into()
+            }
+            false => "unprofiled minus traced time".into(),
+        };
+        sums.add(difference_of, "time of the stage");
+        limit_gap_savings(&mut sums.members, difference);
+        let floor_ns: i64 = of_cause(&sums.members, LedgerCause::Floor).map(|it| it.ns).sum();
+        let floor_of = match (self.floors.is_model, sums.is_any_floor) {
+            (true, _) => Some(FloorOf::Model),
+            (false, true) => Some(FloorOf::Kernels),
+            (false, false) => None,
+        };
+        let source = |rate: Option<&Rate>| rate.map(|it| it.source.to_owned());
+        ledger.stages.push(LedgerStage {
+            stage: self.times.stage.into(),
+            measured_ns,
+            traced_ns,
+            steps: self.times.steps,
+            floor_of,
+            floor_ns: floor_of.map(|_| floor_ns),
+            times_floor: floor_of.and_then(|_| ratio(measured_ns as f64, floor_ns as f64)),
+            flops_ceiling: source(self.rates.flops.get(&self.rates.dtype)),
+            bytes_ceiling: source(self.rates.bytes.as_ref()),
+            capped_operators: sums.capped,
+            capped_ns: sums.capped_ns,
+            overlap_ns: sums.compute_ns.min(sums.memory_ns),
+            evidence_pct: percent(sums.proven_ns as f64, sums.kernel_ns as f64),
+            missing,
+        });
+        self.add_rows(sums, ledger);
+    }
+
+    fn add_missing(&self, sums: &StageSums, missing: &mut Vec<String>) {
+        if !self.floors.is_model && !sums.is_any_floor {
+            missing.push(
+                "No floor: neither the model nor the FLOPs and bytes of the kernels are known. \
+                 Collect counters with ncu, or state the model (model_config)."
+                    .into(),
+            );
+        }
+        let without = percent(sums.without_floor_ns as f64, sums.kernel_ns as f64);
+        if let Some(pct) = without.filter(|pct| sums.is_any_floor && *pct >= 0.5) {
+            missing.push(format!(
+                "Kernels of {pct:.0} % of the kernel time have no floor, for their FLOPs or bytes \
+                 are unknown: the stage's floor is at least the one of the others. Collect \
+                 counters with ncu."
+            ));
+        }
+        if sums.proven_ns == 0 && sums.kernel_ns > 0 {
+            missing.push(
+                "No counters and no samples of the stage's kernels: causes inside kernels are \
+                 unknown. Collect counters with ncu, or samples with nsys."
+                    .into(),
+            );
+        }
+    }
+
+    /// Floor and rest of a stage without a timeline.
+    fn add_untraced(&self, sums: &mut StageSums) {
+        let mut left = self.times.measured_ns;
+        for (path, floor) in &self.floors.operators {
+            let mut member = self.member(LedgerCause::Floor, Some(path.clone()), None);
+            let wanted = floor.ns.round() as i64;
+            member.ns = wanted.clamp(0, left);
+            sums.capped += u64::from(wanted > member.ns);
+            sums.capped_ns += wanted - member.ns;
+            member.evidence = floor_text(floor);
+            left -= member.ns;
+            if member.ns > 0 {
+                sums.add(member, MODEL_SOURCES);
+            }
+        }
+        let mut rest = self.member(LedgerCause::Unexplained, None, None);
+        rest.ns = left;
+        rest.evidence = "no timeline".into();
+        sums.add(rest, "");
+    }
+
+    pub fn member(
+        &self,
+        cause: LedgerCause,
+        operator: Option<String>,
+        kernel: Option<String>,
+    ) -> LedgerMember {
+        LedgerMember {
+            stage: self.times.stage.into(),
+            cause,
+            operator,
+            kernel,
+            grid: None,
+            block: None,
+            calls: 0.0,
+            ns: 0,
+            share_pct: None,
+            pass: pass_of(cause, self.times.is_only_traced).into(),
+            samples: 0,
+            evidence: String::new(),
+            max_saving_ns: 0,
+        }
+    }
+
+    /// Sums the members to rows.
+    fn add_rows(&self, sums: StageSums, ledger: &mut Ledger) {
+        let StageSums { mut members, sources, .. } = sums;
+        let stage_samples = self.evidence.stage_samples(self.times.stage);
+        let share = |ns: i64| percent(ns as f64, self.times.measured_ns as f64);
+        members.iter_mut().for_each(|it| it.share_pct = share(it.ns));
+        members.sort_by(|a, b| {
+            let name =
+                |it: &LedgerMember| (it.operator.clone(), it.kernel.clone(), it.grid, it.block);
+            (a.cause, b.ns).cmp(&(b.cause, a.ns)).then_with(|| name(a).cmp(&name(b)))
+        });
+        for cause in LedgerCause::ALL {
+            let of: Vec<&LedgerMember> = of_cause(&members, *cause).collect();
+            let ns = of.iter().map(|it| it.ns).sum::<i64>();
+            let is_absent = *cause == LedgerCause::Floor || cause.is_cause();
+            if ns == 0 && is_absent {
+                continue;
+            }
+            let passes: BTreeSet<&str> = of
+                .iter()
+                .filter(|it| it.ns != 0)
+                .map(|it| it.pass.as_str())
+                .filter(|it| !it.is_empty())
+                .collect();
+            let saving: i64 = of.iter().map(|it| it.max_saving_ns).sum();
+            ledger.rows.push(LedgerRow {
+                stage: self.times.stage.into(),
+                cause: *cause,
+                ns,
+                step_ns: self.times.steps.and_then(|steps| ratio_signed(ns, steps)),
+                share_pct: signed_share(ns, self.times.measured_ns),
+                members: of.iter().filter(|it| it.ns != 0).count() as u64,
+                largest: of.first().map(|it| it.name()).filter(|name| !name.is_empty()),
+                pass: join(&passes),
+                counter: sources.get(cause).map(join).unwrap_or_default(),
+                samples: samples(&of, stage_samples),
+                max_saving_ns: saving.min(self.times.measured_ns),
+            });
+            let listed = of.iter().filter(|it| it.ns != 0).take(MAX_MEMBERS);
+            ledger.members.extend(listed.map(|it| (*it).clone()));
+            let beyond = of.iter().filter(|it| it.ns != 0).skip(MAX_MEMBERS);
+            ledger.members.extend(summed(beyond));
+        }
+    }
+}
+
+fn join(names: &BTreeSet<&str>) -> String {
+    names.iter().copied().collect::<Vec<_>>().join(", ")
+}
+
+/// Profiled launches and gaps of members, and their samples of the GPU: one sample overlaps several
+/// kernels, so these are at most all samples of the stage.
+fn samples(members: &[&LedgerMember], stage_samples: Option<u64>) -> u64 {
+    let sum = |is_sampled: bool| {
+        let of_kind = members.iter().filter(|it| (it.pass == SAMPLED_PASS) == is_sampled);
+        of_kind.map(|it| it.samples).sum::<u64>()
+    };
+    sum(false) + sum(true).min(stage_samples.unwrap_or(u64::MAX))
+}
+
+/// Members beyond the limit as one.
+fn summed<'a>(members: impl Iterator<Item = &'a &'a LedgerMember>) -> Option<LedgerMember> {
+    let mut all: Option<LedgerMember> = None;
+    let mut count = 0u64;
+    for it in members {
+        count += 1;
+        let Some(sum) = &mut all else {
+            all = Some((*it).clone());
+            continue;
+        };
+        sum.ns += it.ns;
+        sum.calls += it.calls;
+        sum.samples += it.samples;
+        sum.max_saving_ns += it.max_saving_ns;
+        sum.share_pct = sum.share_pct.zip(it.share_pct).map(|(a, b)| a + b);
+    }
+    let mut all = all?;
+    (all.operator, all.grid, all.block) = (None, None, None);
+    all.kernel = Some(format!("{count} others"));
+    all.evidence = String::new();
+    Some(all)
+}
+
+fn of_cause(members: &[LedgerMember], cause: LedgerCause) -> impl Iterator<Item = &LedgerMember> {
+    members.iter().filter(move |it| it.cause == cause)
+}
+
+fn ratio_signed(ns: i64, steps: u64) -> Option<f64> {
+    (steps > 0).then(|| ns as f64 / steps as f64)
+}
+
+fn signed_share(ns: i64, of: i64) -> Option<f64> {
+    (of > 0).then(|| 100.0 * ns as f64 / of as f64)
+}
+
+/// The work of a floor in words.
+pub fn floor_text(floor: &OperatorFloor) -> String {
+    let by = if floor.is_memory_bound { "bytes" } else { "FLOPs" };
+    match floor.bytes {
+        Some(bytes) => format!(
+            "{:.3} GFLOP, {:.2} MB necessary; limited by {by}",
+            floor.flops / 1e9,
+            bytes.needed / 1e6
+        ),
+        None => "share of the model's floor by time: the capture's ranges are not the model's \
+                 operators"
+            .into(),
+    }
+}
+
+/// The saving by all gaps is at most the idle time that the unprofiled pass can have. What it is
+/// faster by is the profiler's own work first.
+fn limit_gap_savings(members: &mut [LedgerMember], difference: i64) {
+    let gaps = || members.iter().filter(|it| it.cause.is_gap());
+    let all: i64 = gaps().map(|it| it.ns).sum();
+    let profiler: i64 = of_cause(members, LedgerCause::ProfilerOverhead).map(|it| it.ns).sum();
+    let faster = difference.saturating_add(profiler).min(0);
+    let possible = all.saturating_add(faster).max(0);
+    let Some(share) = ratio(possible as f64, all as f64) else { return };
+    for it in members.iter_mut().filter(|it| it.cause.is_gap()) {
+        it.max_saving_ns = (it.ns as f64 * share) as i64;
+    }
+}
+
+/// The pass that proves a cause; empty where it is that of a kernel's counters.
+const fn pass_of(cause: LedgerCause, is_only_traced: bool) -> &'static str {
+    use LedgerCause::*;
+    match (cause, is_only_traced) {
+        (Floor, false) => "unprofiled",
+        (PassDifference, false) => "unprofiled, nsys",
+        (
+            Floor | MoreBytes | TensorCores | Waves | Instructions | MemoryTraffic | Latency
+            | Unexplained,
+            _,
+        ) => "",
+        _ => "nsys",
+    }
+}

@@ -1,0 +1,382 @@
+//! Members of one stage from its traced windows: kernels by operator, copies and gaps.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use llmprof_core::trace::{
+    names::{base_name, signature},
+    nsys::{CopyKind, NsysTrace},
+};
+
+use super::{
+    LedgerCause, LedgerInput, LedgerMember,
+    causes::{self, AcrossRanks, KernelTime},
+    floors::OperatorFloor,
+    kernel_floors::place_floor,
+    rows::{MODEL_SOURCES, StageRows, floor_text},
+};
+use crate::{
+    kernels::kernel_classes::ClassCache,
+    stats::ratio,
+    timeline::gpu::split::{GapAfter, GapReason, WindowSplit, WorkKind, WorkOf},
+};
+
+/// Copies by kernels that write the KV cache, which a model needs.
+const CACHE_WRITES: [&str; 2] = ["reshape_and_cache", "index_copy"];
+/// Identity of work of one operator.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WorkName {
+    /// Name of a kernel without its template arguments, or of a copy.
+    pub name: String,
+    /// Its signature, where ncu profiled an instantiation with this launch configuration.
+    signature: String,
+    /// Grid and block; a copy or a graph has none.
+    pub launch: Option<([u32; 3], [u32; 3])>,
+    /// Class and whether it is a copy: kernels of one name differ in it by their arguments.
+    class: &'static str,
+    is_copy: bool,
+}
+
+/// Time of work of one operator in one repeat.
+#[derive(Debug, Clone, Default)]
+pub struct WorkGroup {
+    pub ns: i64,
+    alone_ns: i64,
+    pub calls: f64,
+    is_collective: bool,
+    /// Waiting and transfer, and the launches that they are of.
+    across_ranks: AcrossRanks,
+    /// A CUDA graph traced as a whole.
+    pub is_graph: bool,
+}
+
+impl WorkGroup {
+    /// Adds waiting and transfer of `ns` of a kernel, by their shares of its launches in the stage.
+    fn add_wait(&mut self, ns: i64, of: &WorkOf, stage: &str, input: &LedgerInput) {
+        let WorkKind::Kernel(kind) = of.kind else { return };
+        let Some(it) = input.waits.get(&(stage.to_owned(), kind)) else { return };
+        let share = |part: i64| ratio(part as f64, it.ns as f64).unwrap_or(0.0) * ns as f64;
+        let sums = &mut self.across_ranks;
+        sums.wait += share(it.wait_ns);
+        sums.transfer += share(it.transfer_ns);
+        sums.launches += it.launches;
+        sums.joined += it.joined;
+    }
+
+    /// Mean of its launches.
+    fn mean_ns(&self) -> i64 {
+        ratio(self.ns as f64, self.calls).unwrap_or(0.0).round() as i64
+    }
+
+    /// The parts as shares of the time.
+    fn across_ranks(&self) -> Option<AcrossRanks> {
+        let share = |ns: f64| ratio(ns, self.ns as f64).unwrap_or(0.0).min(1.0);
+        let it = Some(self.across_ranks).filter(|it| it.joined > 0)?;
+        Some(AcrossRanks { wait: share(it.wait), transfer: share(it.transfer), ..it })
+    }
+}
+
+/// Groups of one operator; the empty path is outside all operators.
+pub type OperatorGroups = BTreeMap<WorkName, WorkGroup>;
+
+/// Sums while the rows of a stage are built.
+#[derive(Default)]
+pub struct StageSums {
+    pub members: Vec<LedgerMember>,
+    /// Figures that prove each cause.
+    pub sources: BTreeMap<LedgerCause, BTreeSet<&'static str>>,
+    pub kernel_ns: i64,
+    pub proven_ns: i64,
+    pub capped: u64,
+    pub capped_ns: i64,
+    pub compute_ns: i64,
+    pub memory_ns: i64,
+    pub is_any_floor: bool,
+    /// Time of kernels without a floor of their own, where that of the stage is theirs.
+    pub without_floor_ns: i64,
+}
+
+impl StageSums {
+    /// Adds a member and the names of the figures that prove it.
+    pub fn add(&mut self, member: LedgerMember, sources: &'static str) {
+        let names = sources.split(", ").filter(|name| !name.is_empty());
+        self.sources.entry(member.cause).or_default().extend(names);
+        self.members.push(member);
+    }
+}
+
+impl StageRows<'_> {
+    /// Divides the traced windows.
+    pub fn add_work(
+        &self,
+        split: &WindowSplit,
+        nsys: &NsysTrace,
+        input: &LedgerInput,
+        sums: &mut StageSums,
+    ) {
+        let mut parts = self.times.scale.parts();
+        let mut operators: BTreeMap<String, OperatorGroups> = BTreeMap::new();
+        let mut classes = ClassCache::default();
+        let path = |of: &WorkOf| {
+            of.operator.and_then(|at| input.splits.operators.get(at as usize)).cloned()
+        };
+        // By names, not by the order of the kernels' records: parts round by their order.
+        let mut work: Vec<_> = split
+            .work
+            .iter()
+            .map(|(of, time)| {
+                let mut group = group_of(of, nsys, &mut classes);
+                group.0.signature = self.signature(of, &group.0, nsys);
+                (path(of).unwrap_or_default(), group, of, time)
+            })
+            .collect();
+        work.sort_by(|a, b| (&a.0, &a.1.0).cmp(&(&b.0, &b.1.0)));
+        for (path, (name, group), of, time) in work {
+            let at = operators.entry(path).or_default().entry(name).or_insert(group);
+            let ns = parts.next(time.ns);
+            at.ns += ns;
+            at.add_wait(ns, of, &split.stage, input);
+            at.alone_ns += self.times.scale.of(time.alone_ns).min(ns);
+            at.calls += time.calls as f64 * self.times.scale.ratio();
+        }
+        let named = |(gap, sum): (&GapAfter, &(u64, i64))| {
+            let after = gap.after.as_ref();
+            let name = after.map(|of| group_of(of, nsys, &mut classes).0.name);
+            (gap_cause(gap.reason), after.and_then(path), name, *sum)
+        };
+        let mut gaps: Vec<_> = split.gaps.iter().map(named).collect();
+        gaps.sort();
+        for (cause, path, name, (count, ns)) in gaps {
+            let mut member = self.member(cause, path, name);
+            member.ns = parts.next(ns);
+            member.max_saving_ns = if cause.is_gap() { member.ns } else { 0 };
+            member.calls = count as f64 * self.times.scale.ratio();
+            member.samples = count;
+            let mean_us = ratio(ns as f64 / 1e3, count as f64).unwrap_or(0.0);
+            member.evidence = match count {
+                1 => format!("one gap after this work, {mean_us:.1} us"),
+                _ => format!("{count} gaps after this work, {mean_us:.1} us on average"),
+            };
+            let is_profiler = cause == LedgerCause::ProfilerOverhead;
+            sums.add(member, if is_profiler { "the profiler's own records" } else { "CUDA calls" });
+        }
+        let mut other = self.member(LedgerCause::OtherStages, None, None);
+        other.ns = parts.next(split.other_ns);
+        other.evidence = "only work launched by other stages ran".into();
+        sums.add(other, "launching calls");
+        self.add_operators(&operators, sums);
+    }
+
+    /// Signature of a kernel whose counters depend on it.
+    fn signature(&self, of: &WorkOf, name: &WorkName, nsys: &NsysTrace) -> String {
+        let (WorkKind::Kernel(at), Some((grid, block))) = (of.kind, name.launch) else {
+            return String::new();
+        };
+        let launch = (self.times.stage, name.name.as_str(), grid, block);
+        if !self.evidence.has_counters_by_signature(launch) {
+            return String::new();
+        }
+        let full = nsys.kernels.kinds()[at as usize].full_name as usize;
+        nsys.strings.get(full).map(|full| signature(full)).unwrap_or_default()
+    }
+
+    /// Divides the time of each operator. Floors of operators without kernels of their own count
+    /// for graphs traced as a whole, and for kernels outside all operators.
+    fn add_operators(&self, operators: &BTreeMap<String, OperatorGroups>, sums: &mut StageSums) {
+        let floors = &self.floors.operators;
+        let without = floors.iter().filter(|(path, _)| !operators.contains_key(*path));
+        let without = OperatorFloor::sum(without.map(|(_, floor)| floor));
+        // Operators of another program have other names: the floor of all is divided by time.
+        let is_foreign = !operators.keys().any(|path| floors.contains_key(path));
+        let time = |groups: &OperatorGroups| -> i64 {
+            let counted = groups.iter().filter(|(name, it)| !name.is_copy && !it.is_collective);
+            counted.map(|(_, it)| it.ns).sum()
+        };
+        let all: i64 = operators.values().map(time).sum();
+        for (path, groups) in operators {
+            let share = match (is_foreign, path.is_empty()) {
+                (true, _) => ratio(time(groups) as f64, all as f64).unwrap_or(0.0),
+                (false, true) => 1.0,
+                (false, false) => 0.0,
+            };
+            let name = match (is_foreign, path.is_empty()) {
+                (true, true) if share < 1.0 => Some("outside all ranges"),
+                (true, true) => Some("all operators of the model"),
+                (false, true) => Some("operators without kernels of their own"),
+                (_, false) => None,
+            };
+            let pool = OperatorFloor { name, ..without.share(share) };
+            let pool = Some(pool).filter(|it| it.ns > 0.0);
+            self.add_operator(path, groups, floors.get(path).or(pool.as_ref()), sums);
+        }
+    }
+
+    fn add_operator(
+        &self,
+        path: &str,
+        groups: &OperatorGroups,
+        floor: Option<&OperatorFloor>,
+        sums: &mut StageSums,
+    ) {
+        let stage = self.times.stage;
+        let evidence: Vec<_> = groups
+            .iter()
+            .map(|(WorkName { name, signature, launch, .. }, group)| {
+                let launch = launch.map(|(grid, block)| (stage, name.as_str(), grid, block));
+                let of = |launch| self.evidence.launch(launch, signature, group.mean_ns());
+                launch.map(of).unwrap_or_default()
+            })
+            .collect();
+        // A copy is needed where the operator has nothing else.
+        let only_copies = groups.iter().all(|(name, it)| name.is_copy || it.is_collective);
+        let has_floor = floor.is_some_and(|it| it.ns > 0.0);
+        let mut kernels: Vec<KernelTime> = groups
+            .iter()
+            .zip(&evidence)
+            .map(|((name, group), evidence)| KernelTime {
+                ns: group.ns,
+                floor_ns: 0,
+                calls: group.calls,
+                class: name.class,
+                is_collective: group.is_collective,
+                across_ranks: group.across_ranks(),
+                is_needed: !name.is_copy || (only_copies && has_floor),
+                excess: None,
+                evidence: evidence.clone(),
+            })
+            .collect();
+        if self.floors.is_model {
+            place_floor(&mut kernels, floor, self.rates, sums);
+            self.place_excess(&mut kernels, floor);
+            self.add_floor_member(path, floor, &kernels, sums);
+        } else {
+            self.place_kernel_floors(path, groups, &mut kernels, sums);
+        }
+        let operator = Some(path.to_owned()).filter(|path| !path.is_empty());
+        for ((WorkName { name, launch, is_copy, .. }, group), kernel) in groups.iter().zip(&kernels)
+        {
+            if !is_copy && !group.is_graph {
+                sums.kernel_ns += group.ns;
+                sums.proven_ns += if kernel.evidence.pass.is_empty() { 0 } else { group.ns };
+            }
+            let mut alone = group.alone_ns;
+            for part in causes::assign(kernel, floor.filter(|_| self.floors.is_model), self.rates) {
+                let mut member = self.member(part.cause, operator.clone(), Some(name.clone()));
+                (member.grid, member.block) = launch.unzip();
+                member.calls = group.calls;
+                member.ns = part.ns;
+                if part.by_timeline {
+                    member.pass = "nsys".into();
+                }
+                if member.pass.is_empty() {
+                    member.samples = kernel.evidence.samples;
+                    member.pass = kernel.evidence.pass.into();
+                }
+                member.evidence = part.evidence;
+                if group.is_graph && part.cause == LedgerCause::Unexplained {
+                    member.evidence = "its kernels were not recorded: traced as a whole".into();
+                }
+                if part.cause.is_cause() {
+                    member.max_saving_ns = part.ns.min(alone);
+                    alone -= member.max_saving_ns;
+                }
+                sums.add(member, part.sources);
+            }
+        }
+    }
+
+    /// Time of bytes above the necessary ones. Replays with cold caches read all operands.
+    fn place_excess(&self, kernels: &mut [KernelTime], floor: Option<&OperatorFloor>) {
+        let Some(rate) = self.rates.bytes else { return };
+        if floor.is_some_and(|it| it.bytes.is_none()) {
+            return;
+        }
+        let bytes = |it: &KernelTime| it.evidence.bytes.map_or(0.0, |at| at.bytes * it.calls);
+        let counted: f64 = kernels.iter().filter(|it| it.is_needed).map(bytes).sum();
+        let is_cold = kernels.iter().any(|it| it.evidence.bytes.is_some_and(|bytes| bytes.is_cold));
+        let needed = floor.and_then(|it| it.bytes).unwrap_or_default();
+        let needed = if is_cold { needed.all.max(needed.needed) } else { needed.needed };
+        let floor_ns = floor.map_or(0.0, |it| it.ns);
+        let excess = rate.ns(counted) - rate.ns(needed).max(floor_ns);
+        if excess <= 0.0 || !excess.is_finite() {
+            return;
+        }
+        let text = format!("{:.2} MB moved, {:.2} MB necessary", counted / 1e6, needed / 1e6);
+        for it in kernels.iter_mut().filter(|it| it.is_needed) {
+            let share = ratio(bytes(it), counted).unwrap_or(0.0);
+            it.excess = (share > 0.0).then(|| (excess * share, text.clone()));
+        }
+    }
+
+    /// The floor that was placed into the kernels of one operator.
+    fn add_floor_member(
+        &self,
+        path: &str,
+        floor: Option<&OperatorFloor>,
+        kernels: &[KernelTime],
+        sums: &mut StageSums,
+    ) {
+        let ns = kernels.iter().map(|it| it.floor_ns).sum();
+        let Some(floor) = floor.filter(|_| ns > 0) else { return };
+        let name = floor.name.unwrap_or(path);
+        let mut member = self.member(LedgerCause::Floor, Some(name.into()), None);
+        member.ns = ns;
+        member.calls = kernels.iter().map(|it| it.calls).fold(0.0, f64::max);
+        member.evidence = floor_text(floor);
+        if floor.is_memory_bound {
+            sums.memory_ns += ns;
+        } else {
+            sums.compute_ns += ns;
+        }
+        sums.add(member, MODEL_SOURCES);
+    }
+}
+
+const fn gap_cause(reason: GapReason) -> LedgerCause {
+    match reason {
+        GapReason::Profiler => LedgerCause::ProfilerOverhead,
+        GapReason::Host => LedgerCause::GapHost,
+        GapReason::Launch => LedgerCause::GapLaunch,
+        GapReason::Sync => LedgerCause::GapSync,
+        GapReason::Copy => LedgerCause::GapCopy,
+        GapReason::InGraph => LedgerCause::GapInGraph,
+        GapReason::Queued => LedgerCause::GapQueued,
+        GapReason::Unknown => LedgerCause::Unexplained,
+    }
+}
+
+/// Name of work, and an empty group for it.
+fn group_of(of: &WorkOf, nsys: &NsysTrace, classes: &mut ClassCache) -> (WorkName, WorkGroup) {
+    let text = |at: u32| nsys.strings.get(at as usize).map_or("", String::as_str);
+    let mut group = WorkGroup::default();
+    let name = match of.kind {
+        WorkKind::Kernel(at) => {
+            let kind = &nsys.kernels.kinds()[at as usize];
+            let class = classes.of(kind.full_name, &nsys.strings);
+            let is_cache_write =
+                CACHE_WRITES.iter().any(|part| text(kind.full_name).contains(part));
+            group.is_collective = class.engine == Some("nccl");
+            WorkName {
+                name: base_name(text(kind.name)).to_owned(),
+                signature: String::new(),
+                launch: Some((kind.grid, kind.block)),
+                class: class.class,
+                is_copy: class.class == "copy" && !is_cache_write,
+            }
+        }
+        WorkKind::Graph => {
+            group.is_graph = true;
+            let name = "CUDA graph".into();
+            let signature = String::new();
+            WorkName { name, signature, launch: None, class: "graph", is_copy: false }
+        }
+        WorkKind::Copy(kind) => {
+            let name = match kind {
+                CopyKind::Set => "fill".to_owned(),
+                _ => format!("copy {}", kind.as_str()),
+            };
+            let signature = String::new();
+            WorkName { name, signature, launch: None, class: "copy", is_copy: true }
+        }
+    };
+    (name, group)
+}

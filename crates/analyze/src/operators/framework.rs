@@ -1,0 +1,324 @@
+//! Host times and work of the operators of a framework, from the calls of its profiler.
+//!
+//! An operator calls others: `aten::linear` calls `aten::addmm`. The FLOPs of one product are those
+//! of the innermost call with a formula, and only if it launched kernels, so that none counts
+//! twice.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use llmprof_core::trace::{event::OperatorCall, framework::OperatorSignature, nsys::NsysTrace};
+
+use super::{
+    CallKey, HostTimeSum, Operators, StageWork,
+    formulas::{OperatorWork, dtype, kind, work},
+    records,
+    rolled_paths::collapse,
+};
+use crate::{
+    kernels::{OUTSIDE, WARMUP, kernel_classes::ClassCache},
+    stages::{STAGES, Stages},
+    stats::percent,
+    timeline::{
+        framework_nests::{FrameworkIndex, NestItem, ThreadNest},
+        interval::covered_ns,
+        launches::{Cursor, LaunchIndex},
+        open_ranges::EXCLUDED,
+    },
+};
+
+/// Classes of kernels whose FLOPs count.
+const WORKING: [&str; 4] = ["gemm", "attention", "conv", "moe"];
+
+/// Sums the operators of a capture that its stages do not leave out.
+pub fn framework(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    index: &FrameworkIndex,
+    stages: &Stages,
+) -> Operators {
+    let works: Vec<Option<OperatorWork>> = trace.framework.signatures.iter().map(work).collect();
+    let launching = launching(index, trace);
+    let counted: Vec<Vec<bool>> = index
+        .threads
+        .iter()
+        .zip(&launching)
+        .map(|(thread, launching)| counted(thread, launching, trace, &works))
+        .collect();
+    let mut sums = FrameworkSums::default();
+    let mut calls = CallCache::default();
+    for (thread, counts) in index.threads.iter().zip(&counted) {
+        let stage_of = stage_names(thread, trace, launches);
+        let own = own_times(thread, trace);
+        for (entry, item) in thread.items.iter().enumerate() {
+            let stage = stage_of[entry];
+            if stage == WARMUP {
+                continue;
+            }
+            let (call, flops) = calls.of(*item, trace, &works);
+            let flops = if counts[entry] { flops } else { OperatorWork::default() };
+            (call.start_ns, call.end_ns) = item.span(trace);
+            (call.flops, call.bytes) = (flops.flops, flops.bytes);
+            if call.stage != stage {
+                call.stage = stage.to_owned();
+            }
+            let around = || thread.outer(entry as u32).filter(|it| stage_of[*it as usize] == stage);
+            let name = |it: u32| thread.name(trace, it);
+            let inside = around().any(|it| name(it) == call.path);
+            sums.add(call, own[entry], inside, || {
+                let rolled = collapse(&call.path);
+                around().any(|it| collapse(name(it)) == rolled)
+            });
+            if thread.outer(entry as u32).next().is_none() {
+                let spans = sums.spans.entry((stage, thread.thread)).or_default();
+                spans.push((call.start_ns, call.end_ns));
+            }
+        }
+    }
+    let mut operators = sums.finish(stages);
+    for stage in uncounted(trace, launches, index, &counted) {
+        // The rest of the stage's work is unknown.
+        operators.work.entry(stage).or_default().flops = 0;
+    }
+    operators.working_ns = Some(working_kernels(trace, launches, index, &counted));
+    operators
+}
+
+/// Kernel time inside the calls whose work counts, by stage and name.
+fn working_kernels(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    index: &FrameworkIndex,
+    counted: &[Vec<bool>],
+) -> BTreeMap<(String, String), i64> {
+    let mut sums: BTreeMap<(usize, &str), i64> = BTreeMap::new();
+    let places = index.kernels.iter().zip(launches.kernels.iter());
+    for (kernel, ((thread, innermost), (_, instance))) in trace.kernels.iter().zip(places) {
+        let Some(nest) = index.threads.get(*thread as usize) else { continue };
+        let mut around = std::iter::once(*innermost).chain(nest.outer(*innermost));
+        if let Some(entry) = around.find(|it| counted[*thread as usize][*it as usize]) {
+            let key = (launches.stage_number(instance), nest.name(trace, entry));
+            *sums.entry(key).or_default() += kernel.ns();
+        }
+    }
+    let named = |((number, name), ns): ((usize, &str), i64)| {
+        let stage = if number == 0 { "" } else { launches.stage_label(number) };
+        ((stage.to_owned(), name.to_owned()), ns)
+    };
+    sums.into_iter().map(named).collect()
+}
+
+/// Stages with products or attention outside the calls whose work counts.
+fn uncounted(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    index: &FrameworkIndex,
+    counted: &[Vec<bool>],
+) -> BTreeSet<String> {
+    let mut classes = ClassCache::default();
+    let mut found = BTreeSet::new();
+    for (at, (thread, entry)) in index.kernels.iter().enumerate() {
+        let kind = &trace.kernels.kinds()[trace.kernels.kind(at) as usize];
+        if !WORKING.contains(&classes.of(kind.full_name, &trace.strings).class) {
+            continue;
+        }
+        let is_counted = index.threads.get(*thread as usize).is_some_and(|nest| {
+            let counts = &counted[*thread as usize];
+            counts[*entry as usize] || nest.outer(*entry).any(|it| counts[it as usize])
+        });
+        if !is_counted {
+            found.insert(launches.stage(launches.kernels.get(at).1).to_owned());
+        }
+    }
+    found
+}
+
+/// For each thread, whether a kernel was launched inside each entry.
+fn launching(index: &FrameworkIndex, trace: &NsysTrace) -> Vec<Vec<bool>> {
+    // A trace without any kernel is of the CPU, where every call did its work.
+    let on_cpu = trace.kernels.is_empty();
+    let none = |it: &ThreadNest| vec![on_cpu; it.items.len()];
+    let mut launching: Vec<Vec<bool>> = index.threads.iter().map(none).collect();
+    for (thread, entry) in &index.kernels {
+        if let Some(of_thread) = launching.get_mut(*thread as usize) {
+            of_thread[*entry as usize] = true;
+        }
+    }
+    for (thread, launching) in index.threads.iter().zip(&mut launching) {
+        for entry in (0..launching.len()).rev() {
+            let parent = thread.nest.entries[entry].1 as usize;
+            if launching[entry] && parent < launching.len() {
+                launching[parent] = true;
+            }
+        }
+    }
+    launching
+}
+
+/// The entries whose work counts: the innermost ones with a formula that launched kernels.
+fn counted(
+    thread: &ThreadNest,
+    launching: &[bool],
+    trace: &NsysTrace,
+    works: &[Option<OperatorWork>],
+) -> Vec<bool> {
+    let has_work = |item: &NestItem| match item {
+        NestItem::Call(at) => works[trace.framework.get(*at as usize).signature as usize].is_some(),
+        NestItem::Range(_) => false,
+    };
+    let (mut counts, mut inside) = (vec![false; launching.len()], vec![false; launching.len()]);
+    for entry in (0..launching.len()).rev() {
+        counts[entry] = !inside[entry] && launching[entry] && has_work(&thread.items[entry]);
+        let parent = thread.nest.entries[entry].1 as usize;
+        if parent < inside.len() {
+            inside[parent] |= counts[entry] || inside[entry];
+        }
+    }
+    counts
+}
+
+/// The stage of each entry of a thread; empty outside every stage.
+fn stage_names<'a>(
+    thread: &ThreadNest,
+    trace: &NsysTrace,
+    launches: &'a LaunchIndex,
+) -> Vec<&'a str> {
+    let mut cursor = Cursor::default();
+    let stage = |item: &NestItem| {
+        let start = item.span(trace).0;
+        match cursor.at(thread.thread, start, |thread| launches.stages.on(thread)) {
+            EXCLUDED => OUTSIDE,
+            at => launches
+                .stages
+                .instances
+                .get(at as usize)
+                .map_or("", |it| launches.stages.labels[it.label].as_str()),
+        }
+    };
+    thread.items.iter().map(stage).collect()
+}
+
+/// Host time of each entry without those inside it.
+fn own_times(thread: &ThreadNest, trace: &NsysTrace) -> Vec<i64> {
+    let length = |item: &NestItem| {
+        let (start, end) = item.span(trace);
+        end - start
+    };
+    let mut own: Vec<i64> = thread.items.iter().map(length).collect();
+    for entry in 0..own.len() {
+        let parent = thread.nest.entries[entry].1 as usize;
+        if parent < own.len() {
+            own[parent] -= length(&thread.items[entry]);
+        }
+    }
+    own
+}
+
+/// One call per signature, reused for all calls of it.
+#[derive(Default)]
+struct CallCache {
+    signatures: Vec<Option<OperatorCall>>,
+    range: Option<OperatorCall>,
+}
+
+impl CallCache {
+    fn of(
+        &mut self,
+        item: NestItem,
+        trace: &NsysTrace,
+        works: &[Option<OperatorWork>],
+    ) -> (&mut OperatorCall, OperatorWork) {
+        match item {
+            NestItem::Call(at) => {
+                let at = trace.framework.get(at as usize).signature as usize;
+                self.signatures.resize(trace.framework.signatures.len(), None);
+                let call = self.signatures[at]
+                    .get_or_insert_with(|| call_of(&trace.framework.signatures[at]));
+                (call, works[at].unwrap_or_default())
+            }
+            NestItem::Range(at) => {
+                let call = self.range.get_or_insert_with(|| OperatorCall {
+                    op: "range".into(),
+                    ..call_of(&OperatorSignature::default())
+                });
+                call.path.clone_from(&trace.ranges[at as usize].name);
+                (call, OperatorWork::default())
+            }
+        }
+    }
+}
+
+fn call_of(signature: &OperatorSignature) -> OperatorCall {
+    OperatorCall {
+        path: signature.name.clone(),
+        op: kind(&signature.name).into(),
+        start_ns: 0,
+        end_ns: 0,
+        thread: 0,
+        captured: false,
+        warmup: false,
+        repeat: 0,
+        stage: String::new(),
+        shapes: signature.shapes.iter().filter(|it| !it.is_empty()).cloned().collect(),
+        dtype: dtype(signature).unwrap_or_default().into(),
+        flops: 0,
+        bytes: 0,
+    }
+}
+
+/// Sums under way.
+#[derive(Default)]
+struct FrameworkSums<'a> {
+    by_path: BTreeMap<CallKey, HostTimeSum>,
+    rolled: BTreeMap<CallKey, HostTimeSum>,
+    work: BTreeMap<String, StageWork>,
+    /// Outermost calls by stage and thread: stages of several threads may run at once.
+    spans: BTreeMap<(&'a str, i64), Vec<(i64, i64)>>,
+}
+
+impl FrameworkSums<'_> {
+    fn add(
+        &mut self,
+        call: &OperatorCall,
+        own_ns: i64,
+        inside: bool,
+        inside_rolled: impl Fn() -> bool,
+    ) {
+        // Calls inside one with FLOPs do its work.
+        let working_ns = if call.flops > 0 { call.end_ns - call.start_ns } else { 0 };
+        let own_path = self.by_path.entry(CallKey::of(call, call.path.clone())).or_default();
+        own_path.add(call, Some((own_ns, inside, working_ns)));
+        // Only names of modules have numbers.
+        let is_plain = !call.path.contains('.');
+        let (path, inside) = if is_plain {
+            (call.path.clone(), inside)
+        } else {
+            (collapse(&call.path), inside_rolled())
+        };
+        let rolled = self.rolled.entry(CallKey::of(call, path)).or_default();
+        rolled.add(call, Some((own_ns, inside, working_ns)));
+        // Bytes of a stage are unknown: only products have a formula.
+        if call.flops > 0 {
+            let work = self.work.entry(call.stage.clone()).or_default();
+            work.flops = work.flops.saturating_add(call.flops);
+        }
+    }
+
+    fn finish(mut self, stages: &Stages) -> Operators {
+        let total_ms = |stage: &str| stages.row(stage).map(|row| row.ms.mean * f64::from(row.ms.n));
+        let mut covered: BTreeMap<&str, i64> = BTreeMap::new();
+        for ((stage, _), spans) in self.spans {
+            *covered.entry(stage).or_default() += covered_ns(spans);
+        }
+        for stage in STAGES {
+            if let (Some(ns), Some(ms)) = (covered.get(stage), total_ms(stage)) {
+                let work = self.work.entry(stage.to_owned()).or_default();
+                work.covered_pct = percent(*ns as f64, ms * 1e6);
+            }
+        }
+        let (by_path, rolled) = (records(self.by_path, total_ms), records(self.rolled, total_ms));
+        Operators { by_path, rolled, work: self.work, working_ns: None }
+    }
+}
+
+#[cfg(test)]
+mod tests;

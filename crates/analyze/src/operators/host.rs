@@ -1,0 +1,268 @@
+//! Host times of operators: time of each call without nested calls, and sums over calls.
+//!
+//! A call nested in another of the same operator counts once.
+
+use std::collections::BTreeMap;
+
+use llmprof_core::{domain::units::Nanos, trace::event::OperatorCall};
+
+use super::{OperatorRecord, rolled_paths::RolledPaths};
+use crate::{
+    kernels::OUTSIDE,
+    stats::{percent, ratio},
+};
+
+/// Host time of one call, and its nesting.
+#[derive(Debug, Clone, Copy)]
+pub struct CallTime {
+    /// Time without nested calls, nanoseconds.
+    pub exclusive_ns: i64,
+    /// True when a call of the same path encloses it.
+    pub inside_path: bool,
+    /// True when a call of the same rolled-up path encloses it.
+    pub inside_rolled: bool,
+}
+
+/// Max enclosing calls searched for the same path.
+const MAX_ENCLOSING: usize = 64;
+
+/// Computes the time of each call without nested calls.
+pub fn exclusive_times(calls: &[&OperatorCall]) -> Vec<CallTime> {
+    let mut paths = RolledPaths::default();
+    let rolled: Vec<u32> = calls.iter().map(|call| paths.number(&call.path)).collect();
+    // Calls are written when they return: of two with the same times, the later one encloses the
+    // earlier.
+    let mut order: Vec<usize> = (0..calls.len()).collect();
+    order.sort_unstable_by(|&a, &b| {
+        let (x, y) = (calls[a], calls[b]);
+        x.start_ns.cmp(&y.start_ns).then(y.end_ns.cmp(&x.end_ns)).then(b.cmp(&a))
+    });
+    let inclusive = |call: &&OperatorCall| CallTime {
+        exclusive_ns: call.end_ns - call.start_ns,
+        inside_path: false,
+        inside_rolled: false,
+    };
+    let mut times: Vec<CallTime> = calls.iter().map(inclusive).collect();
+    // Start/end ranges inside a call may overlap.
+    let mut covered_until = vec![i64::MIN; calls.len()];
+    let mut threads: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
+    for index in order {
+        let open = threads.entry(calls[index].thread).or_default();
+        while open.last().is_some_and(|&outer| calls[outer].end_ns < calls[index].end_ns) {
+            open.pop();
+        }
+        // A zero-length call at the end of its predecessor takes no time from it in either order.
+        if let Some(&outer) = open.last() {
+            let from = calls[index].start_ns.max(covered_until[outer]);
+            times[outer].exclusive_ns -= (calls[index].end_ns - from).max(0);
+            covered_until[outer] = covered_until[outer].max(calls[index].end_ns);
+        }
+        let enclosing = || {
+            open.iter()
+                .rev()
+                .take(MAX_ENCLOSING)
+                .filter(|outer| calls[**outer].stage == calls[index].stage)
+        };
+        times[index].inside_path = enclosing().any(|outer| calls[*outer].path == calls[index].path);
+        times[index].inside_rolled = enclosing().any(|outer| rolled[*outer] == rolled[index]);
+        open.push(index);
+    }
+    times
+}
+
+/// Key of the calls summed in a record.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+pub struct CallKey {
+    pub stage: String,
+    pub path: String,
+    pub op: String,
+}
+
+impl CallKey {
+    /// The key of a call under `path`.
+    pub fn of(call: &OperatorCall, path: String) -> Self {
+        Self { stage: call.stage.clone(), path, op: call.op.clone() }
+    }
+}
+
+/// Sum of the calls of a record.
+#[derive(Default)]
+pub struct HostTimeSum {
+    calls: u64,
+    captured: u64,
+    /// Calls with a host time that are not inside a call of the same operator.
+    outer: u64,
+    total: Nanos,
+    own: Nanos,
+    /// Of the calls with FLOPs: the time over which rates are given.
+    working: Nanos,
+    flops: u64,
+    bytes: u64,
+    shapes: BTreeMap<Vec<Vec<u64>>, u64>,
+    dtype: String,
+}
+
+impl HostTimeSum {
+    /// Calls replayed by a graph, without any other figures.
+    pub fn captured(calls: u64) -> Self {
+        Self { calls, captured: calls, ..Self::default() }
+    }
+
+    /// Adds a call; `time` is its exclusive time, true when inside the same operator, and the time
+    /// of its FLOPs.
+    pub fn add(&mut self, call: &OperatorCall, time: Option<(i64, bool, i64)>) {
+        self.calls += 1;
+        match time {
+            Some((exclusive_ns, inside_itself, working_ns)) => {
+                // A nested call's time is already part of the outer call of the same operator.
+                if !inside_itself {
+                    self.total += Nanos(call.end_ns - call.start_ns);
+                    self.outer += 1;
+                }
+                self.own += Nanos(exclusive_ns);
+                self.working += Nanos(working_ns);
+            }
+            None => self.captured += 1,
+        }
+        self.flops = self.flops.saturating_add(call.flops);
+        self.bytes = self.bytes.saturating_add(call.bytes);
+        match self.shapes.get_mut(&call.shapes) {
+            Some(seen) => *seen += 1,
+            None => drop(self.shapes.insert(call.shapes.clone(), 1)),
+        }
+        if self.dtype.is_empty() {
+            self.dtype = call.dtype.clone();
+        }
+    }
+
+    /// The record of the summed calls.
+    pub fn record(self, key: CallKey, stage_ms: Option<f64>) -> OperatorRecord {
+        // Rates are given only when all calls have a host time.
+        let timed = (self.calls - self.captured) as f64;
+        let rate = |amount: u64| {
+            if amount == 0 || self.captured > 0 {
+                None
+            } else {
+                ratio(amount as f64, self.working.as_secs())
+            }
+        };
+        let host = |value: f64| (timed > 0.0).then_some(value);
+        // Outside the included ranges, enclosing ranges are summed by exclusive time alone.
+        let nested = |value: f64| host(value).filter(|_| key.stage != OUTSIDE);
+        OperatorRecord {
+            calls: self.calls,
+            captured_calls: self.captured,
+            inclusive_ms: nested(self.total.as_ms()),
+            mean_ms: ratio(self.total.as_ms(), self.outer as f64).and_then(nested),
+            exclusive_ms: host(self.own.as_ms()),
+            inclusive_pct: stage_ms.and_then(|stage| percent(nested(self.total.as_ms())?, stage)),
+            exclusive_pct: stage_ms.and_then(|stage| percent(host(self.own.as_ms())?, stage)),
+            device: None,
+            flops_per_s: rate(self.flops),
+            bytes_per_s: rate(self.bytes),
+            flops: self.flops,
+            bytes: self.bytes,
+            shape_variants: self.shapes.len() as u64,
+            shapes: self
+                .shapes
+                .into_iter()
+                .max_by_key(|(_, seen)| *seen)
+                .map(|(shapes, _)| shapes)
+                .unwrap_or_default(),
+            dtype: self.dtype,
+            path: key.path,
+            op: key.op,
+            stage: key.stage,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn call(path: &str, start_ns: i64, end_ns: i64) -> OperatorCall {
+        OperatorCall {
+            path: path.into(),
+            op: "range".into(),
+            start_ns,
+            end_ns,
+            thread: 0,
+            captured: false,
+            warmup: false,
+            repeat: 0,
+            stage: "prefill".into(),
+            shapes: vec![],
+            dtype: String::new(),
+            flops: 0,
+            bytes: 0,
+        }
+    }
+
+    #[test]
+    fn calls_of_threads_that_run_at_once_take_no_time_from_each_other() {
+        let on = |thread: i64, it: OperatorCall| OperatorCall { thread, ..it };
+        let calls = [
+            on(1, call("attn", 0, 30)),
+            on(2, call("attn", 0, 30)),
+            on(2, call("q", 5, 15)),
+            on(3, call("mlp", 1, 28)),
+        ];
+        let times = exclusive_times(&calls.iter().collect::<Vec<_>>());
+        let own: Vec<(i64, bool)> =
+            times.iter().map(|it| (it.exclusive_ns, it.inside_path)).collect();
+        assert_eq!(own, [(30, false), (20, false), (10, false), (27, false)]);
+    }
+
+    proptest! {
+        #[test]
+        fn exclusive_times_are_never_negative_and_depend_on_their_thread_alone(
+            spans in prop::collection::vec((1i64..4, 0i64..40, 1i64..30), 1..30)
+        ) {
+            let call = |(thread, start, ns): &(i64, i64, i64)| OperatorCall {
+                thread: *thread,
+                ..call("a", *start, start + ns)
+            };
+            let calls: Vec<OperatorCall> = spans.iter().map(call).collect();
+            let times = exclusive_times(&calls.iter().collect::<Vec<_>>());
+            for (it, time) in calls.iter().zip(&times) {
+                prop_assert!((0..=it.end_ns - it.start_ns).contains(&time.exclusive_ns));
+            }
+            for thread in 1..4 {
+                let own = calls.iter().filter(|it| it.thread == thread);
+                let alone = exclusive_times(&own.collect::<Vec<_>>());
+                let all = calls.iter().zip(&times).filter(|(it, _)| it.thread == thread);
+                let all: Vec<i64> = all.map(|(_, time)| time.exclusive_ns).collect();
+                prop_assert_eq!(alone.iter().map(|it| it.exclusive_ns).collect::<Vec<_>>(), all);
+            }
+        }
+    }
+
+    #[test]
+    fn an_operator_nested_in_itself_counts_its_time_once() {
+        let calls = [call("block", 0, 100), call("block", 10, 60), call("q", 20, 30)];
+        let times = exclusive_times(&calls.iter().collect::<Vec<_>>());
+        let mut sums: BTreeMap<CallKey, HostTimeSum> = BTreeMap::new();
+        for (call, time) in calls.iter().zip(times) {
+            let time = (time.exclusive_ns, time.inside_path, time.exclusive_ns);
+            sums.entry(CallKey::of(call, call.path.clone())).or_default().add(call, Some(time));
+        }
+        let records: Vec<OperatorRecord> =
+            sums.into_iter().map(|(key, sum)| sum.record(key, Some(100e-6))).collect();
+        let rows: Vec<_> = records
+            .iter()
+            .map(|it| {
+                (it.path.as_str(), it.calls, it.inclusive_ms, it.exclusive_ms, it.inclusive_pct)
+            })
+            .collect();
+        assert_eq!(
+            rows,
+            [
+                ("block", 2, Some(100e-6), Some(90e-6), Some(100.0)),
+                ("q", 1, Some(10e-6), Some(10e-6), Some(10.0))
+            ]
+        );
+    }
+}

@@ -1,0 +1,49 @@
+//! Operators of a pass of its own, under the profiler of PyTorch.
+
+use llmprof_core::trace::nsys::NsysTrace;
+
+use super::{Operators, attach, framework::framework};
+use crate::{
+    Analysis,
+    external_capture::CaptureEvents,
+    stages::{self, cold},
+    timeline::{launches::LaunchIndex, tables::TimelineTables},
+};
+
+/// Operators of one pass, and the repeats that it timed.
+#[derive(Debug, Clone, Default)]
+pub struct ProfiledOperators {
+    pub operators: Operators,
+    pub repeats: u32,
+}
+
+impl ProfiledOperators {
+    /// Operators of a trace by the profiler of PyTorch, by the stages of that trace; `None` without
+    /// any.
+    pub fn of(trace: &NsysTrace) -> Option<Self> {
+        let mut launches = LaunchIndex::of(trace);
+        cold::mark(trace, &mut launches);
+        let derived = CaptureEvents::of(trace, &launches, None);
+        let stages = stages::stages(&derived.by_kind());
+        let mut operators = framework(trace, &launches, launches.framework.as_ref()?, &stages);
+        let tables = TimelineTables::of(trace, &launches, &[]);
+        let events = (&derived.by_kind(), true);
+        attach(&mut operators, &tables.device, events, &tables.kernels.stages);
+        Some(Self { operators, repeats: stages.repeats })
+    }
+}
+
+impl Analysis {
+    /// The operators to list: those of the timed pass, else of the profiler of PyTorch.
+    pub fn listed_operators(&self) -> &Operators {
+        match &self.pytorch {
+            Some(pass) if self.lists_pytorch() => &pass.operators,
+            _ => &self.operators,
+        }
+    }
+
+    /// True if the listed operators are those of the profiler of PyTorch.
+    pub fn lists_pytorch(&self) -> bool {
+        self.pytorch.is_some() && self.operators.rolled.is_empty()
+    }
+}

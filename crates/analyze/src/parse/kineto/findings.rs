@@ -1,0 +1,207 @@
+//! Findings on what traces lack, and on what was left out.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+use llmprof_core::{
+    domain::finding::{Finding, Severity},
+    trace::nsys::NsysTrace,
+};
+
+use super::{
+    rows::{FileRows, Oddities},
+    text::Header,
+};
+
+/// Kernels from which whole microseconds are not a coincidence.
+const MIN_WHOLE: u64 = 10;
+
+/// Facts of one file.
+#[derive(Debug)]
+pub struct FileFacts {
+    name: String,
+    base_ns: Option<i64>,
+    bare: bool,
+    trace_id: Option<String>,
+    rank: Option<i64>,
+    world_size: Option<i64>,
+    kernels: u64,
+    odd: Oddities,
+}
+
+impl FileFacts {
+    pub fn of(path: &Path, header: &Header, rows: &FileRows) -> Self {
+        let odd = &rows.odd;
+        Self {
+            name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            base_ns: header.base_ns,
+            bare: header.bare,
+            trace_id: header.trace_id.clone().filter(|id| !id.is_empty()),
+            rank: header.distributed.as_ref().and_then(|it| it.rank.value),
+            world_size: header.distributed.as_ref().and_then(|it| it.world_size.value),
+            kernels: rows.kernels.len() as u64,
+            odd: Oddities { unknown: odd.unknown.clone(), ..*odd },
+        }
+    }
+}
+
+/// Findings on the files of a timeline.
+pub fn findings(files: &[FileFacts], trace: &NsysTrace) -> Vec<Finding> {
+    let sum = |count: fn(&Oddities) -> u64| files.iter().map(|it| count(&it.odd)).sum::<u64>();
+    let mut found = Vec::new();
+    let incomplete = sum(|it| it.incomplete);
+    if incomplete > 0 {
+        let message = format!(
+            "{incomplete} events of the trace were excluded: they have no name, no type, or no \
+             time that is a number."
+        );
+        found.push(
+            Finding::new("trace_events_incomplete", Severity::Warning, message)
+                .with("excluded", incomplete)
+                .advise("Record again without tools that rewrite the trace."),
+        );
+    }
+    let unpaired = sum(|it| it.unpaired);
+    let unknown: u64 = files.iter().flat_map(|it| it.odd.unknown.values()).sum();
+    if unpaired + unknown > 0 {
+        found.push(unread(files, unpaired, unknown));
+    }
+    let quoted = sum(|it| it.quoted);
+    if quoted > 0 {
+        let message = format!("{quoted} numbers of the trace are written as text; they were read.");
+        found.push(
+            Finding::new("trace_numbers_quoted", Severity::Info, message)
+                .advise("A tool rewrote the trace: check that it kept all digits of the times."),
+        );
+    }
+    let repaired = sum(|it| it.repaired);
+    if repaired > 0 {
+        let message = format!(
+            "{repaired} names of the trace have quotes or line ends without a backslash, so it is \
+             not JSON; they were read with them."
+        );
+        found.push(
+            Finding::new("trace_names_repaired", Severity::Info, message)
+                .with("repaired", repaired)
+                .advise("Record with a version of PyTorch in which issue 146900 is fixed."),
+        );
+    }
+    found.extend(coarse(files, sum(|it| it.whole)));
+    if files.iter().any(|it| it.bare) {
+        let message = "The trace is a list of events without a header: device, driver and rank \
+                       are unknown.";
+        found.push(
+            Finding::new("trace_header_missing", Severity::Warning, message)
+                .advise("Import the file as the profiler wrote it."),
+        );
+    }
+    found.extend(ranks(files));
+    found.extend(repeated(files));
+    found.extend(clocks(files));
+    if !trace.copies.is_empty() && trace.cuda_calls.is_empty() && trace.kernels.is_empty() {
+        let message = "The trace has copies, and neither kernels nor CUDA calls.";
+        found.push(
+            Finding::new("trace_activities_missing", Severity::Warning, message)
+                .advise("Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."),
+        );
+    }
+    found
+}
+
+/// The finding on events of unknown types.
+fn unread(files: &[FileFacts], unpaired: u64, unknown: u64) -> Finding {
+    let message = format!(
+        "{} events of the trace were not read: their category or type is unknown.",
+        unpaired + unknown
+    );
+    let names: BTreeSet<&str> =
+        files.iter().flat_map(|it| it.odd.unknown.keys()).map(String::as_str).collect();
+    let names: Vec<&str> = names.into_iter().collect();
+    let mut finding = Finding::new("trace_events_unknown", Severity::Info, message);
+    if !names.is_empty() {
+        finding = finding.with("categories", names.join(", ")).with("of them", unknown);
+    }
+    if unpaired > 0 {
+        finding = finding.with("start and end events", unpaired);
+    }
+    finding.advise("Figures cover the kernels, copies, calls, operators and ranges that were read.")
+}
+
+/// The finding on times in whole microseconds.
+fn coarse(files: &[FileFacts], whole: u64) -> Option<Finding> {
+    let kernels: u64 = files.iter().map(|it| it.kernels).sum();
+    if whole < MIN_WHOLE || whole < kernels {
+        return None;
+    }
+    let message = "Times of the trace are whole microseconds: each kernel's time is uncertain by \
+                   up to 1 us, so sums of short kernels are rough.";
+    Some(
+        Finding::new("trace_times_coarse", Severity::Warning, message)
+            .with("kernels", kernels)
+            .advise("Record with PyTorch 2.4 or newer, which writes nanoseconds."),
+    )
+}
+
+/// The finding on ranks that the capture lacks or has twice.
+fn ranks(files: &[FileFacts]) -> Option<Finding> {
+    let world = files.iter().filter_map(|it| it.world_size).max().filter(|it| *it > 1)?;
+    let found: Vec<i64> = files.iter().filter_map(|it| it.rank).collect();
+    let distinct: BTreeSet<i64> = found.iter().copied().collect();
+    let listed = |ranks: &BTreeSet<i64>| {
+        ranks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    };
+    let message = if distinct.len() < found.len() {
+        format!("Several files of the capture are of one rank; ranks: {}.", listed(&distinct))
+    } else if (found.len() as i64) < world {
+        format!("The capture has {} of {world} ranks: {}.", found.len(), listed(&distinct))
+    } else {
+        return None;
+    };
+    Some(
+        Finding::new("trace_ranks_incomplete", Severity::Warning, message)
+            .with("files", files.len())
+            .with("world size", world.cast_unsigned())
+            .advise("Import one trace of each rank together; sums are of the ranks that are here."),
+    )
+}
+
+/// The finding on a trace that the capture has twice. Ranks may share the id of one request.
+fn repeated(files: &[FileFacts]) -> Option<Finding> {
+    let mut names: BTreeMap<(&str, Option<i64>), Vec<&str>> = BTreeMap::new();
+    for it in files {
+        if let Some(id) = &it.trace_id {
+            names.entry((id, it.rank)).or_default().push(&it.name);
+        }
+    }
+    let twice: Vec<String> =
+        names.into_values().filter(|of| of.len() > 1).map(|of| of.join(" and ")).collect();
+    if twice.is_empty() {
+        return None;
+    }
+    let message =
+        format!("Files of the capture are one trace: {}; it counts as often.", twice.join("; "));
+    Some(
+        Finding::new("trace_repeated", Severity::Warning, message)
+            .with("traces", twice.len())
+            .advise("Import each trace once."),
+    )
+}
+
+/// The finding on files whose clocks cannot be compared.
+fn clocks(files: &[FileFacts]) -> Option<Finding> {
+    let has = files.iter().filter(|it| it.base_ns.is_some()).count();
+    if files.len() < 2 || has == 0 || has == files.len() {
+        return None;
+    }
+    let without: Vec<&str> =
+        files.iter().filter(|it| it.base_ns.is_none()).map(|it| it.name.as_str()).collect();
+    let message = "Some traces of the capture have a base time and some do not: times of different \
+                   processes cannot be compared.";
+    Some(
+        Finding::new("trace_clocks_differ", Severity::Warning, message)
+            .with("without a base time", without.join(", "))
+            .advise("Record all processes with the same version of PyTorch."),
+    )
+}

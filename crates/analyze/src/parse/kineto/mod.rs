@@ -1,0 +1,49 @@
+//! Reader of traces by the profiler of PyTorch (Kineto, Chrome's JSON), versions 1.13 to 2.11.
+//!
+//! A capture is one file per process; each becomes a process of one timeline. Files are streams:
+//! memory grows with the number of events, not with the size of the text. What a trace lacks stays
+//! absent, and what it holds beyond the known is counted in a finding.
+
+mod collectives;
+mod event;
+mod findings;
+mod merge;
+mod number;
+mod open;
+mod repair;
+mod rows;
+mod signatures;
+mod sites;
+mod strings;
+mod text;
+
+use std::path::{Path, PathBuf};
+
+pub use self::open::is_json;
+use llmprof_core::trace::{
+    nsys::NsysTrace,
+    stage::{StageRules, UnknownRange},
+};
+
+use self::{merge::Merged, text::Tables};
+use super::ParseError;
+
+/// Reads the traces at `paths`, one per process, as one timeline. Blocks; time is linear in the
+/// size of the text.
+pub fn read(paths: &[PathBuf]) -> Result<NsysTrace, ParseError> {
+    let (mut tables, mut merged) = (Tables::default(), Merged::default());
+    for path in paths {
+        let (header, rows) = text::read(path, &mut tables)?;
+        merged.add(path, &header, rows, &tables.strings)?;
+    }
+    Ok(merged.finish(tables))
+}
+
+/// Checks that the trace at `path` is readable as a whole, and holds the ranges that `rules` name.
+pub fn check(path: &Path, rules: &StageRules) -> Result<Result<(), UnknownRange>, ParseError> {
+    let trace = read(&[path.to_owned()])?;
+    Ok(if rules.names_ranges() { trace.check_rules(rules) } else { Ok(()) })
+}
+
+#[cfg(test)]
+mod tests;

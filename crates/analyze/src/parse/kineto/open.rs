@@ -1,0 +1,86 @@
+//! Opens a trace, packed with gzip or zstd or not, and finds the place of an error in it.
+//!
+//! Memory is bounded by the windows of the decompressors; a trace of any size is a stream.
+
+use std::{
+    fs::File,
+    io::{self, BufReader, Read},
+    path::Path,
+};
+
+use flate2::bufread::MultiGzDecoder;
+
+use crate::parse::stored;
+
+const GZIP: &[u8] = b"\x1f\x8b";
+const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+/// Largest window of the decompressor, as a power of two: 128 MiB, that of `zstd -22`.
+const WINDOW_LOG: u32 = 27;
+const BUFFER: usize = 256 << 10;
+/// Maximum size of an unpacked trace, that of every unpacked file.
+const MAX_BYTES: u64 = 64 << 30;
+/// Bytes by which a file is recognised.
+const HEAD: u64 = 4096;
+
+/// The unpacked text of the trace at `path`.
+pub type TraceText = BufReader<io::Take<Box<dyn Read + Send>>>;
+
+/// Opens the trace at `path`, or its packed form in a run's folder.
+pub fn open(path: &Path) -> io::Result<TraceText> {
+    let stored = if path.is_file() { path.to_owned() } else { stored::packed_path(path) };
+    let mut head = Vec::new();
+    File::open(&stored)?.take(4).read_to_end(&mut head)?;
+    let file = BufReader::with_capacity(BUFFER, File::open(&stored)?);
+    let text: Box<dyn Read + Send> = if head.starts_with(GZIP) {
+        Box::new(MultiGzDecoder::new(file))
+    } else if head.starts_with(ZSTD) {
+        let mut packed = zstd::stream::read::Decoder::with_buffer(file)?;
+        packed.window_log_max(WINDOW_LOG)?;
+        Box::new(packed)
+    } else {
+        Box::new(file)
+    };
+    Ok(BufReader::with_capacity(BUFFER, text.take(MAX_BYTES)))
+}
+
+/// Returns true if the file at `path` holds JSON, packed or not: a trace, or nothing that another
+/// reader knows.
+pub fn is_json(path: &Path) -> io::Result<bool> {
+    let mut head = Vec::new();
+    open(path)?.take(HEAD).read_to_end(&mut head)?;
+    Ok(matches!(head.trim_ascii_start().first(), Some(b'{' | b'[')))
+}
+
+/// Offset of a line and column, which count from 1 and 0 as those of `serde_json`.
+pub fn offset(mut text: impl Read, line: usize, column: usize) -> io::Result<u64> {
+    let (mut at, mut lines, mut buffer) = (0_u64, 1, vec![0; BUFFER]);
+    while lines < line {
+        let read = text.read(&mut buffer)?;
+        if read == 0 {
+            break;
+        }
+        let missing = line - lines;
+        let ends = buffer[..read].iter().enumerate().filter(|(_, byte)| **byte == b'\n');
+        match ends.clone().nth(missing - 1) {
+            Some((end, _)) => return Ok(at + end as u64 + 1 + column as u64),
+            None => lines += ends.count(),
+        }
+        at += read as u64;
+    }
+    Ok(at + column as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_and_a_column_are_an_offset() {
+        let text = b"{\n\n \"a\": x}\n";
+        assert_eq!(offset(&text[..], 1, 1).unwrap(), 1);
+        assert_eq!(offset(&text[..], 3, 7).unwrap(), 10);
+        assert_eq!(text[9], b'x');
+        let long = [vec![b'\n'; BUFFER], b"abc".to_vec()].concat();
+        assert_eq!(offset(&long[..], BUFFER + 1, 2).unwrap(), BUFFER as u64 + 2);
+    }
+}

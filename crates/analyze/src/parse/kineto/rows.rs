@@ -1,0 +1,364 @@
+//! Events of one file as compact rows, in the file's own numbers: threads by index, times from the
+//! file's zero.
+//!
+//! An event that lacks its times, or has impossible ones, is counted and left out, never repaired.
+
+use std::collections::BTreeMap;
+
+use foldhash::{HashMap, HashSet};
+use llmprof_core::trace::{
+    kernel::{Kernel, KernelTrace, UNNUMBERED_NODE},
+    names::base_name,
+    nsys::{ApiCall, ApiCalls, CopyKind, MemoryOp},
+    range::Range,
+};
+
+use super::{
+    collectives::FileCollectives,
+    event::{EventFields, Integer, ProcessId},
+    number::{has_decimals, nanos},
+    signatures::Signatures,
+    strings::Strings,
+};
+use crate::parse::possible_interval;
+
+/// Most names of unknown categories that are kept.
+const MAX_UNKNOWN: usize = 20;
+
+/// A call of an operator, or a frame of Python.
+#[derive(Debug, Clone, Copy)]
+pub struct HostRow {
+    pub start_ns: i64,
+    pub end_ns: i64,
+    /// Index into [`FileRows::threads`].
+    pub thread: u32,
+    /// Index of the signature, or of the frame's name.
+    pub name: u32,
+    /// `External id`; 0 without.
+    pub external_id: u32,
+}
+
+/// Counts of what was not read as usual.
+#[derive(Debug, Default)]
+pub struct Oddities {
+    /// Events by unknown category.
+    pub unknown: BTreeMap<String, u64>,
+    /// Events of a type other than complete ones that have a duration of their own: `B`, `E`.
+    pub unpaired: u64,
+    /// Events without a name, a time or a duration.
+    pub incomplete: u64,
+    pub impossible: u64,
+    /// Integers and times written as strings.
+    pub quoted: u64,
+    /// Names whose quotes were escaped.
+    pub repaired: u64,
+    /// Kernels whose times are whole microseconds, and all kernels.
+    pub whole: u64,
+}
+
+/// Rows of one file.
+#[derive(Debug, Default)]
+pub struct FileRows {
+    /// Kernels, whose process is not known before the end.
+    pub kernels: KernelTrace,
+    pub copies: Vec<MemoryOp>,
+    /// Calls of CUDA; the thread is an index into `threads`.
+    pub calls: ApiCalls,
+    pub ranges: Vec<Range>,
+    pub operators: Vec<HostRow>,
+    pub frames: Vec<HostRow>,
+    pub overheads: Vec<(i64, i64)>,
+    /// Process and thread as written.
+    pub threads: Vec<(i64, i64)>,
+    thread_index: HashMap<(i64, i64), u32>,
+    /// Correlation and `External id` of kernels and copies that have both.
+    pub external_ids: Vec<(u32, u32)>,
+    /// Processes with CUDA calls, and all processes of the host.
+    pub calling: HashSet<i64>,
+    pub hosts: HashSet<i64>,
+    /// Processes named by a text: the first has the number -1, the next -2.
+    labels: Vec<String>,
+    label_index: HashMap<String, i64>,
+    pub process_names: HashMap<i64, String>,
+    pub collectives: FileCollectives,
+    pub events: u64,
+    pub odd: Oddities,
+}
+
+/// Category of an event.
+enum Category {
+    Kernel,
+    Copy,
+    Fill,
+    Call,
+    Operator,
+    Range,
+    Frame,
+    /// Own work of the profiler.
+    Overhead,
+    /// Known, and recorded by other events, too: flows, annotations of the device.
+    Redundant,
+    Unknown,
+}
+
+impl Category {
+    /// Versions before 1.13 write `Kernel`, `Runtime` and `Operator`.
+    fn of(text: &str) -> Self {
+        match text {
+            "kernel" | "Kernel" => Self::Kernel,
+            "gpu_memcpy" | "Memcpy" => Self::Copy,
+            "gpu_memset" | "Memset" => Self::Fill,
+            "cuda_runtime" | "cuda_driver" | "Runtime" => Self::Call,
+            "cpu_op" | "Operator" => Self::Operator,
+            "user_annotation" => Self::Range,
+            "python_function" => Self::Frame,
+            "overhead" => Self::Overhead,
+            "gpu_user_annotation"
+            | "ac2g"
+            | "async_cpu_to_gpu"
+            | "async_gpu"
+            | "fwdbwd"
+            | "forward_backward"
+            | "cuda_sync"
+            | "cuda_event"
+            | "Trace"
+            | "cpu_instant_event"
+            | "cuda_profiler_range" => Self::Redundant,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+impl FileRows {
+    /// Adds an event.
+    pub fn push(&mut self, event: EventFields, strings: &mut Strings, known: &mut Signatures) {
+        self.events += 1;
+        match event.ph.0.as_deref() {
+            Some("X") => {}
+            Some("M") => return self.metadata(event),
+            Some("B" | "E") => {
+                self.odd.unpaired += 1;
+                return;
+            }
+            // Marks, flows and counters have no duration.
+            Some("i" | "I" | "n" | "s" | "t" | "f" | "b" | "e" | "C" | "c" | "R") => return,
+            _ => {
+                self.odd.incomplete += 1;
+                return;
+            }
+        }
+        let text = event.cat.0.as_deref().unwrap_or_default();
+        let category = Category::of(text);
+        match category {
+            Category::Redundant => return,
+            Category::Unknown => {
+                let others = &mut self.odd.unknown;
+                if others.len() < MAX_UNKNOWN || others.contains_key(text) {
+                    *others.entry(text.to_owned()).or_default() += 1;
+                }
+                return;
+            }
+            _ => {}
+        }
+        let (Some(name), Some((start_ns, end_ns))) = (&event.name.0, self.times(&event)) else {
+            self.odd.incomplete += 1;
+            return;
+        };
+        if start_ns < 0 || !possible_interval(start_ns, end_ns) {
+            self.odd.impossible += 1;
+            return;
+        }
+        let at = (start_ns, end_ns);
+        match category {
+            Category::Kernel => self.kernel(&event, at, strings.index(name), strings),
+            Category::Copy => self.copy(&event, at, direction(name)),
+            Category::Fill => self.copy(&event, at, CopyKind::Set),
+            Category::Call => self.call(&event, at, strings.index(name)),
+            Category::Range => self.range(&event, at, name),
+            Category::Operator => {
+                let args = &event.args.0;
+                self.collectives.operator(name, args);
+                let dims = args.input_dims.as_deref().map_or("", |it| it.get());
+                let types = args.input_types.as_deref().map_or("", |it| it.get());
+                // Of other operators no value changes the work.
+                let values = args.concrete_inputs.as_deref().filter(|_| name.contains("attention"));
+                let values = values.map_or("", |it| it.get());
+                let row = self.host(&event, at, known.index(name, dims, types, values));
+                self.operators.push(row);
+            }
+            Category::Frame => {
+                let row = self.host(&event, at, strings.index(name));
+                self.frames.push(row);
+            }
+            Category::Overhead => self.overheads.push(at),
+            Category::Redundant | Category::Unknown => {}
+        }
+    }
+
+    fn metadata(&mut self, event: EventFields) {
+        if let (Some("process_name"), Some(name)) = (event.name.0.as_deref(), event.args.0.name.0)
+            && event.pid != ProcessId::default()
+        {
+            let pid = self.process(&event.pid);
+            self.process_names.insert(pid, name);
+        }
+    }
+
+    /// Number of a process in this file.
+    fn process(&mut self, pid: &ProcessId) -> i64 {
+        let Some(label) = &pid.label else { return self.number(pid.number).unwrap_or(0) };
+        if let Some(known) = self.label_index.get(label) {
+            return *known;
+        }
+        self.labels.push(label.clone());
+        let number = -(self.labels.len() as i64);
+        self.label_index.insert(label.clone(), number);
+        number
+    }
+
+    /// The text that names a process.
+    pub fn label(&self, process: i64) -> Option<&str> {
+        let at = usize::try_from(-1 - process).ok()?;
+        self.labels.get(at).map(String::as_str)
+    }
+
+    /// Start and end of an event.
+    fn times(&mut self, event: &EventFields) -> Option<(i64, i64)> {
+        let (ts, dur) = (event.ts.as_deref()?.get(), event.dur.as_deref()?.get());
+        self.odd.quoted += u64::from(ts.starts_with('"') || dur.starts_with('"'));
+        if event.cat.0.as_deref() == Some("kernel") {
+            self.odd.whole += u64::from(!has_decimals(ts) && !has_decimals(dur));
+        }
+        let start = nanos(ts)?;
+        // A sum beyond 2^63 is an impossible time.
+        Some((start, start.checked_add(nanos(dur)?).unwrap_or(i64::MIN)))
+    }
+
+    fn number(&mut self, integer: Integer) -> Option<i64> {
+        self.odd.quoted += u64::from(integer.quoted);
+        integer.value
+    }
+
+    /// A number of 32 bits; 0 where it is absent or larger.
+    fn small(&mut self, integer: Integer) -> u32 {
+        self.number(integer).and_then(|it| u32::try_from(it).ok()).unwrap_or(0)
+    }
+
+    fn thread(&mut self, event: &EventFields) -> u32 {
+        let pid = self.process(&event.pid);
+        let thread = (pid, self.number(event.tid).unwrap_or(0));
+        self.hosts.insert(pid);
+        *self.thread_index.entry(thread).or_insert_with(|| {
+            self.threads.push(thread);
+            self.threads.len() as u32 - 1
+        })
+    }
+
+    fn host(&mut self, event: &EventFields, (start_ns, end_ns): (i64, i64), name: u32) -> HostRow {
+        let external_id = self.small(event.args.0.external_id);
+        HostRow { start_ns, end_ns, thread: self.thread(event), name, external_id }
+    }
+
+    /// Device and correlation id of work, whose `External id` is noted.
+    fn work(&mut self, event: &EventFields) -> (u32, i64) {
+        let args = &event.args.0;
+        let device =
+            if args.device.value.is_some() { args.device } else { event.pid.last_number() };
+        let (correlation, external) = (self.small(args.correlation), self.small(args.external_id));
+        if correlation != 0 && external != 0 {
+            self.external_ids.push((correlation, external));
+        }
+        (self.small(device), correlation.into())
+    }
+
+    fn kernel(
+        &mut self,
+        event: &EventFields,
+        (start_ns, end_ns): (i64, i64),
+        full_name: u32,
+        strings: &mut Strings,
+    ) {
+        let args = &event.args.0;
+        let (device, correlation_id) = self.work(event);
+        let stream = if args.stream.value.is_some() { args.stream } else { event.tid };
+        let graph = args.graph_id.value.unwrap_or(0).cast_unsigned() << 32;
+        // CUPTI's id of a node holds its graph.
+        let node = |id: u64| if id >> 32 == 0 { graph | id } else { id };
+        let id = args.graph_node_id.value.filter(|it| *it != 0).map(i64::cast_unsigned);
+        let graph_node = id.map(|id| node(id) & !UNNUMBERED_NODE);
+        let full_name = strings.demangled(full_name);
+        let name = strings.shortened(full_name, base_name);
+        self.collectives.kernel(strings.get(name), args);
+        let kernel = Kernel {
+            name,
+            full_name,
+            device,
+            stream: self.small(stream),
+            start_ns,
+            end_ns,
+            global_pid: 0,
+            correlation_id,
+            grid: args.grid.0,
+            block: args.block.0,
+            registers: self.small(args.registers),
+            shared_memory: self.small(args.shared_memory),
+            graph_node,
+        };
+        self.kernels.push(kernel);
+    }
+
+    fn copy(&mut self, event: &EventFields, (start_ns, end_ns): (i64, i64), kind: CopyKind) {
+        let (device, correlation_id) = self.work(event);
+        let bytes = self.number(event.args.0.bytes).and_then(|it| u64::try_from(it).ok());
+        self.copies.push(MemoryOp {
+            start_ns,
+            end_ns,
+            bytes: bytes.unwrap_or(0),
+            kind,
+            device,
+            global_pid: 0,
+            correlation_id,
+            graph_node: None,
+        });
+    }
+
+    fn call(&mut self, event: &EventFields, (start_ns, end_ns): (i64, i64), name: u32) {
+        let thread = self.thread(event);
+        let (global_tid, (process, _)) = (thread.into(), self.threads[thread as usize]);
+        self.calling.insert(process);
+        let correlation_id = self.small(event.args.0.correlation).into();
+        self.calls.push(ApiCall { name, start_ns, end_ns, global_tid, correlation_id });
+    }
+
+    fn range(&mut self, event: &EventFields, (start_ns, end_ns): (i64, i64), name: &str) {
+        // The profiler numbers its steps; instances of one range share a name.
+        let name = if name.starts_with("ProfilerStep#") { "ProfilerStep" } else { name };
+        self.collectives.range(name);
+        let range = Range {
+            domain: String::new(),
+            name: name.to_owned(),
+            start_ns,
+            end_ns: Some(end_ns),
+            global_tid: i64::from(self.thread(event)),
+            push_pop: true,
+        };
+        self.ranges.push(range);
+    }
+
+    /// True where `External id` names operators: in 1.13 that of a kernel is its correlation id.
+    pub fn has_operator_ids(&self) -> bool {
+        self.external_ids.iter().any(|(correlation, external)| correlation != external)
+    }
+}
+
+/// Direction of a copy: `Memcpy HtoD (Pageable -> Device)`.
+fn direction(name: &str) -> CopyKind {
+    [
+        ("HtoD", CopyKind::HostToDevice),
+        ("DtoH", CopyKind::DeviceToHost),
+        ("DtoD", CopyKind::DeviceToDevice),
+    ]
+    .into_iter()
+    .find(|(text, _)| name.contains(text))
+    .map_or(CopyKind::Other, |(_, kind)| kind)
+}

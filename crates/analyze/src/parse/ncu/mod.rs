@@ -1,0 +1,222 @@
+//! Reader of pages that ncu printed from its report: counters per launch.
+//!
+//! The raw page has every metric by name; the details page is read where there is no raw one. A
+//! truncated page yields its complete launches and a finding.
+
+mod csv;
+mod flops;
+mod labels;
+mod metrics;
+mod numbers;
+mod page;
+mod ranges;
+#[cfg(test)]
+mod tests;
+mod values;
+
+use std::{
+    fs,
+    io::{self, Read},
+    path::Path,
+};
+
+pub use self::page::parse_page;
+use llmprof_core::{
+    domain::finding::{Finding, Severity},
+    layout,
+    trace::counter::{CounterValues, LaunchCounters},
+};
+
+use super::ParseError;
+use crate::parse::stored;
+
+/// Maximum length of a page. A launch takes some 6 kB of the raw page.
+const MAX_PAGE: u64 = 256 << 20;
+/// Names that a finding lists; further ones are counted.
+const MAX_LISTED: usize = 20;
+
+/// The launches that one ncu process profiled.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct CounterPage {
+    /// In the order of profiling; `stage` is empty unless the page is of one stage.
+    pub launches: Vec<LaunchCounters>,
+    /// `kernel: metric` of each counter that is not a number.
+    pub not_a_number: Vec<String>,
+    /// `kernel: metric` of each counter whose text starts like a number but is not one in the
+    /// page's locale, or whose unit is unknown.
+    pub unreadable: Vec<String>,
+    /// Sections without a known metric, and unknown metrics that were requested by name.
+    pub unread: Vec<String>,
+    /// Reason why no number of the page is reliable; it then has no launches.
+    pub refused: Option<String>,
+    /// Warnings and errors of the tool.
+    pub messages: Vec<String>,
+    /// The page ends inside a record, or is longer than the limit.
+    pub truncated: bool,
+    /// Name of the device that all launches ran on; `None` where the page has none or several.
+    pub device: Option<String>,
+}
+
+/// Folders of the ncu processes: `process-1` and the like; in runs of older versions `STAGE`, each
+/// with one stage.
+pub fn folders(dir: &Path) -> Result<Vec<String>, ParseError> {
+    let path = dir.join(layout::NCU);
+    let entries = match fs::read_dir(&path) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(ParseError::Read { path, source }),
+    };
+    let folders =
+        entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let mut names: Vec<String> =
+        folders.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    Ok(names)
+}
+
+/// Reads the pages of `process`, a folder of the run; `None` where there is no page.
+pub fn read(dir: &Path, process: &str) -> Result<Option<CounterPage>, ParseError> {
+    let folder = dir.join(layout::NCU).join(process);
+    let mut pages = Vec::new();
+    for name in [layout::NCU_RAW, layout::NCU_DETAILS] {
+        pages.extend(read_page(&folder.join(name))?);
+    }
+    let Some(best) = pages
+        .iter()
+        .position(|page| !page.launches.is_empty())
+        .or((!pages.is_empty()).then_some(0))
+    else {
+        return Ok(None);
+    };
+    let mut page = pages.swap_remove(best);
+    let all_stages = layout::is_ncu_process(process);
+    for launch in &mut page.launches {
+        launch.all_stages = all_stages;
+        launch.stage = if all_stages { String::new() } else { process.to_owned() };
+    }
+    Ok(Some(page))
+}
+
+/// Reads one page from an untrusted file; a page without launches is an error.
+pub fn read_file(path: &Path) -> Result<CounterPage, ParseError> {
+    let missing = || ParseError::Read { path: path.into(), source: io::ErrorKind::NotFound.into() };
+    let page = read_page(path)?.ok_or_else(missing)?;
+    if page.launches.is_empty() {
+        let what =
+            page.refused.unwrap_or_else(|| "not a page of ncu with a profiled launch".into());
+        return Err(ParseError::Foreign { path: path.into(), what });
+    }
+    Ok(page)
+}
+
+fn read_page(path: &Path) -> Result<Option<CounterPage>, ParseError> {
+    let failed = |source| ParseError::Read { path: path.into(), source };
+    let file = match stored::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(failed(source)),
+    };
+    let mut bytes = Vec::new();
+    file.take(MAX_PAGE + 1).read_to_end(&mut bytes).map_err(failed)?;
+    let cut = bytes.len() as u64 > MAX_PAGE;
+    let page = parse_page(&String::from_utf8_lossy(&bytes));
+    Ok(Some(CounterPage { truncated: page.truncated || cut, ..page }))
+}
+
+impl CounterPage {
+    /// Reason why this page is unusable, in one line; `None` if it is usable. `wanted` are the
+    /// requested kernels.
+    pub fn failure(&self, wanted: &[String]) -> Option<String> {
+        if let Some(why) = &self.refused {
+            return Some(format!("ncu's page cannot be read: {why}"));
+        }
+        let message = self.messages.last().map(|line| format!(": {line}")).unwrap_or_default();
+        if self.launches.is_empty() {
+            return Some(format!("ncu's pages have no kernel launch{message}"));
+        }
+        if let Some(first) = self.not_a_number.first() {
+            return Some(format!(
+                "{} counters are not numbers; the first is {first}",
+                self.not_a_number.len()
+            ));
+        }
+        let found = |name: &String| self.launches.iter().any(|launch| launch.kernel == *name);
+        if !wanted.is_empty() && !wanted.iter().any(found) {
+            return Some(format!(
+                "ncu profiled none of the requested kernels: {}",
+                wanted.join(", ")
+            ));
+        }
+        None
+    }
+
+    /// Findings on unreadable parts of the page `name`: a file, or a process.
+    pub fn gaps(&self, name: &str) -> Vec<Finding> {
+        let finding = |id: &str, severity, message: String| {
+            Finding::new(id, severity, message).with("page", name)
+        };
+        let mut findings = Vec::new();
+        if self.truncated {
+            let message = format!(
+                "ncu's page for {name} is cut: {} whole launches were read",
+                self.launches.len()
+            );
+            findings.push(Finding::new("ncu_page_cut", Severity::Warning, message));
+        }
+        if !self.unread.is_empty() {
+            let nothing =
+                self.launches.iter().all(|launch| launch.values == CounterValues::default());
+            let severity = if nothing { Severity::Warning } else { Severity::Info };
+            let message = format!(
+                "{} sections or metrics of ncu's page for {name} were not read",
+                self.unread.len()
+            );
+            findings.push(
+                finding("ncu_sections_unread", severity, message)
+                    .with("unread", listed(&self.unread))
+                    .advise(
+                        "print the raw page, which has every metric by its name: ncu --import \
+                             REPORT --csv --page raw",
+                    ),
+            );
+        }
+        let bad: Vec<String> = self.unreadable.iter().chain(&self.not_a_number).cloned().collect();
+        if !bad.is_empty() {
+            let message = format!(
+                "{} counters of ncu's page for {name} are not numbers or have no known unit, and \
+                 were left out",
+                bad.len()
+            );
+            findings.push(
+                finding("ncu_values_unreadable", Severity::Warning, message)
+                    .with("counters", listed(&bad)),
+            );
+        }
+        let unknown = self
+            .launches
+            .iter()
+            .filter(|launch| launch.grid.is_none() || launch.block.is_none())
+            .count();
+        if unknown > 0 {
+            let message = format!(
+                "ncu's page for {name} lacks the grid or block of {unknown} launches: they are \
+                 matched by name alone"
+            );
+            findings.push(finding("ncu_geometry_missing", Severity::Info, message).advise(
+                "print the page with ncu 2020.1.1 or newer, or ask for launch__grid_dim_x and \
+                     the like by --metrics",
+            ));
+        }
+        findings
+    }
+}
+
+/// The first names and the number of further ones.
+fn listed(names: &[String]) -> String {
+    let first = names.iter().take(MAX_LISTED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if names.len() > MAX_LISTED {
+        format!("{first} and {} more", names.len() - MAX_LISTED)
+    } else {
+        first
+    }
+}

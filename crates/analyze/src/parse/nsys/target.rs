@@ -1,0 +1,82 @@
+//! The profiled host, from `TARGET_INFO_GPU` and `TARGET_INFO_SYSTEM_ENV`.
+//!
+//! Missing facts stay absent: older exports have fewer columns, and a CPU report has no GPU.
+
+use std::collections::BTreeSet;
+
+use llmprof_core::trace::environment::{Environment, Gpu};
+use rusqlite::{Result, Row};
+
+use super::{
+    super::ParseError,
+    export::{Export, string},
+};
+
+/// Minimum of a maximum clock: a lower figure has another unit.
+const SLOWEST_MHZ: i64 = 100;
+
+/// Reads host and GPUs. Of several GPUs those in `used` are kept, by the tool's numbers; all where
+/// none was used.
+pub fn read(export: &Export, used: &BTreeSet<u32>) -> std::result::Result<Environment, ParseError> {
+    let mut gpus = export.rows("TARGET_INFO_GPU", include_str!("sql/gpus.sql"), gpu)?;
+    if gpus.iter().any(|gpu| used.contains(&gpu.index)) {
+        gpus.retain(|gpu| used.contains(&gpu.index));
+    }
+    let mut environment = Environment { gpus, ..Environment::default() };
+    let fact = |row: &Row| Ok((string(row, "name")?, string(row, "value")?));
+    for (name, value) in
+        export.rows("TARGET_INFO_SYSTEM_ENV", include_str!("sql/system.sql"), fact)?
+    {
+        let value = Some(value.trim().to_owned()).filter(|value| !value.is_empty());
+        match name.as_str() {
+            "CpuDescription" => environment.cpu = value,
+            "CpuCores" => environment.cpus = value.and_then(|value| value.parse().ok()),
+            "OsDescription" => environment.os = value,
+            "SoftwareReleaseVersion" => environment.kernel = value,
+            "NvDriverVersion" => environment.driver = value,
+            "CudaDriverVersion" => environment.cuda = value.and_then(|value| cuda_version(&value)),
+            _ => {}
+        }
+    }
+    Ok(environment)
+}
+
+/// `13000` as `13.0`: CUDA's numbering, 1,000 times the major plus 10 times the minor version. 0
+/// means a host without a driver.
+fn cuda_version(text: &str) -> Option<String> {
+    let version: u32 = text.parse().ok().filter(|version| *version > 0)?;
+    Some(format!("{}.{}", version / 1000, version % 1000 / 10))
+}
+
+fn gpu(row: &Row) -> Result<Gpu> {
+    let number = |column: &str| {
+        row.get_ref(column)
+            .map(|value| value.as_i64_or_null().ok().flatten().filter(|value| *value >= 0))
+    };
+    let text = |column: &str| {
+        row.get_ref(column).map(|value| value.as_str().unwrap_or_default().trim().to_owned())
+    };
+    let uuid = text("uuid")?;
+    let version = number("major")?.zip(number("minor")?);
+    let clock_mhz = number("clock_hz")?.map(|hz| hz / 1_000_000).filter(|mhz| *mhz >= SLOWEST_MHZ);
+    Ok(Gpu {
+        index: number("id")?.and_then(|id| id.try_into().ok()).unwrap_or_default(),
+        name: text("name")?,
+        uuid: if uuid.is_empty() || uuid.starts_with("GPU-") {
+            uuid
+        } else {
+            format!("GPU-{uuid}")
+        },
+        memory_bytes: number("memory_bytes")?.unwrap_or_default().cast_unsigned(),
+        compute_capability: version.map(|(major, minor)| format!("{major}.{minor}")),
+        max_sm_mhz: clock_mhz.and_then(|mhz| mhz.try_into().ok()),
+        sm_count: number("sm_count")?
+            .filter(|count| *count > 0)
+            .and_then(|count| count.try_into().ok()),
+        l2_bytes: number("l2_bytes")?.filter(|size| *size > 0).map(i64::cast_unsigned),
+        warps_per_sm: number("warps_per_sm")?
+            .filter(|count| *count > 0)
+            .and_then(|count| count.try_into().ok()),
+        ..Gpu::default()
+    })
+}

@@ -1,0 +1,94 @@
+//! Reader of a run's folder or unpacked bundle: spec, model, inputs, steps and findings.
+//!
+//! The job and `llmprof analyze` read a folder in the same way.
+
+use std::{fs, io, path::Path};
+
+use llmprof_core::{
+    domain::{
+        command::CommandPlan, finding::Finding, run_files::InputFile, runner::RunnerRequest,
+        state::StepRecord, subject::RunSpec,
+    },
+    layout,
+};
+use serde::de::DeserializeOwned;
+
+use super::{ParseError, command};
+use crate::parse::journal::{self, JournalEvent, Position};
+
+/// Contents of a run's folder in addition to its trace.
+#[derive(Debug, Clone)]
+pub struct SavedRun {
+    pub spec: RunSpec,
+    /// The resolved request of the model runner; `None` where another program ran.
+    pub request: Option<RunnerRequest>,
+    pub inputs: Vec<InputFile>,
+    /// Of the last attempt.
+    pub steps: Vec<StepRecord>,
+    /// Findings of the collection in the last attempt.
+    pub findings: Vec<Finding>,
+    /// The command that ran in place of the model runner.
+    pub command: Option<CommandPlan>,
+}
+
+/// Reads the folder `dir`.
+pub fn read(dir: &Path) -> Result<SavedRun, ParseError> {
+    let (steps, findings) = history(dir)?;
+    let json = |bytes: &[u8]| serde_json::from_slice(bytes).map_err(|error| error.to_string());
+    let spec: RunSpec = file(dir, layout::SPEC, "a run's spec", json)?;
+    // Version 0.1 wrote a placeholder for the other subjects.
+    let has_runner = spec.kind().has_runner();
+    Ok(SavedRun {
+        spec,
+        request: has_runner.then(|| yaml(dir, layout::CONFIG, "a run's settings")).transpose()?,
+        inputs: yaml(dir, layout::INPUTS, "a run's inputs")?,
+        steps,
+        findings,
+        command: command::plan(dir)?,
+    })
+}
+
+fn yaml<T: DeserializeOwned>(dir: &Path, name: &str, what: &str) -> Result<T, ParseError> {
+    file(dir, name, what, |bytes| yaml_serde::from_slice(bytes).map_err(|error| error.to_string()))
+}
+
+fn file<T>(
+    dir: &Path,
+    name: &str,
+    what: &str,
+    parse: impl Fn(&[u8]) -> Result<T, String>,
+) -> Result<T, ParseError> {
+    let path = dir.join(name);
+    let bytes =
+        fs::read(&path).map_err(|source| ParseError::Read { path: path.clone(), source })?;
+    parse(&bytes).map_err(|why| ParseError::Foreign { path, what: format!("not {what}: {why}") })
+}
+
+/// Steps and findings of the last attempt, from the journal.
+fn history(dir: &Path) -> Result<(Vec<StepRecord>, Vec<Finding>), ParseError> {
+    let failed = |source: io::Error| ParseError::Read { path: dir.join(layout::PROGRESS), source };
+    let (mut steps, mut findings): (Vec<StepRecord>, _) = (Vec::new(), Vec::new());
+    let mut position = Position::default();
+    loop {
+        let events = journal::read_from(dir, &mut position, 1_000).map_err(failed)?;
+        if events.is_empty() {
+            return Ok((steps, findings));
+        }
+        for (_, event) in events {
+            match event {
+                JournalEvent::Attempt { .. } => {
+                    steps.clear();
+                    findings.clear();
+                }
+                JournalEvent::Step { step } => {
+                    match steps.iter_mut().find(|known| known.step == step.step) {
+                        Some(known) => *known = step,
+                        None => steps.push(step),
+                    }
+                }
+                JournalEvent::Finding { finding } => findings.push(finding),
+                JournalEvent::Progress { .. } | JournalEvent::Log { .. } => {}
+            }
+        }
+    }
+}

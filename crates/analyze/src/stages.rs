@@ -1,0 +1,295 @@
+//! Stage times over the measured repeats of the unprofiled pass, and the latencies derived from
+//! them.
+//!
+//! Vision is part of prefill: it is a note and is never added to a sum.
+
+pub mod cold;
+pub mod command;
+pub mod coverage;
+pub mod experts;
+pub mod launched_elsewhere;
+pub mod output_equality;
+pub mod overhead;
+pub mod profiler_overhead;
+pub mod repeats;
+pub mod stage_calls;
+
+use std::collections::BTreeMap;
+
+use llmprof_core::{
+    domain::units::Nanos,
+    trace::{
+        engine_steps::MIXED,
+        event::{Output, StageRange},
+    },
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    events::Events,
+    stats::{Spread, percent, ratio},
+};
+use crate::{
+    events::EventSource,
+    stages::cold::{COLD_PART, ColdInstance},
+};
+
+/// The stage that ends with the first token.
+pub const PREFILL: &str = "prefill";
+/// The stage that generates the tokens after the first.
+pub const DECODE: &str = "decode_all";
+/// Stages of a pass in execution order; each is a row, as are steps of engines that do both.
+pub const STAGES: [&str; 2] = [PREFILL, DECODE];
+/// Parts of prefill reported as notes.
+pub const VISION_PARTS: [&str; 4] = ["vision", "sam", "clip", "projector"];
+
+/// Times of one stage over the measured repeats.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct StageTiming {
+    #[cfg_attr(feature = "schema", schema(example = "prefill"))]
+    pub stage: String,
+    /// Milliseconds per repeat.
+    pub ms: Spread,
+    /// Share of the stages' mean times, percent.
+    pub share_pct: Option<f64>,
+    /// Tokens processed per repeat, of all sequences of a batch: the prompts in prefill, one per
+    /// decode step in decode. `None` where unknown, or where repeats differ.
+    pub tokens: Option<u64>,
+    /// Tokens per second of mean time; where decode steps have different numbers of sequences, all
+    /// tokens over all time.
+    pub tokens_per_s: Option<f64>,
+}
+
+/// A part of a stage, or its cold first instance; listed separately and never added to the stage.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct StageNote {
+    #[cfg_attr(feature = "schema", schema(example = "vision"))]
+    pub part: String,
+    #[cfg_attr(feature = "schema", schema(example = "prefill"))]
+    pub inside: String,
+    /// Milliseconds per repeat.
+    pub ms: Spread,
+    /// Share of the enclosing stage's mean time, percent.
+    pub share_pct: Option<f64>,
+}
+
+/// Stage times and derived latencies.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Stages {
+    /// Measured repeats with a complete stage.
+    pub repeats: u32,
+    /// One row per stage that ran, in order.
+    pub rows: Vec<StageTiming>,
+    pub notes: Vec<StageNote>,
+    /// Time from the start of the first stage to the end of the last, per repeat, milliseconds. In
+    /// a capture, of a prefill and the one decode that follows it on its thread.
+    pub wall_ms: Option<Spread>,
+    /// Time to first token: that of prefill.
+    pub first_token_ms: Option<Spread>,
+    /// Time per output token of a sequence: decode time over decode steps, per repeat.
+    pub per_token_ms: Option<Spread>,
+    /// Time of single decode steps, over all repeats.
+    pub step_ms: Option<Spread>,
+    /// Time of each decode step in order, averaged over repeats.
+    pub step_curve_ms: Vec<f64>,
+    /// Decode steps per repeat; `None` when repeats differ.
+    pub decode_steps: Option<u64>,
+    /// Decode steps of each repeat whose steps are known.
+    pub repeat_steps: Vec<u64>,
+    /// Sequences of which each decode step generated a token; `None` where unknown, or where steps
+    /// of an engine have different numbers of requests.
+    pub sequences: Option<u64>,
+    /// Tokens of decode steps, of all sequences, per second of decode, per repeat; where steps have
+    /// different numbers of sequences, all tokens over all time.
+    pub decode_tokens_per_s: Option<Spread>,
+    /// Generated tokens of all sequences, the first included, per second of wall time, per repeat.
+    pub tokens_per_s: Option<Spread>,
+}
+
+impl Stages {
+    /// The row of one stage.
+    pub fn row(&self, stage: &str) -> Option<&StageTiming> {
+        self.rows.iter().find(|row| row.stage == stage)
+    }
+
+    /// The note on a part of a stage.
+    pub fn note(&self, part: &str) -> Option<&StageNote> {
+        self.notes.iter().find(|note| note.part == part)
+    }
+}
+
+/// Computes the stage times of one pass.
+pub fn stages(events: &Events) -> Stages {
+    let prefill = per_repeat(events, PREFILL);
+    let decode = per_repeat(events, DECODE);
+    let steps = steps_per_repeat(events);
+    let wall = wall_times(events);
+
+    let mixed = per_repeat(events, MIXED);
+
+    let total_mean: f64 =
+        [&prefill, &decode, &mixed].into_iter().filter_map(spread_ms).map(|ms| ms.mean).sum();
+    let decode_steps = common_value(steps.values().copied());
+    let prompts = common_value(events.samples.iter().map(|sample| sample.prompt_tokens));
+    let prompt = match events.samples.as_slice() {
+        [] => events.start.map(|start| start.prompt_tokens),
+        _ => prompts,
+    };
+    let generated: BTreeMap<u32, u64> = steps
+        .iter()
+        .filter_map(|(repeat, steps)| Some((*repeat, events.generated(*repeat, *steps)?)))
+        .collect();
+    let decoded = common_value(generated.values().copied());
+    let sequences = common_value(
+        generated.iter().filter_map(|(repeat, made)| made.checked_div(*steps.get(repeat)?)),
+    );
+    let overall_rate = match sequences {
+        Some(_) => None,
+        None => rate_of_all(&generated, &decode),
+    };
+    let row = |(stage, times, tokens): (&str, &BTreeMap<u32, Nanos>, Option<u64>)| {
+        let ms = spread_ms(times)?;
+        Some(StageTiming {
+            stage: stage.into(),
+            ms,
+            share_pct: percent(ms.mean, total_mean),
+            tokens,
+            tokens_per_s: match tokens {
+                Some(tokens) => ratio(tokens as f64 * 1e3, ms.mean),
+                None => overall_rate.filter(|_| stage == DECODE),
+            },
+        })
+    };
+    let rows = [(PREFILL, &prefill, prompt), (DECODE, &decode, decoded), (MIXED, &mixed, None)]
+        .into_iter()
+        .filter_map(row)
+        .collect();
+
+    let over_steps =
+        |(repeat, time): (&u32, &Nanos)| ratio(time.as_ms(), *steps.get(repeat)? as f64);
+    // The first token of each sequence is one of prefill.
+    let made_per_wall = |(repeat, time): (&u32, &Nanos)| {
+        let (made, steps) = (*generated.get(repeat)?, *steps.get(repeat)?);
+        ratio((made + made / steps.max(1)) as f64, time.as_secs())
+    };
+    let made_per_decode =
+        |(repeat, time): (&u32, &Nanos)| ratio(*generated.get(repeat)? as f64, time.as_secs());
+    let decode_tokens_per_s = match sequences {
+        Some(_) => Spread::of(decode.iter().filter_map(made_per_decode)),
+        None => Spread::of(overall_rate),
+    };
+    Stages {
+        repeats: prefill.len().max(decode.len()) as u32,
+        rows,
+        notes: notes(events, &prefill),
+        wall_ms: spread_ms(&wall),
+        first_token_ms: spread_ms(&prefill),
+        per_token_ms: Spread::of(decode.iter().filter_map(over_steps)),
+        step_ms: Spread::of(events.measured("decode_step").map(|step| range_time(step).as_ms())),
+        step_curve_ms: step_curve(events),
+        decode_steps,
+        repeat_steps: steps.values().copied().collect(),
+        sequences,
+        decode_tokens_per_s,
+        tokens_per_s: Spread::of(wall.iter().filter_map(made_per_wall)),
+    }
+}
+
+/// Parts of prefill.
+fn notes(events: &Events, prefill: &BTreeMap<u32, Nanos>) -> Vec<StageNote> {
+    let whole = spread_ms(prefill).map(|ms| ms.mean);
+    let note = |part: &&str| {
+        let ms = spread_ms(&part_per_repeat(events, part))?;
+        let share_pct = whole.and_then(|whole| percent(ms.mean, whole));
+        Some(StageNote { part: (*part).into(), inside: PREFILL.into(), ms, share_pct })
+    };
+    VISION_PARTS.iter().filter_map(note).collect()
+}
+
+/// All tokens over all time of the repeats whose tokens are known, per second.
+fn rate_of_all(tokens: &BTreeMap<u32, u64>, times: &BTreeMap<u32, Nanos>) -> Option<f64> {
+    let known = tokens.iter().filter_map(|(repeat, made)| Some((*made, *times.get(repeat)?)));
+    let (made, time) =
+        known.fold((0, Nanos(0)), |sum, it| (sum.0 + it.0, Nanos(sum.1.0.saturating_add(it.1.0))));
+    ratio(made as f64, time.as_secs())
+}
+
+/// A note on a cold first instance, which no other figure of its stage includes.
+pub fn cold_note(cold: &ColdInstance) -> StageNote {
+    let ms = Spread { mean: cold.ms, std: None, min: cold.ms, max: cold.ms, n: 1 };
+    StageNote { part: COLD_PART.into(), inside: cold.stage.clone(), ms, share_pct: None }
+}
+
+/// Time inside ranges named `name`, summed per measured repeat.
+fn per_repeat(events: &Events, name: &str) -> BTreeMap<u32, Nanos> {
+    let mut times = BTreeMap::new();
+    for range in events.measured(name) {
+        *times.entry(range.repeat).or_insert(Nanos(0)) += Nanos(range.end_ns - range.start_ns);
+    }
+    times
+}
+
+/// Time of a part of a stage, per measured repeat, on the GPU where known. The host closes such a
+/// range while the GPU is still working; it closes a stage's own range after the GPU has finished.
+fn part_per_repeat(events: &Events, name: &str) -> BTreeMap<u32, Nanos> {
+    let mut times = BTreeMap::new();
+    for range in events.measured(name) {
+        *times.entry(range.repeat).or_insert(Nanos(0)) += range_time(range);
+    }
+    times
+}
+
+/// Time of a range inside a stage: GPU time where it was measured, else host time.
+fn range_time(range: &StageRange) -> Nanos {
+    Nanos(range.device_ns.unwrap_or(range.end_ns - range.start_ns))
+}
+
+/// Decode steps per repeat: counted from their ranges, else from the tokens after the first.
+fn steps_per_repeat(events: &Events) -> BTreeMap<u32, u64> {
+    let mut steps = BTreeMap::new();
+    for step in events.measured("decode_step") {
+        *steps.entry(step.repeat).or_insert(0) += 1;
+    }
+    if steps.is_empty() {
+        let made = |output: &Output| output.tokens.len() as u64 / events.batch();
+        let measured = events.outputs.iter().filter(|it| !it.warmup && made(it) > 1);
+        steps.extend(measured.map(|output| (output.repeat, made(output) - 1)));
+    }
+    steps
+}
+
+/// Time of each decode step, averaged over repeats.
+fn step_curve(events: &Events) -> Vec<f64> {
+    let mut steps: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
+    for range in events.measured("decode_step") {
+        if let Some(step) = range.step {
+            steps.entry(step).or_default().push(range_time(range).as_ms());
+        }
+    }
+    steps.into_values().filter_map(|times| Some(Spread::of(times)?.mean)).collect()
+}
+
+/// Time from the start of the first stage to the end of the last, per repeat. A repeat of a capture
+/// is a whole pass only if it has both.
+fn wall_times(events: &Events) -> BTreeMap<u32, Nanos> {
+    let mut spans: BTreeMap<u32, (i64, i64, usize)> = BTreeMap::new();
+    for range in STAGES.iter().flat_map(|stage| events.measured(stage)) {
+        let span = spans.entry(range.repeat).or_insert((range.start_ns, range.end_ns, 0));
+        *span = (span.0.min(range.start_ns), span.1.max(range.end_ns), span.2 + 1);
+    }
+    if let EventSource::Capture { .. } = events.source {
+        spans.retain(|_, (_, _, stages)| *stages == STAGES.len());
+    }
+    spans.into_iter().map(|(repeat, (start, end, _))| (repeat, Nanos(end - start))).collect()
+}
+
+fn spread_ms(times: &BTreeMap<u32, Nanos>) -> Option<Spread> {
+    Spread::of(times.values().map(|time| time.as_ms()))
+}
+
+fn common_value(mut values: impl Iterator<Item = u64>) -> Option<u64> {
+    let first = values.next()?;
+    values.all(|value| value == first).then_some(first)
+}

@@ -1,0 +1,294 @@
+//! Cold first instances of stages, in captures where no runner marks its warm-up.
+//!
+//! The first run of a stage pays once for loading modules (CUDA loads them lazily, at the first
+//! launch of a kernel: CUDA C++ Programming Guide, "Lazy Loading"), for compilation, tuning and
+//! allocation. Start-up has a distribution of its own and is not averaged with the steady state
+//! (Georges, Buytaert, Eeckhout: "Statistically Rigorous Java Performance Evaluation", OOPSLA
+//! 2007).
+//!
+//! The first of at least two instances of a stage in a process is cold when all of these hold:
+//! 1. it takes at least 1.5 times the median of the later ones;
+//! 2. device time explains at most half of the difference, so it is not a larger request;
+//! 3. it is the first to launch some kernel, or loads, compiles or allocates more than the others.
+//!
+//! Without traced CUDA calls, 2 and 3 are unknown, and it must take at least 10 times the median.
+
+use std::collections::BTreeMap;
+
+use foldhash::HashMap;
+use llmprof_core::{
+    domain::{
+        finding::{Finding, Severity},
+        units::Nanos,
+    },
+    trace::nsys::{NsysTrace, process_of},
+};
+
+use crate::timeline::{
+    launches::{Cursor, LaunchIndex},
+    open_ranges::{NONE, StageInstance},
+};
+
+/// Name of a cold first instance in the notes of a stage.
+pub const COLD_PART: &str = "cold first instance";
+/// Min ratio to the median of the later instances for a cold one.
+const COLD_RATIO: f64 = 1.5;
+/// The same when only ranges were traced.
+const COLD_RATIO_RANGES_ONLY: f64 = 10.0;
+/// Name fragments of calls that a warm program does not make.
+const WARMUP_CALLS: [&str; 8] =
+    ["Module", "Library", "Link", "Malloc", "MemAlloc", "MemCreate", "HostAlloc", "Nvrtc"];
+
+/// A first instance that was cold.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ColdInstance {
+    pub stage: String,
+    pub ms: f64,
+    /// Median of the later instances of the stage in its process.
+    pub median_ms: f64,
+    /// Number of those instances.
+    pub later_instances: usize,
+    /// Kernels first launched by this instance.
+    pub first_kernels: usize,
+    /// Its calls that load, compile or allocate.
+    pub warmup_calls: u64,
+}
+
+/// Activity of one stage instance.
+#[derive(Debug, Clone, Copy, Default)]
+struct InstanceActivity {
+    wall_ns: i64,
+    device_ns: i64,
+    warmup_calls: u64,
+    first_kernels: usize,
+}
+
+/// Finds cold first instances and relabels them as warm-up.
+pub fn mark(trace: &NsysTrace, launches: &mut LaunchIndex) -> Vec<ColdInstance> {
+    let mut groups: BTreeMap<(usize, i64), Vec<usize>> = BTreeMap::new();
+    for (at, it) in launches.stages.instances.iter().enumerate() {
+        if it.label > 0 && it.start_ns < it.end_ns && !it.estimated {
+            groups.entry((it.label, process_of(it.place))).or_default().push(at);
+        }
+    }
+    groups.retain(|_, instances| instances.len() > 1);
+    if groups.is_empty() {
+        return Vec::new();
+    }
+    let activity = instance_activity(trace, launches);
+    let mut found = Vec::new();
+    for ((label, _), instances) in &groups {
+        let later: Vec<InstanceActivity> = instances[1..].iter().map(|at| activity[*at]).collect();
+        let first = activity[instances[0]];
+        if is_cold(first, &later, trace.cuda_calls.is_empty()) {
+            found.push(ColdInstance {
+                stage: launches.stages.labels[*label].clone(),
+                ms: Nanos(first.wall_ns).as_ms(),
+                median_ms: Nanos(median(&later, |it| it.wall_ns)).as_ms(),
+                later_instances: later.len(),
+                first_kernels: first.first_kernels,
+                warmup_calls: first.warmup_calls,
+            });
+            launches.stages.instances[instances[0]].label = 0;
+        }
+    }
+    found
+}
+
+fn is_cold(first: InstanceActivity, later: &[InstanceActivity], ranges_only: bool) -> bool {
+    let wall = median(later, |it| it.wall_ns);
+    let ratio = if ranges_only { COLD_RATIO_RANGES_ONLY } else { COLD_RATIO };
+    if (first.wall_ns as f64) < ratio * wall as f64 {
+        return false;
+    }
+    let longer_on_device = first.device_ns - median(later, |it| it.device_ns);
+    let unexplained = 2 * longer_on_device.max(0) <= first.wall_ns - wall;
+    let warms_up = first.first_kernels > 0
+        || first.warmup_calls as i64 > median(later, |it| it.warmup_calls as i64);
+    ranges_only || (unexplained && warms_up)
+}
+
+fn median(instances: &[InstanceActivity], field: fn(&InstanceActivity) -> i64) -> i64 {
+    let mut values: Vec<i64> = instances.iter().map(field).collect();
+    values.sort_unstable();
+    let (low, high) = (values[(values.len() - 1) / 2], values[values.len() / 2]);
+    low + (high - low) / 2
+}
+
+/// The activity of each instance, by index.
+fn instance_activity(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<InstanceActivity> {
+    let wall = |it: &StageInstance| InstanceActivity {
+        wall_ns: it.end_ns - it.start_ns,
+        ..InstanceActivity::default()
+    };
+    let mut activity: Vec<InstanceActivity> = launches.stages.instances.iter().map(wall).collect();
+    let (first, warmup) = rayon::join(
+        || add_kernels(trace, launches, &mut activity),
+        || warmup_calls(trace, launches),
+    );
+    for (_, instance) in first.values() {
+        if let Some(active) = activity.get_mut(*instance as usize) {
+            active.first_kernels += 1;
+        }
+    }
+    for (active, calls) in activity.iter_mut().zip(warmup) {
+        active.warmup_calls = calls;
+    }
+    activity
+}
+
+/// By process and name: the time of the first launch, and its instance. Of equal times the first to
+/// run.
+type FirstLaunches = HashMap<(i64, u32), (i64, u32)>;
+
+/// Adds the device time of each instance; returns the first launches.
+fn add_kernels(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    activity: &mut [InstanceActivity],
+) -> FirstLaunches {
+    let mut first = FirstLaunches::default();
+    let mut reader = trace.cuda_calls.reader();
+    for (kernel, (call, instance)) in trace.kernels.iter().zip(launches.kernels.iter()) {
+        if let Some(active) = activity.get_mut(instance as usize) {
+            active.device_ns += kernel.ns();
+        }
+        if call != NONE {
+            let launch = (reader.get(call).start_ns, instance);
+            let known = first.entry((process_of(kernel.global_pid), kernel.full_name));
+            let known = known.or_insert(launch);
+            if launch.0 < known.0 {
+                *known = launch;
+            }
+        }
+    }
+    first
+}
+
+/// Calls of each instance that load, compile or allocate.
+fn warmup_calls(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<u64> {
+    let mut counts = vec![0; launches.stages.instances.len()];
+    let name = |name: u32| trace.strings.get(name as usize).map_or("", String::as_str);
+    let is_warmup: Vec<bool> = trace
+        .cuda_calls
+        .sites()
+        .iter()
+        .map(|(at, _)| WARMUP_CALLS.iter().any(|word| name(*at).contains(word)))
+        .collect();
+    let mut cursor = Cursor::default();
+    for (_, _, call) in trace.cuda_calls.at_sites(&is_warmup) {
+        let on = |thread| launches.stages.on(thread);
+        let instance = cursor.at(call.global_tid, call.start_ns, on);
+        if let Some(count) = counts.get_mut(instance as usize) {
+            *count += 1;
+        }
+    }
+    counts
+}
+
+/// Returns a finding for each cold first instance.
+pub fn findings(cold: &[ColdInstance]) -> Vec<Finding> {
+    let finding = |it: &ColdInstance| {
+        let times = it.ms / it.median_ms;
+        let message = format!(
+            "The first instance of {} was cold: it took {times:.1} times the median of later ones.",
+            it.stage
+        );
+        Finding::new("cold_first_instance", Severity::Info, message)
+            .with("stage", &it.stage)
+            .with("cold ms", format!("{:.3}", it.ms))
+            .with("median of later instances, ms", format!("{:.3}", it.median_ms))
+            .with("later instances", it.later_instances)
+            .with("kernels launched for the first time", it.first_kernels)
+            .with("calls that load, compile or allocate", it.warmup_calls)
+            .advise(
+                "It counts as warm-up; the stage's figures exclude it. Warm up before the \
+                 capture starts.",
+            )
+    };
+    cold.iter().map(finding).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use llmprof_core::trace::Trace;
+
+    use super::*;
+    use crate::{analyze, kernels::tests::capture};
+
+    /// Two prefills, of `cold` and 100 ns, each launching a kernel of a given name and duration.
+    fn two(cold: i64, first: (&str, i64), second: (&str, i64)) -> Trace {
+        let later = cold + 1000;
+        let sketch = format!(
+            "range 1 prefill 0..{cold}\nrange 1 prefill {later}..{}\ncall 1 1 1..2\ncall 1 2 {}..{}
+             kernel 1 {} 2..{} 7\nkernel 2 {} {}..{} 7",
+            later + 100,
+            later + 1,
+            later + 2,
+            first.0,
+            2 + first.1,
+            second.0,
+            later + 2,
+            later + 2 + second.1,
+        );
+        Trace { nsys: Some(capture(&sketch)), ..Trace::default() }
+    }
+
+    fn cold(trace: &Trace) -> usize {
+        analyze(trace, None, None)
+            .findings
+            .iter()
+            .filter(|it| it.id == "cold_first_instance")
+            .count()
+    }
+
+    #[test]
+    fn a_cold_first_instance_is_a_separate_note_even_with_two_instances() {
+        let analysis = analyze(&two(2000, ("a", 50), ("a", 50)), None, None);
+        let row = analysis.stages.row("prefill").unwrap();
+        assert_eq!((row.ms.n, (row.ms.mean * 1e6).round()), (1, 100.0));
+        let note = analysis.stages.note(COLD_PART).unwrap();
+        assert_eq!((note.inside.as_str(), (note.ms.mean * 1e6).round()), ("prefill", 2000.0));
+        assert_eq!(
+            analysis.kernels.measured().map(|it| it.calls).sum::<u64>(),
+            1,
+            "its kernels count as warm-up"
+        );
+        assert_eq!(
+            analysis
+                .stage_gpu
+                .totals
+                .iter()
+                .find(|it| it.stage == "prefill")
+                .map(|it| it.instances),
+            Some(1)
+        );
+    }
+
+    #[test]
+    fn a_larger_first_request_and_one_that_is_hardly_slower_are_not_cold() {
+        assert_eq!(cold(&two(2000, ("a", 1900), ("a", 50))), 0, "the device explains it");
+        assert_eq!(cold(&two(140, ("a", 50), ("a", 50))), 0);
+        let mut warm = two(2000, ("a", 50), ("a", 50));
+        let nsys = warm.nsys.as_mut().unwrap();
+        let before = capture("call 1 90 -20..-19\nkernel 90 a -10..-5 7");
+        nsys.cuda_calls = before.cuda_calls.iter().chain(nsys.cuda_calls.iter()).collect();
+        nsys.kernels = before.kernels.iter().chain(nsys.kernels.iter()).collect();
+        assert_eq!(cold(&warm), 0, "nothing happens for the first time");
+    }
+
+    #[test]
+    fn without_cuda_calls_only_a_first_instance_of_ten_times_the_others_is_cold() {
+        let ranges = |cold: i64| {
+            let sketch = format!(
+                "range 1 prefill 0..{cold}\nrange 1 prefill 5000..5100\nrange 1 prefill 6000..6100"
+            );
+            cold_of(&sketch)
+        };
+        assert_eq!((ranges(900), ranges(1100)), (0, 1));
+    }
+
+    fn cold_of(sketch: &str) -> usize {
+        cold(&Trace { nsys: Some(capture(sketch)), ..Trace::default() })
+    }
+}

@@ -1,0 +1,108 @@
+//! Timing of a command as a whole: its wall time and the tracing overhead.
+
+use llmprof_core::{
+    domain::{
+        finding::{Finding, Severity},
+        units::Nanos,
+    },
+    trace::{
+        Trace,
+        command::{CommandTimes, CommandTrace, Timed},
+    },
+};
+use serde::{Deserialize, Serialize};
+
+use super::overhead::OverheadRecord;
+use crate::{
+    Analysis,
+    findings::with_engine,
+    stats::{Spread, percent},
+};
+
+/// Wall times of a command, measured from outside.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct CommandTiming {
+    pub of: Timed,
+    /// Milliseconds of the unprofiled pass; `null` for a server without a client.
+    pub plain_ms: Option<Spread>,
+    /// Milliseconds under nsys; `null` where unknown.
+    pub traced_ms: Option<Spread>,
+    /// Time from a server's start until it was ready in the unprofiled pass, milliseconds.
+    pub ready_ms: Option<f64>,
+}
+
+/// Summarises the wall times of both passes.
+pub fn timing(trace: &CommandTrace) -> CommandTiming {
+    let spread = |times: &Option<CommandTimes>| {
+        times.as_ref().and_then(|it| Spread::of(it.wall_ns.iter().map(|ns| Nanos(*ns).as_ms())))
+    };
+    let plain = trace.plain.as_ref();
+    CommandTiming {
+        of: plain.or(trace.traced.as_ref()).map_or(Timed::Process, |times| times.of),
+        plain_ms: spread(&trace.plain),
+        traced_ms: spread(&trace.traced),
+        ready_ms: plain.and_then(|times| Some(Nanos(times.ready_ns?).as_ms())),
+    }
+}
+
+impl CommandTiming {
+    /// Tracing overhead of the whole command.
+    pub fn overhead(&self) -> Option<OverheadRecord> {
+        let (plain_ms, traced_ms) = (self.plain_ms?.mean, self.traced_ms?.mean);
+        let overhead_pct = percent(traced_ms - plain_ms, plain_ms);
+        Some(OverheadRecord {
+            stage: self.of.as_str().into(),
+            plain_ms,
+            traced_ms,
+            overhead_pct,
+            steps: None,
+        })
+    }
+}
+
+/// Findings on data that a command does not report and the model runner would.
+pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let Some(command) = &analysis.command else { return Vec::new() };
+    let mut found = Vec::new();
+    let has_stages = !analysis.stages.rows.is_empty();
+    if trace.nsys.is_some() && !has_stages {
+        let message = "No range of the command is a stage, so there are no figures by stage.";
+        let finding = Finding::new("command_without_stages", Severity::Warning, message)
+            .with("ranges captured", trace.nsys.as_ref().map_or(0, |nsys| nsys.ranges.len()));
+        let finding = finding.advise(
+            "Name its NVTX ranges in the command's stages (targets.toml), or have it open ranges \
+             called prefill and decode_all.",
+        );
+        found.push(with_engine(finding, trace));
+    }
+    if analysis.only_traced && has_stages {
+        let message = "The command reports no stages in its unprofiled pass: stage times are of \
+                       the traced pass and include tracing overhead.";
+        let mut finding = Finding::new("stages_only_traced", Severity::Info, message);
+        if let Some(overhead) = command.overhead().and_then(|it| it.overhead_pct) {
+            finding = finding.with("tracing overhead of the command", format!("{overhead:.1} %"));
+        }
+        found.push(
+            finding.advise("Have it write its stages to standard output as events, one per line."),
+        );
+    }
+    if trace.nsys.is_some() && analysis.outputs.traced_tokens_equal.is_none() {
+        let message = "Unknown whether the traced pass computed the same tokens as the unprofiled \
+                       pass: the command reports no tokens.";
+        let finding = Finding::new("outputs_unknown", Severity::Info, message);
+        found.push(finding.advise(
+            "Have it write the tokens of each repeat to standard output as an event, and fix \
+             its seed.",
+        ));
+    }
+    // Of a window, the loads before and after it show its cost.
+    let has_window = trace.command.as_ref().is_some_and(|it| it.window.is_some());
+    let is_timed = command.traced_ms.is_some() || has_window;
+    if trace.nsys.is_some() && command.plain_ms.is_some() && !is_timed {
+        let message = "The tracing overhead is unknown: the traced command exited too quickly to \
+                       be timed from outside.";
+        found.push(Finding::new("overhead_unknown", Severity::Info, message));
+    }
+    found
+}

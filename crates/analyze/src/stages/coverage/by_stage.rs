@@ -1,0 +1,380 @@
+//! Coverage by stage: launches whose kernels must be recorded, and recorded kernels.
+//!
+//! A stage that lost kernels keeps its recorded kernels as a list, but has no figures that need all
+//! of them (busy, idle, shares). Not counted as lost: launches into a capturing stream, graphs
+//! traced as a whole, kernels launched before the capture, and the last few that its end cut off.
+
+mod tail;
+
+use std::collections::BTreeMap;
+
+use foldhash::{HashMap, HashSet};
+use llmprof_core::{
+    domain::finding::{Finding, Severity},
+    trace::nsys::{NsysTrace, process_of},
+};
+
+use self::tail::{LaunchAtEnd, ProcessTail};
+use super::{COMPLETE_PCT, CudaCallKind, advice, graph_sizes, kind, nodes_by_launch};
+use crate::{
+    Analysis,
+    kernels::OUTSIDE,
+    stats::percent,
+    timeline::{
+        device_time::captured_nodes,
+        interval::IntervalSet,
+        launches::{CallSet, Cursor, LaunchIndex},
+        open_ranges::NONE,
+    },
+};
+
+/// Id of the finding on a stage that lost kernels; it makes a run partial.
+pub const KERNELS_LOST: &str = "kernels_lost";
+/// Max share of a stage's launched kernels that the end of a capture may cut off, percent. Idle
+/// time of the stage is overstated by about that share.
+const CUT_OFF_PCT: f64 = 5.0;
+/// Id of the finding on kernels without a launching call in the capture.
+pub const KERNELS_UNATTRIBUTED: &str = "kernels_unattributed";
+
+/// Launched and recorded kernels of one stage.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StageCoverage {
+    /// Empty outside every stage.
+    pub stage: String,
+    /// Kernels launched by the traced calls, including graph launches; a graph traced as a whole
+    /// counts as one.
+    pub launched: u64,
+    /// Of those, kernels in the capture.
+    pub recorded: u64,
+    /// Launches of graphs traced as a whole, whose kernels are not in the capture.
+    pub whole_graphs: u64,
+    /// Kernels of the stage with their launching call.
+    pub attributed: u64,
+    /// Kernels that ran during the stage without a launching call in the capture.
+    pub unattributed: u64,
+    /// Missing kernels that no later call waited for: the end of the capture may have cut them off.
+    /// They count as launched where they are more than a small share of the stage, whose figures
+    /// then cover time without its work.
+    pub cut_off: u64,
+    /// True when a process of the stage ran kernels but none of its launches was traced.
+    pub untraced: bool,
+}
+
+impl StageCoverage {
+    /// Recorded over launched kernels, percent; `None` when nothing was launched.
+    pub fn pct(&self) -> Option<f64> {
+        percent(self.recorded as f64, self.launched as f64)
+    }
+
+    /// Returns true when launched kernels are missing.
+    pub fn lost(&self) -> bool {
+        self.pct().is_some_and(|pct| pct < COMPLETE_PCT)
+    }
+
+    /// Returns true when the end of the capture cut off few of its kernels.
+    fn lacks_last_few(&self) -> bool {
+        percent(self.cut_off as f64, self.launched as f64).is_some_and(|pct| pct <= CUT_OFF_PCT)
+    }
+
+    /// Returns true when the stage of some kernels is unknown, because their launching calls are
+    /// missing.
+    pub fn unknown(&self) -> bool {
+        let ran = self.attributed + self.unattributed;
+        self.untraced
+            || percent(self.attributed as f64, ran as f64).is_some_and(|pct| pct < COMPLETE_PCT)
+    }
+
+    /// Returns true when figures over all kernels of the stage are valid.
+    pub fn complete(&self) -> bool {
+        !self.lost() && !self.unknown()
+    }
+}
+
+/// Counts a capture by stage, in the order of stage numbers.
+pub fn by_stage(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<StageCoverage> {
+    let mut counted = vec![StageCoverage::default(); launches.stage_count()];
+    expected(trace, launches, &mut counted);
+    attribution(trace, launches, &mut counted);
+    for (number, stage) in counted.iter_mut().enumerate() {
+        stage.stage = launches.stage_label(number).to_owned();
+    }
+    counted.retain(|it| {
+        it.stage != OUTSIDE
+            && *it != StageCoverage { stage: it.stage.clone(), ..Default::default() }
+    });
+    counted
+}
+
+/// Counts all launches that ran kernels, except those cut off by the end of the capture.
+fn expected(trace: &NsysTrace, launches: &LaunchIndex, counted: &mut [StageCoverage]) {
+    let calls = &trace.cuda_calls;
+    let names: Vec<&str> = calls
+        .sites()
+        .iter()
+        .map(|(name, _)| trace.strings.get(*name as usize).map_or("", |it| it))
+        .collect();
+    let kinds: Vec<CudaCallKind> = names.iter().map(|name| kind(name)).collect();
+    let syncs: Vec<bool> = names.iter().map(|name| synchronises(name)).collect();
+    let mut has_work = CallSet::below(calls.len());
+    let both = launches.kernels.iter().chain(launches.copies.iter());
+    both.filter(|(call, _)| *call != NONE).for_each(|(call, _)| has_work.insert(call));
+    let graphs = graph_launches(trace, launches, &kinds, &has_work);
+
+    let mut capturing = capturing_at_start(trace, &kinds);
+    let mut processes: Vec<i64> = calls.sites().iter().map(|it| process_of(it.1)).collect();
+    let of_site = processes.clone();
+    processes.sort_unstable();
+    processes.dedup();
+    let of_site: Vec<usize> =
+        of_site.iter().map(|it| processes.partition_point(|known| known < it)).collect();
+    let mut tails: Vec<ProcessTail> = processes.iter().map(|_| ProcessTail::default()).collect();
+    let mut cursor = Cursor::default();
+    for (at, (site, call)) in calls.with_sites().enumerate() {
+        let (site, has_work) = (site as usize, has_work.contains(at));
+        let is_launch = matches!(kinds[site], CudaCallKind::Kernel | CudaCallKind::Graph);
+        if matches!(kinds[site], CudaCallKind::Other) && !syncs[site] {
+            continue;
+        }
+        match kinds[site] {
+            CudaCallKind::BeginCapture => _ = capturing.insert(call.global_tid),
+            CudaCallKind::EndCapture => _ = capturing.remove(&call.global_tid),
+            _ => {}
+        }
+        let tail = &mut tails[of_site[site]];
+        if syncs[site] {
+            tail.last_sync = Some(call.start_ns);
+        }
+        if !is_launch || (!capturing.is_empty() && capturing.contains(&call.global_tid)) {
+            continue;
+        }
+        let (kernels, recorded, whole) = match kinds[site] {
+            CudaCallKind::Graph => graphs.get(&at).copied().unwrap_or_default(),
+            _ => (1, u64::from(has_work), false),
+        };
+        let instance =
+            cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
+        let stage = launches.stage_number(instance);
+        let launch = LaunchAtEnd { start_ns: call.start_ns, stage, missing: kernels - recorded };
+        tail.add(launch, has_work || whole);
+        counted[stage].launched += kernels;
+        counted[stage].recorded += recorded;
+        counted[stage].whole_graphs += u64::from(whole);
+    }
+    for launch in tails.iter().flat_map(ProcessTail::cut_off) {
+        counted[launch.stage].cut_off += launch.missing;
+    }
+    for (number, it) in counted.iter_mut().enumerate() {
+        // Work outside every stage has no window.
+        if number == 0 || it.lacks_last_few() {
+            it.launched -= it.cut_off;
+        }
+    }
+}
+
+/// Returns true when a call returns only after all earlier device work has finished.
+fn synchronises(name: &str) -> bool {
+    let Some(name) = name.strip_prefix("cuda").or_else(|| name.strip_prefix("cu")) else {
+        return false;
+    };
+    name.contains("Synchronize") || (name.starts_with("Memcpy") && !name.contains("Async"))
+}
+
+/// Threads with a capturing stream at the start of the capture.
+fn capturing_at_start(trace: &NsysTrace, kinds: &[CudaCallKind]) -> HashSet<i64> {
+    let mut first: HashMap<i64, bool> = HashMap::default();
+    let ends = |kind: &CudaCallKind| matches!(kind, CudaCallKind::EndCapture);
+    let either = |kind: &CudaCallKind| ends(kind) || matches!(kind, CudaCallKind::BeginCapture);
+    let sites: Vec<bool> = kinds.iter().map(either).collect();
+    for (_, site, call) in trace.cuda_calls.at_sites(&sites) {
+        first.entry(call.global_tid).or_insert(ends(&kinds[site as usize]));
+    }
+    first.into_iter().filter(|(_, ends)| *ends).map(|(thread, _)| thread).collect()
+}
+
+/// By launching call of a graph: expected kernels, recorded kernels, and whether it was traced as a
+/// whole.
+fn graph_launches(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    kinds: &[CudaCallKind],
+    has_work: &CallSet,
+) -> HashMap<usize, (u64, u64, bool)> {
+    let calls = &trace.cuda_calls;
+    let is_graph: Vec<bool> =
+        kinds.iter().map(|kind| matches!(kind, CudaCallKind::Graph)).collect();
+    let graphs: Vec<usize> = calls.at_sites(&is_graph).map(|(at, ..)| at).collect();
+    if graphs.is_empty() {
+        return HashMap::default();
+    }
+    let all = trace.kernels.iter().zip(launches.kernels.iter());
+    let launched = all.filter(|(_, (call, _))| *call != NONE);
+    let nodes =
+        nodes_by_launch(launched.filter_map(|(it, (call, _))| Some((call, it.graph_node?))));
+    let whole: HashSet<u32> = launches.graphs.iter().map(|(call, _)| call).collect();
+    let ran: Vec<Option<&Vec<u64>>> = graphs.iter().map(|at| nodes.get(&(*at as u32))).collect();
+    let sizes = graph_sizes(&ran);
+    let known = kernel_nodes(trace, kinds);
+    let count = |(at, (ran, size)): (&usize, (&Option<&Vec<u64>>, u64))| {
+        let graph = ran.and_then(|ran| Some((graph_of(*ran.first()?)?, ran)));
+        let graph =
+            graph.filter(|(graph, ran)| ran.iter().all(|node| graph_of(*node) == Some(*graph)));
+        let size =
+            graph.and_then(|(graph, _)| known.get(&graph)).map_or(size, |nodes| size.max(*nodes));
+        let counted = match ran {
+            Some(ran) => (size, ran.len() as u64, false),
+            None if whole.contains(&(*at as u32)) => (1, 1, true),
+            // A graph of copies alone has no kernel to lose.
+            None if has_work.contains(*at) => (0, 0, false),
+            None => (size, 0, false),
+        };
+        (*at, counted)
+    };
+    graphs.iter().zip(ran.iter().zip(sizes)).map(count).collect()
+}
+
+/// The graph id within a node id, where node ids contain it.
+fn graph_of(node: u64) -> Option<u64> {
+    Some(node >> 32).filter(|graph| *graph > 0)
+}
+
+/// Kernels of each graph instantiated from a captured one: nodes whose original was created by a
+/// kernel launch. This detects nodes missing from every replay.
+fn kernel_nodes(trace: &NsysTrace, kinds: &[CudaCallKind]) -> HashMap<u64, u64> {
+    let captured = captured_nodes(&trace.graph_nodes);
+    let calls = &trace.cuda_calls;
+    let mut launches: HashMap<i64, Vec<(i64, i64)>> = HashMap::default();
+    if captured.is_empty() {
+        return HashMap::default();
+    }
+    let is_launch: Vec<bool> =
+        kinds.iter().map(|kind| matches!(kind, CudaCallKind::Kernel)).collect();
+    for (_, _, call) in calls.at_sites(&is_launch) {
+        launches.entry(call.global_tid).or_default().push((call.start_ns, call.end_ns));
+    }
+    let in_launch = |thread: i64, t: i64| {
+        let of_thread = launches.get(&thread).map_or(&[][..], Vec::as_slice);
+        let after = of_thread.partition_point(|(start, _)| *start <= t);
+        after > 0 && t <= of_thread[after - 1].1
+    };
+    let mut nodes: HashMap<u64, u64> = HashMap::default();
+    for (id, origin) in captured.iter().filter(|(id, origin)| **id != origin.id) {
+        if let Some(graph) = graph_of(*id).filter(|_| in_launch(origin.global_tid, origin.at_ns)) {
+            *nodes.entry(graph).or_default() += 1;
+        }
+    }
+    nodes
+}
+
+/// Counts kernels with and without their launching call by the stage in which they ran.
+fn attribution(trace: &NsysTrace, launches: &LaunchIndex, counted: &mut [StageCoverage]) {
+    let calls = &trace.cuda_calls;
+    // Correlation ids increase within a process: a kernel with a lower id was launched before the
+    // capture started.
+    let mut first: HashMap<i64, i64> = HashMap::default();
+    let has_orphans = launches.kernels.iter().any(|(call, _)| call == NONE);
+    for call in calls
+        .iter()
+        .take(if has_orphans { calls.len() } else { 0 })
+        .filter(|call| call.correlation_id > 0)
+    {
+        let (process, id) = (process_of(call.global_tid), call.correlation_id);
+        first.entry(process).and_modify(|known| *known = id.min(*known)).or_insert(id);
+    }
+    let mut open: BTreeMap<(i64, usize), Vec<(i64, i64)>> = BTreeMap::new();
+    for it in launches.stages.instances.iter().filter(|it| it.start_ns < it.end_ns) {
+        open.entry((process_of(it.place), it.label)).or_default().push((it.start_ns, it.end_ns));
+    }
+    let covers: Vec<((i64, usize), IntervalSet)> =
+        open.into_iter().map(|(key, at)| (key, IntervalSet::new(at))).collect();
+    let mut untraced: HashSet<i64> = HashSet::default();
+    for (kernel, (call, instance)) in trace.kernels.iter().zip(launches.kernels.iter()) {
+        let process = process_of(kernel.global_pid);
+        if call != NONE {
+            counted[launches.stage_number(instance)].attributed += 1;
+        } else if first.get(&process).is_none_or(|first| kernel.correlation_id >= *first) {
+            let here = covers
+                .iter()
+                .find(|((of, _), cover)| *of == process && cover.contains(kernel.start_ns));
+            counted[here.map_or(0, |((_, label), _)| label + 1)].unattributed += 1;
+            if !first.contains_key(&process) {
+                untraced.insert(process);
+            }
+        }
+    }
+    for ((process, label), _) in &covers {
+        counted[label + 1].untraced |= untraced.contains(process);
+    }
+}
+
+/// Findings on stages that lost kernels, and on kernels without their launching call.
+pub fn findings(analysis: &Analysis, trace: &NsysTrace) -> Vec<Finding> {
+    let stages = &analysis.coverage;
+    let name = |it: &StageCoverage| {
+        if it.stage.is_empty() { "outside every stage".to_owned() } else { it.stage.clone() }
+    };
+    let mut found: Vec<Finding> = Vec::new();
+    for it in stages.iter().filter(|it| it.lost()) {
+        let missing = it.launched - it.recorded;
+        let message = format!(
+            "{}: {missing} of {} launched kernels are missing from the capture.",
+            name(it),
+            it.launched
+        );
+        let mut finding = Finding::new(KERNELS_LOST, Severity::Critical, message)
+            .with("stage", name(it))
+            .with("launched kernels", it.launched)
+            .with("missing kernels", missing)
+            .with("recorded", format!("{:.1} %", it.pct().unwrap_or_default()));
+        if it.cut_off > 0 {
+            finding = finding.with("launched after the last synchronisation", it.cut_off);
+        }
+        for (index, diagnostic) in trace.diagnostics.iter().take(3).enumerate() {
+            finding = finding.with(&format!("nsys diagnostic ({})", index + 1), diagnostic);
+        }
+        found.push(finding.advise(format!(
+            "Busy and idle time, launch-bound share, kernel shares and device time of operators \
+             are omitted for it. {}",
+            advice::lost(trace.tool, it.cut_off == missing)
+        )));
+    }
+    found.extend(unattributed(analysis, trace));
+    found
+}
+
+/// The finding on work without a launching call, where it affects the figures of a stage.
+fn unattributed(analysis: &Analysis, trace: &NsysTrace) -> Option<Finding> {
+    let (stages, gpu) = (&analysis.coverage, &analysis.stage_gpu.unattributed);
+    if stages.iter().all(|it| it.unattributed == 0) && gpu.is_empty() {
+        return None;
+    }
+    let (kernels, orphans) = (trace.kernels.len(), analysis.kernels.orphans);
+    let message = match orphans {
+        _ if trace.cuda_calls.is_empty() => {
+            "The CUDA API was not traced: the stages of kernels are unknown, and lost kernels \
+             cannot be detected."
+                .into()
+        }
+        0 => format!(
+            "Copies or graphs that ran during {} have no launching call in the capture.",
+            gpu.join(", ")
+        ),
+        _ => format!("{orphans} of {kernels} kernels have no launching call in the capture."),
+    };
+    let mut finding = Finding::new(KERNELS_UNATTRIBUTED, Severity::Warning, message);
+    finding = finding.with("kernels", kernels).with("without launch", orphans);
+    if !gpu.is_empty() {
+        finding = finding.with("omitted GPU busy time", gpu.join(", "));
+    }
+    let unknown: Vec<&str> = stages
+        .iter()
+        .filter(|it| it.unknown() && !it.stage.is_empty())
+        .map(|it| it.stage.as_str())
+        .collect();
+    if !unknown.is_empty() {
+        finding = finding.with("omitted kernel figures", unknown.join(", "));
+    }
+    Some(finding.advise(advice::unattributed(trace.tool)))
+}
+
+#[cfg(test)]
+mod tests;

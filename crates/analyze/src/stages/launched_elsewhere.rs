@@ -1,0 +1,147 @@
+//! Stages whose ranges see none of the work done for them: other threads launch it, or the ranges
+//! lie inside those of another stage.
+//!
+//! A push/pop range is open on its thread alone. GPU times of a stage without any launch of its own
+//! are not those of its work.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use llmprof_core::{
+    domain::finding::{Finding, Severity},
+    trace::nsys::{NsysTrace, process_of},
+};
+
+use crate::{
+    kernels::is_measured,
+    timeline::{interval::Interval, launches::LaunchIndex, open_ranges::NONE},
+};
+
+/// A stage instance that launched nothing.
+struct IdleInstance {
+    at: usize,
+    thread: i64,
+    times: Interval,
+}
+
+/// Stages that launched nothing, with the number of kernels and graphs that other threads of their
+/// processes launched meanwhile outside every stage.
+pub fn launched_elsewhere(trace: &NsysTrace, launches: &LaunchIndex) -> BTreeMap<String, u64> {
+    let mut found = BTreeMap::new();
+    let idle = idle_instances(launches);
+    if idle.is_empty() {
+        return found;
+    }
+    let mut calls = trace.cuda_calls.reader();
+    for (call, instance) in launches.kernels.iter().chain(launches.graphs.iter()) {
+        if instance != NONE || call == NONE {
+            continue;
+        }
+        let call = calls.get(call);
+        let Some(idle) = idle.get(&process_of(call.global_tid)) else { continue };
+        let after = idle.partition_point(|it| it.times.0 <= call.start_ns);
+        let Some(it) = after.checked_sub(1).map(|at| &idle[at]) else { continue };
+        if call.start_ns < it.times.1 && call.global_tid != it.thread {
+            *found.entry(launches.stages.label(it.at).to_owned()).or_default() += 1;
+        }
+    }
+    found
+}
+
+/// Instances on threads of stages without any launch, by process, in the order of their starts.
+fn idle_instances(launches: &LaunchIndex) -> BTreeMap<i64, Vec<IdleInstance>> {
+    let stages = &launches.stages;
+    let joins = [&launches.kernels, &launches.copies, &launches.graphs];
+    let launched: BTreeSet<usize> = joins
+        .into_iter()
+        .flat_map(|joins| joins.iter())
+        .filter_map(|(_, instance)| Some(stages.instances.get(instance as usize)?.label))
+        .collect();
+    let mut idle: BTreeMap<i64, Vec<IdleInstance>> = BTreeMap::new();
+    for (at, it) in stages.instances.iter().enumerate() {
+        let process = process_of(it.place);
+        let is_on_thread = process != it.place;
+        if is_on_thread
+            && it.start_ns < it.end_ns
+            && !launched.contains(&it.label)
+            && is_measured(stages.label(at))
+        {
+            let (thread, times) = (it.place, (it.start_ns, it.end_ns));
+            idle.entry(process).or_default().push(IdleInstance { at, thread, times });
+        }
+    }
+    idle
+}
+
+/// Findings on stages whose work others launched, and on stages inside another one.
+pub fn findings(elsewhere: &BTreeMap<String, u64>, launches: &LaunchIndex) -> Vec<Finding> {
+    let launched = |(stage, kernels): (&String, &u64)| {
+        let message = format!(
+            "The threads with the ranges of {stage} launched no work, while other threads of the \
+             process launched {kernels} kernels: the GPU times of {stage} are unknown."
+        );
+        Finding::new("stage_launched_elsewhere", Severity::Warning, message)
+            .with("stage", stage)
+            .with("kernels launched by other threads", kernels)
+            .advise(
+                "Open the range on the thread that launches the work, or use start/end ranges \
+                 (nvtxRangeStart), which are open on all threads of the process.",
+            )
+    };
+    let hidden = |((inner, outer), count): (&(usize, usize), &u64)| {
+        let [inner, outer] = [inner, outer].map(|label| &launches.stages.labels[*label]);
+        let message = format!(
+            "{count} ranges of {inner} lie inside ranges of {outer} and do not count: of stages \
+             that are open at once, {outer} counts."
+        );
+        Finding::new("stage_hidden", Severity::Warning, message)
+            .with("stage", inner)
+            .with("inside", outer)
+            .with("ranges", count)
+            .advise(format!(
+                "End the range of {outer} before that of {inner} starts, or name the stages of \
+                 the run with {inner} first."
+            ))
+    };
+    elsewhere.iter().map(launched).chain(launches.stages.hidden.iter().map(hidden)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use llmprof_core::trace::Trace;
+
+    use crate::{Analysis, analyze, kernels::tests::capture};
+
+    fn of(sketch: &str) -> Analysis {
+        analyze(&Trace { nsys: Some(capture(sketch)), ..Trace::default() }, None, None)
+    }
+
+    fn ids(analysis: &Analysis) -> Vec<&str> {
+        let known = ["stage_launched_elsewhere", "stage_hidden"];
+        let ids = analysis.findings.iter().map(|it| it.id.as_str());
+        ids.filter(|id| known.contains(id)).collect()
+    }
+
+    #[test]
+    fn a_stage_whose_work_another_thread_launches_is_a_finding_and_has_no_gaps() {
+        let work = "call 2 1 1..2\nkernel 1 a 3..9 7\ncall 1 2 22..23\nkernel 2 b 24..29 7";
+        let stages = "range 1 prefill 0..20\nrange 1 decode_all 21..40";
+        let found = of(&format!("{stages}\n{work}"));
+        assert_eq!(ids(&found), ["stage_launched_elsewhere"]);
+        let timed: Vec<_> = found.stage_gpu.totals.iter().map(|it| it.stage.as_str()).collect();
+        assert_eq!(timed, ["decode_all"]);
+        assert!(found.ledger.rows.iter().all(|it| it.stage != "prefill"));
+        let crossing = stages.replace("range 1 prefill", "cross 1 prefill");
+        assert!(ids(&of(&format!("{crossing}\n{work}"))).is_empty());
+        let both = format!("{stages}\n{work}\ncall 1 3 12..13\nkernel 3 a 14..19 7");
+        assert!(ids(&of(&both)).is_empty(), "its own thread launches work too");
+    }
+
+    #[test]
+    fn a_stage_inside_another_is_a_finding_and_one_in_a_warm_up_is_not() {
+        let hidden = of("range 1 prefill 0..40\nrange 1 decode_all 10..30");
+        assert_eq!(ids(&hidden), ["stage_hidden"]);
+        assert!(ids(&of("range 1 warmup 0..40\nrange 1 decode_all 10..30")).is_empty());
+        assert!(ids(&of("range 1 prefill 0..40\nrange 1 decode_all 10..50")).is_empty());
+        assert!(ids(&of("range 1 decode_all 0..40\nrange 1 prefill 10..30")).is_empty());
+    }
+}

@@ -1,0 +1,79 @@
+//! The profiler's own work inside stages, where it is recorded: it delays the program, so gaps of
+//! these stages are not those of the program alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use llmprof_core::{
+    domain::{
+        finding::{Finding, Severity},
+        units::Nanos,
+    },
+    trace::nsys::{NsysTrace, process_of},
+};
+
+use crate::{
+    kernels::is_measured,
+    stats::percent,
+    timeline::{interval::IntervalSet, launches::LaunchIndex},
+};
+
+/// Share of a stage from which the profiler's own work is a finding, percent.
+const NOTABLE_PCT: f64 = 1.0;
+
+/// Findings on stages during which the profiler worked.
+pub fn findings(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<Finding> {
+    let all = &trace.framework.overheads;
+    let processes: BTreeSet<i64> = all.iter().map(|it| it.0).collect();
+    let of = |process: i64| all.iter().filter(move |it| it.0 == process).map(|it| (it.1, it.2));
+    let overheads: BTreeMap<i64, IntervalSet> =
+        processes.into_iter().map(|it| (it, IntervalSet::new(of(it)))).collect();
+    let mut found = Vec::new();
+    for (label, stage) in launches.stages.labels.iter().enumerate() {
+        let instances = launches.stages.instances.iter().filter(|it| it.label == label);
+        let (mut inside, mut all) = (0_i64, 0_i64);
+        for it in instances.filter(|_| is_measured(stage)) {
+            let own = overheads.get(&process_of(it.place));
+            let ns = own.map_or(0, |own| own.overlap_ns(it.start_ns, it.end_ns));
+            inside = inside.saturating_add(ns);
+            all = all.saturating_add(it.end_ns - it.start_ns);
+        }
+        let Some(pct) = percent(inside as f64, all as f64).filter(|pct| *pct >= NOTABLE_PCT) else {
+            continue;
+        };
+        let ms = Nanos(inside).as_ms();
+        let message = format!(
+            "The profiler's own work took {ms:.3} ms during {stage}, {pct:.0} % of it: its gaps \
+             are not those of the program alone."
+        );
+        found.push(
+            Finding::new("profiler_overhead", Severity::Warning, message)
+                .with("stage", stage)
+                .with("ms", format!("{ms:.3}"))
+                .advise(
+                    "Record after warm-up steps of the profiler (schedule with warmup), and time \
+                     the stage without it.",
+                ),
+        );
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::tests::capture;
+
+    #[test]
+    fn work_of_the_profiler_is_a_finding_of_the_stages_that_it_delays() {
+        let mut trace = capture("range 1 prefill 0..1000\nrange 1 decode_all 2000..12000");
+        // Of the first, 300 lie inside prefill; the last takes less than 1 % of decode_all.
+        let of = |(start, end)| (process_of(trace.ranges[0].global_tid), start, end);
+        trace.framework.overheads = [(700, 1500), (900, 1000), (3000, 3050)].map(of).to_vec();
+        let found = findings(&trace, &LaunchIndex::of(&trace));
+        assert_eq!(found.len(), 1);
+        assert!(found[0].message.contains("during prefill, 30 % of it"), "{}", found[0].message);
+        // The profiler of another process delays that process alone.
+        trace.framework.overheads.iter_mut().for_each(|it| it.0 += 1 << 24);
+        assert_eq!(findings(&trace, &LaunchIndex::of(&trace)), []);
+    }
+}

@@ -1,0 +1,120 @@
+//! Host calls in each stage of the traced pass: waits, copies and graph launches.
+//!
+//! A call belongs to the stage open on its thread when it started.
+
+use std::collections::BTreeMap;
+
+use llmprof_core::{domain::units::Nanos, trace::nsys::NsysTrace};
+
+use crate::timeline::{
+    gpu::waits,
+    launches::{Cursor, LaunchIndex},
+    open_ranges::NONE,
+};
+
+/// Calls of one stage, summed over instances.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct StageCalls {
+    /// Time of the stage's ranges on the host.
+    pub host_ms: f64,
+    /// Kernels run by CUDA graph launches, as far as they were recorded individually.
+    pub replayed_kernels: u64,
+    /// Synchronising calls.
+    pub waits: u64,
+    pub wait_ms: f64,
+    /// Calls that copy memory.
+    pub copies: u64,
+    pub copy_ms: f64,
+}
+
+/// Role of a call within a stage.
+#[derive(Clone, Copy, PartialEq)]
+enum CallRole {
+    Wait,
+    Copy,
+    Other,
+}
+
+fn role(name: &str) -> CallRole {
+    match waits(name) {
+        Some(true) => CallRole::Wait,
+        // A fill moves no data between host and device.
+        Some(false) if name.contains("emcpy") => CallRole::Copy,
+        _ => CallRole::Other,
+    }
+}
+
+/// Sums the calls of one capture by stage.
+pub fn stage_calls(trace: &NsysTrace, launches: &LaunchIndex) -> BTreeMap<String, StageCalls> {
+    let mut sums = vec![StageCalls::default(); launches.stage_count()];
+    for it in launches
+        .stages
+        .instances
+        .iter()
+        .filter(|it| it.start_ns < it.end_ns && it.end_ns != i64::MAX)
+    {
+        sums[it.label + 1].host_ms += Nanos(it.end_ns - it.start_ns).as_ms();
+    }
+    let name = |name: u32| trace.strings.get(name as usize).map_or("", String::as_str);
+    let roles: Vec<CallRole> =
+        trace.cuda_calls.sites().iter().map(|(at, _)| role(name(*at))).collect();
+    let mut cursor = Cursor::default();
+    let sites: Vec<bool> = roles.iter().map(|role| *role != CallRole::Other).collect();
+    for (_, site, call) in trace.cuda_calls.at_sites(&sites) {
+        let role = roles[site as usize];
+        let instance =
+            cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
+        let (sum, ms) = (
+            &mut sums[launches.stage_number(instance)],
+            Nanos(call.end_ns - call.start_ns).as_ms(),
+        );
+        match role {
+            CallRole::Wait => (sum.waits, sum.wait_ms) = (sum.waits + 1, sum.wait_ms + ms),
+            CallRole::Copy => (sum.copies, sum.copy_ms) = (sum.copies + 1, sum.copy_ms + ms),
+            CallRole::Other => {}
+        }
+    }
+    for (kernel, (call, instance)) in trace.kernels.iter().zip(launches.kernels.iter()) {
+        if kernel.graph_node.is_some() && call != NONE {
+            sums[launches.stage_number(instance)].replayed_kernels += 1;
+        }
+    }
+    let named = sums
+        .into_iter()
+        .enumerate()
+        .map(|(number, sum)| (launches.stage_label(number).to_owned(), sum));
+    named.filter(|(_, sum)| *sum != StageCalls::default()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::tests::capture;
+
+    #[test]
+    fn calls_belong_to_the_stage_in_which_they_started() {
+        let mut trace = capture(
+            "range 1 prefill 0..10\nrange 1 decode_all 10..40\ncall 1 1 5..12\ncall 1 2 12..15
+             call 1 3 20..26\ncall 1 4 60..70\nkernel 2 a 16..18 7",
+        );
+        let first = trace.strings.len() as u32;
+        trace.strings.extend(
+            ["cudaMemcpyAsync_v3020", "cudaGraphLaunch_v10000", "cudaStreamSynchronize_v3020"]
+                .map(str::to_owned),
+        );
+        let named = |call: llmprof_core::trace::nsys::ApiCall| llmprof_core::trace::nsys::ApiCall {
+            name: first + [0, 1, 2, 2][call.correlation_id as usize - 1],
+            ..call
+        };
+        trace.cuda_calls = trace.cuda_calls.iter().map(named).collect();
+        trace.kernels = trace.kernels.map(|_, kernel| kernel.graph_node = Some(1));
+        let calls = stage_calls(&trace, &LaunchIndex::of(&trace));
+        let (prefill, decode) = (calls["prefill"], calls["decode_all"]);
+        assert_eq!(
+            (prefill.copies, prefill.copy_ms, prefill.host_ms, prefill.waits),
+            (1, 7e-6, 1e-5, 0)
+        );
+        assert_eq!((decode.replayed_kernels, decode.waits, decode.wait_ms), (1, 1, 6e-6));
+        assert_eq!(calls[""].waits, 1, "outside every stage");
+    }
+}

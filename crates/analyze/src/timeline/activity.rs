@@ -1,0 +1,120 @@
+//! Device activity of a capture in order of start: the definition of *busy* shared by all tables.
+//!
+//! A device is busy while at least one kernel, copy, fill or whole-traced graph runs on it, on any
+//! stream. Times of several devices are summed, never merged: a busy device does not hide an idle
+//! one.
+
+use std::collections::BTreeSet;
+
+use llmprof_core::trace::nsys::{CopyKind, NsysTrace, ON_HOST, process_of};
+
+use super::launches::LaunchIndex;
+
+/// Kinds of work on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceWork {
+    /// A kernel by its index in [`llmprof_core::trace::kernel::KernelTrace::kinds`].
+    Kernel(u32),
+    /// A launch of a CUDA graph traced as a whole.
+    Graph,
+    Copy(CopyKind),
+    Fill,
+}
+
+/// One piece of work on a device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Activity {
+    pub start_ns: i64,
+    pub end_ns: i64,
+    pub device: u32,
+    pub process: i64,
+    /// The launching call and the stage instance open at its start, or
+    /// [`crate::timeline::open_ranges::NONE`].
+    pub call: u32,
+    pub instance: u32,
+    pub work: DeviceWork,
+    /// Index among the kernels, copies or graphs of the capture.
+    pub row: usize,
+    pub graph_node: Option<u64>,
+}
+
+/// All activities, in order of start.
+pub fn activities<'a>(
+    trace: &'a NsysTrace,
+    launches: &'a LaunchIndex,
+) -> impl Iterator<Item = Activity> + 'a {
+    let activity = |(start_ns, end_ns): (i64, i64),
+                    (device, process): (u32, i64),
+                    (call, instance): (u32, u32),
+                    (work, row): (DeviceWork, usize),
+                    graph_node: Option<u64>| {
+        let process = process_of(process);
+        Activity { start_ns, end_ns, device, process, call, instance, work, row, graph_node }
+    };
+    let kernels = trace.kernels.with_kinds().zip(launches.kernels.iter()).enumerate();
+    let kernels = kernels.map(move |(row, ((kind, it), by))| {
+        let (times, place) = ((it.start_ns, it.end_ns), (it.device, it.global_pid));
+        activity(times, place, by, (DeviceWork::Kernel(kind), row), it.graph_node)
+    });
+    let graphs = trace.graphs.iter().zip(launches.graphs.iter()).enumerate();
+    let graphs = graphs.map(move |(row, (it, by))| {
+        let place = (it.device, it.global_pid);
+        activity((it.start_ns, it.end_ns), place, by, (DeviceWork::Graph, row), None)
+    });
+    let copies = trace.copies.iter().zip(launches.copies.iter()).enumerate();
+    let copies = copies.map(move |(row, (it, by))| {
+        let work = match it.kind {
+            CopyKind::Set => DeviceWork::Fill,
+            kind => DeviceWork::Copy(kind),
+        };
+        let place = (it.device, it.global_pid);
+        activity((it.start_ns, it.end_ns), place, by, (work, row), it.graph_node)
+    });
+    merged(kernels, merged(graphs, copies))
+}
+
+/// Pairs of process and device with work, but of graphs whose device is unknown.
+pub fn used_devices(trace: &NsysTrace) -> BTreeSet<(i64, u32)> {
+    let kernels = trace.kernels.kinds().iter().map(|it| (process_of(it.global_pid), it.device));
+    let copies = trace.copies.iter().map(|it| (process_of(it.global_pid), it.device));
+    let graphs = trace.graphs.iter().map(|it| (process_of(it.global_pid), it.device));
+    kernels.chain(copies).chain(graphs.filter(|it| it.1 != ON_HOST)).collect()
+}
+
+/// Merges two sorted iterators. Most work is of the first: it is held only while work of the other
+/// precedes it.
+fn merged(
+    mut a: impl Iterator<Item = Activity>,
+    mut b: impl Iterator<Item = Activity>,
+) -> impl Iterator<Item = Activity> {
+    let (mut held, mut other) = (None, b.next());
+    std::iter::from_fn(move || {
+        let first = held.take().or_else(|| a.next());
+        let is_first = match (&first, &other) {
+            (Some(it), Some(other)) => it.start_ns <= other.start_ns,
+            (it, _) => it.is_some(),
+        };
+        if is_first {
+            return first;
+        }
+        held = first;
+        std::mem::replace(&mut other, b.next())
+    })
+}
+
+/// Union length of intervals added in order of start.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Busy {
+    pub ns: i64,
+    until: Option<i64>,
+}
+
+impl Busy {
+    /// Adds an interval and returns the part not covered by earlier ones.
+    pub fn add(&mut self, start_ns: i64, end_ns: i64) -> (i64, i64) {
+        let start_ns = self.until.map_or(start_ns, |until| until.max(start_ns));
+        self.until = Some(self.until.map_or(end_ns, |until| until.max(end_ns)));
+        self.ns = self.ns.saturating_add((end_ns - start_ns).max(0));
+        (start_ns, end_ns.max(start_ns))
+    }
+}

@@ -1,0 +1,189 @@
+//! A step of the traced pass, from the capture.
+
+use std::collections::BTreeSet;
+
+use llmprof_core::trace::{
+    engine_steps::StepClass,
+    nsys::{NsysTrace, ON_HOST, process_of},
+    range::Range,
+};
+
+use super::{
+    STEP, SliceList, StepTimeline,
+    device::{self, StepWork},
+    owners::KernelOwners,
+    us,
+};
+use crate::{
+    invariants::CLOCK_TOLERANCE_NS,
+    stages::DECODE,
+    timeline::{
+        activity::used_devices,
+        interval::{Interval, covered_ns, union},
+        launches::{Joins, LaunchIndex},
+        open_ranges::NONE,
+    },
+};
+
+/// Range and thread of a step in the capture.
+pub(super) struct StepPlace {
+    pub range: Interval,
+    instance: u32,
+    pub thread: i64,
+    /// True when the range is open on all threads of its process.
+    pub everywhere: bool,
+}
+
+impl StepPlace {
+    /// Returns true when a call that started at `t` on `thread` belongs to the step.
+    fn contains(&self, thread: i64, t: i64) -> bool {
+        let thread = if self.everywhere { process_of(thread) } else { thread };
+        thread == self.thread && (self.range.0..self.range.1).contains(&t)
+    }
+}
+
+/// The median step of the traced pass; `None` where no step has a kernel or a whole-traced graph,
+/// and where the GPU of its graph is unknown.
+pub fn traced_step(trace: &NsysTrace, launches: &LaunchIndex) -> Option<StepTimeline> {
+    let (place, step, steps) = median_step(trace, launches)?;
+    let own = step_work(trace, launches, &place);
+    if own.graphs.iter().any(|at| trace.graphs[*at].device == ON_HOST) {
+        return None;
+    }
+    let intervals = work_intervals(trace, launches, &own)?;
+    let window = window(trace, &place, &intervals)?;
+
+    let mut slices = SliceList { from: window.0, slices: Vec::new() };
+    add_calls(trace, &place, window, &mut slices);
+    let owners = KernelOwners::of(trace, launches, &place, &own.kernels);
+    owners.add_tracks(trace, &own.kernels, &mut slices);
+    let all = device::add_device_work(trace, &owners, &own, window, &mut slices);
+    let process = process_of(place.thread);
+    let used: BTreeSet<u32> = used_devices(trace)
+        .range((process, 0)..=(process, u32::MAX))
+        .map(|(_, device)| *device)
+        .collect();
+    let covered = |intervals: &[(u32, Interval)], device: u32| {
+        covered_ns(intervals.iter().filter(|(on, _)| *on == device).map(|(_, at)| *at))
+    };
+    let idle: i64 = used.iter().map(|device| window.1 - window.0 - covered(&all, *device)).sum();
+    let (slices, omitted) = slices.limited();
+    Some(StepTimeline {
+        pass: "traced".into(),
+        step,
+        steps,
+        window_us: us(window.1 - window.0),
+        lead_us: us(window.0 - place.range.0.min(window.0)),
+        busy_us: us(used.iter().map(|device| covered(&intervals, *device)).sum()),
+        idle_us: Some(us(idle)),
+        devices: used.len() as u64,
+        kernels: own.kernels.len() as u64,
+        whole_graphs: own.graphs.len() as u64,
+        slices,
+        omitted,
+    })
+}
+
+/// The measured step of median length, its number from 1, and the count of steps.
+fn median_step(trace: &NsysTrace, launches: &LaunchIndex) -> Option<(StepPlace, u64, u64)> {
+    let place = |it: &Range| {
+        let end = it.end_ns.filter(|end| *end > it.start_ns)?;
+        let instance = launches.stages.on(it.global_tid)?.at(it.start_ns, &mut 0);
+        let thread = if it.push_pop { it.global_tid } else { process_of(it.global_tid) };
+        let is_decode = launches.stage(instance) == DECODE;
+        is_decode.then_some(StepPlace {
+            range: (it.start_ns, end),
+            instance,
+            thread,
+            everywhere: !it.push_pop,
+        })
+    };
+    let mut steps: Vec<StepPlace> =
+        trace.ranges.iter().filter(|it| it.name == STEP).filter_map(place).collect();
+    let inferred = trace.inferred.steps.iter().filter(|it| it.class == Some(StepClass::Decode));
+    steps.extend(inferred.filter_map(|it| {
+        let range = (it.start_ns, it.end_ns);
+        let instance = launches.stages.on(it.global_tid)?.at(it.start_ns, &mut 0);
+        let place = StepPlace { range, instance, thread: it.global_tid, everywhere: false };
+        (launches.stage(instance) == DECODE).then_some(place)
+    }));
+    steps.sort_by_key(|it| it.range.0);
+    let mut order: Vec<usize> = (0..steps.len()).collect();
+    order.sort_by_key(|at| (steps[*at].range.1 - steps[*at].range.0, *at));
+    let at = *order.get(steps.len().saturating_sub(1) / 2)?;
+    let count = steps.len() as u64;
+    Some((steps.swap_remove(at), at as u64 + 1, count))
+}
+
+/// The work launched by calls of the step.
+fn step_work(trace: &NsysTrace, launches: &LaunchIndex, place: &StepPlace) -> StepWork {
+    let mut calls = trace.cuda_calls.reader();
+    let mut is_own = |(call, instance): (u32, u32)| {
+        if instance != place.instance || call == NONE {
+            return false;
+        }
+        let call = calls.get(call);
+        place.contains(call.global_tid, call.start_ns)
+    };
+    let mut own = |launches: &Joins| -> Vec<usize> {
+        launches.iter().enumerate().filter(|(_, it)| is_own(*it)).map(|(at, _)| at).collect()
+    };
+    StepWork {
+        kernels: own(&launches.kernels),
+        copies: own(&launches.copies),
+        graphs: own(&launches.graphs),
+    }
+}
+
+/// Device and interval of a step's work; `None` without a kernel or graph, and when some work
+/// starts before its launch, since host and device then have no common clock.
+fn work_intervals(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    own: &StepWork,
+) -> Option<Vec<(u32, Interval)>> {
+    if own.kernels.is_empty() && own.graphs.is_empty() {
+        return None;
+    }
+    let kernels =
+        own.kernels.iter().map(|at| (launches.kernels.get(*at).0, trace.kernels.get(*at)));
+    let mut work: Vec<(u32, u32, Interval)> =
+        kernels.map(|(call, it)| (call, it.device, (it.start_ns, it.end_ns))).collect();
+    let copies = own.copies.iter().map(|at| (launches.copies.get(*at).0, &trace.copies[*at]));
+    work.extend(copies.map(|(call, it)| (call, it.device, (it.start_ns, it.end_ns))));
+    let graphs = own.graphs.iter().map(|at| (launches.graphs.get(*at).0, &trace.graphs[*at]));
+    work.extend(graphs.map(|(call, it)| (call, it.device, (it.start_ns, it.end_ns))));
+    let called = |call: u32| trace.cuda_calls.get(call as usize).start_ns;
+    let early = |(call, _, at): &(u32, u32, Interval)| {
+        called(*call).saturating_sub(at.0) > CLOCK_TOLERANCE_NS
+    };
+    (!work.iter().any(early))
+        .then(|| work.into_iter().map(|(_, device, at)| (device, at)).collect())
+}
+
+/// The window that the timeline shows; `None` when all work has zero length.
+fn window(trace: &NsysTrace, place: &StepPlace, intervals: &[(u32, Interval)]) -> Option<Interval> {
+    let merged = union(intervals.iter().map(|(_, at)| *at));
+    let (start, end) = (merged.first()?.0, merged.last()?.1);
+    let range = place.range;
+    let kernels = trace.kernels.iter().map(|it| (it.start_ns, it.end_ns));
+    let runs_at = |t: i64| move |(start, end): (i64, i64)| start <= t && end > t;
+    let busy_at = |t: i64| {
+        kernels.clone().take_while(|it| it.0 <= t).any(runs_at(t))
+            || trace.graphs.iter().map(|it| (it.start_ns, it.end_ns)).any(runs_at(t))
+    };
+    let from = if start > range.0 && busy_at(range.0) { start } else { range.0.min(start) };
+    Some((from, end.max(if from == range.0 { range.1 } else { end })))
+}
+
+/// Adds the CUDA calls of the step's thread.
+fn add_calls(trace: &NsysTrace, place: &StepPlace, (from, to): Interval, slices: &mut SliceList) {
+    let name = |index: u32| trace.strings.get(index as usize).map_or("", String::as_str);
+    let calls = trace.cuda_calls.iter().take_while(|it| it.start_ns < to);
+    for call in
+        calls.filter(|it| it.end_ns > from && !place.everywhere && it.global_tid == place.thread)
+    {
+        let own = (place.range.0..place.range.1).contains(&call.start_ns);
+        slices.push("calls", name(call.name), (call.start_ns.max(from), call.end_ns.min(to)), own);
+    }
+}

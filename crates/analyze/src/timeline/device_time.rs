@@ -1,0 +1,313 @@
+//! Device time of operators: each kernel counts for the range open on the launching thread when its
+//! launching call started.
+//!
+//! A kernel of a replayed CUDA graph was launched when its node was captured: it counts for the
+//! operator open then, and for the stage of the replay. Operators have an NVTX domain of their own;
+//! in programs without it, all ranges that are not stages are operators.
+
+use std::collections::BTreeMap;
+
+use foldhash::{HashMap, HashSet};
+use llmprof_core::trace::{
+    event::{OPERATOR_DOMAIN, STAGE_DOMAIN},
+    kernel::TracedKernel,
+    nsys::{GraphNode, NsysTrace},
+    range::Range,
+};
+
+use super::{
+    framework_nests,
+    launches::LaunchIndex,
+    operator_entries::{OperatorEntries, operator_nests},
+};
+use crate::{
+    kernels::WARMUP,
+    stages::VISION_PARTS,
+    timeline::open_ranges::{NONE, OpenNest},
+};
+
+/// Ranges of the stage domain, other than stages, that are not operators.
+const NOT_OPERATORS: [&str; 4] = [WARMUP, "measured", "decode_step", "ProfilerStep"];
+/// Max clones between a captured node and a replayed one.
+const MAX_CLONES: usize = 8;
+
+/// Kernels of one operator in one stage.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct DeviceTime {
+    /// Executions: range instances that launched kernels, and replays of captured ones.
+    pub calls: u64,
+    /// Kernels, including those of enclosed ranges.
+    pub kernels: u64,
+    /// Kernel time, including enclosed ranges.
+    pub total_ns: i64,
+    /// Kernel time without enclosed ranges.
+    pub exclusive_ns: i64,
+}
+
+/// Device time by stage and operator name.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct DeviceTimes {
+    pub operators: BTreeMap<(String, String), DeviceTime>,
+    /// Time of kernels replayed by graphs.
+    pub replayed_ns: i64,
+    /// Part of `replayed_ns` whose operator is known.
+    pub replayed_known_ns: i64,
+}
+
+/// Returns a predicate for ranges that are operators.
+pub fn is_operator(trace: &NsysTrace) -> impl Fn(&Range) -> bool {
+    let has_domain = trace.ranges.iter().any(|range| range.domain == OPERATOR_DOMAIN);
+    let rules = trace.rules.clone();
+    move |range: &Range| {
+        if has_domain {
+            return range.domain == OPERATOR_DOMAIN;
+        }
+        let name = range.name.as_str();
+        let stage = rules.stage(name, &range.domain).is_some()
+            || NOT_OPERATORS.contains(&name)
+            || VISION_PARTS.contains(&name);
+        let filter = rules.include_ranges.iter().chain(&rules.exclude_ranges).any(|it| it == name);
+        (range.domain == STAGE_DOMAIN || range.domain.is_empty()) && !stage && !filter
+    }
+}
+
+/// Sums the kernels of a capture by operator.
+pub fn device_times(trace: &NsysTrace, launches: &LaunchIndex) -> DeviceTimes {
+    if let Some(index) = &launches.framework {
+        return framework_nests::device_times(trace, launches, index);
+    }
+    let nests = operator_nests(trace);
+    let mut operators = OperatorEntries::new(trace, &nests);
+    let mut sums = NestSums::new(&nests, launches.stage_count());
+    let mut times = DeviceTimes::default();
+    for (kernel, (call, instance)) in trace.kernels.iter().zip(launches.kernels.iter()) {
+        let entry = operators.of(kernel.graph_node, call);
+        if kernel.graph_node.is_some() {
+            times.replayed_ns += kernel.ns();
+            times.replayed_known_ns += if entry.is_some() { kernel.ns() } else { 0 };
+        }
+        if let Some(entry) = entry {
+            sums.add(entry, launches.stage_number(instance), call, &kernel);
+        }
+    }
+    let named = |((number, name), time): ((usize, &str), DeviceTime)| {
+        // Operators outside every stage have an empty stage, unlike their kernels.
+        let stage = if number == 0 { "" } else { launches.stage_label(number) };
+        ((stage.to_owned(), name.to_owned()), time)
+    };
+    times.operators = sums.by_name(trace, &nests).into_iter().map(named).collect();
+    times
+}
+
+/// Sums by thread, then by entry of its nest and stage number.
+struct NestSums {
+    threads: Vec<Vec<DeviceTime>>,
+    /// Last launching call of each sum.
+    last_calls: Vec<Vec<u32>>,
+    stages: usize,
+}
+
+impl NestSums {
+    fn new(nests: &[(i64, OpenNest)], stages: usize) -> Self {
+        let threads: Vec<Vec<DeviceTime>> = nests
+            .iter()
+            .map(|(_, nest)| vec![DeviceTime::default(); nest.entries.len() * stages])
+            .collect();
+        let last_calls = threads.iter().map(|sums| vec![NONE; sums.len()]).collect();
+        Self { threads, last_calls, stages }
+    }
+
+    /// Adds a kernel of a stage to an entry of a thread.
+    fn add(
+        &mut self,
+        (thread, entry): (usize, u32),
+        stage: usize,
+        call: u32,
+        kernel: &TracedKernel,
+    ) {
+        let cell = entry as usize * self.stages + stage;
+        let sum = &mut self.threads[thread][cell];
+        let last_call = &mut self.last_calls[thread][cell];
+        // Kernels of one replay share its launch; all kernels of an open range are of one call.
+        if sum.calls == 0 || (kernel.graph_node.is_some() && *last_call != call) {
+            sum.calls += 1;
+        }
+        *last_call = call;
+        sum.kernels += 1;
+        sum.exclusive_ns += kernel.ns();
+        sum.total_ns += kernel.ns();
+    }
+
+    /// Adds each entry to its parents, and sums entries by stage number and name.
+    fn by_name<'a>(
+        mut self,
+        trace: &'a NsysTrace,
+        nests: &[(i64, OpenNest)],
+    ) -> HashMap<(usize, &'a str), DeviceTime> {
+        let mut by_name: HashMap<(usize, &str), DeviceTime> = HashMap::default();
+        for ((_, nest), sums) in nests.iter().zip(&mut self.threads) {
+            let name =
+                |entry: u32| trace.ranges[nest.entries[entry as usize].0 as usize].name.as_str();
+            for entry in (0..nest.entries.len()).rev() {
+                let parent = nest.entries[entry].1;
+                // A name nested inside itself counts once.
+                let above = std::iter::successors(Some(parent), |up| {
+                    nest.entries.get(*up as usize).map(|it| it.1)
+                });
+                let inside_itself =
+                    above.take_while(|up| *up != NONE).any(|up| name(up) == name(entry as u32));
+                for number in 0..self.stages {
+                    let sum = sums[entry * self.stages + number];
+                    if sum.kernels == 0 {
+                        continue;
+                    }
+                    if parent != NONE {
+                        let up = &mut sums[parent as usize * self.stages + number];
+                        up.calls = up.calls.max(sum.calls);
+                        up.kernels += sum.kernels;
+                        up.total_ns += sum.total_ns;
+                    }
+                    let all = by_name.entry((number, name(entry as u32))).or_default();
+                    all.exclusive_ns += sum.exclusive_ns;
+                    if !inside_itself {
+                        all.calls += sum.calls;
+                        all.kernels += sum.kernels;
+                        all.total_ns += sum.total_ns;
+                    }
+                }
+            }
+        }
+        by_name
+    }
+}
+
+/// The captured node that each graph node was cloned from, by node id.
+pub(crate) fn captured_nodes(nodes: &[GraphNode]) -> HashMap<u64, GraphNode> {
+    let mut by_id: HashMap<u64, GraphNode> = HashMap::default();
+    for node in nodes {
+        // A clone is recorded twice, the second time with its source.
+        let order = |it: &GraphNode| (it.at_ns, it.original.is_some());
+        let known = by_id.entry(node.id).or_insert(*node);
+        if order(known) < order(node) {
+            *known = *node;
+        }
+    }
+    let origin = |node: &GraphNode| {
+        let (mut at, mut seen) = (*node, HashSet::default());
+        while seen.len() < MAX_CLONES && seen.insert(at.id) {
+            match at.original.and_then(|id| by_id.get(&id)) {
+                Some(before) => at = *before,
+                None => break,
+            }
+        }
+        at
+    };
+    by_id.values().map(|node| (node.id, origin(node))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::tests::capture;
+
+    /// One line per operator and stage: `stage name kernels total exclusive`.
+    fn lines(trace: &NsysTrace) -> String {
+        let times = device_times(trace, &LaunchIndex::of(trace));
+        let line = |((stage, name), it): (&(String, String), &DeviceTime)| {
+            format!("{stage:?} {name} {} {} {}", it.kernels, it.total_ns, it.exclusive_ns)
+        };
+        times.operators.iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Puts the ranges of operators into their domain.
+    fn with_domain(sketch: &str) -> NsysTrace {
+        let mut trace = capture(sketch);
+        for range in trace
+            .ranges
+            .iter_mut()
+            .filter(|range| !matches!(range.name.as_str(), "prefill" | "decode_all" | "warmup"))
+        {
+            range.domain = OPERATOR_DOMAIN.into();
+        }
+        trace
+    }
+
+    #[test]
+    fn an_enclosing_operator_includes_the_kernels_of_its_parts() {
+        let trace = with_domain(
+            "range 1 prefill 0..100\nrange 1 a 10..50\nrange 1 a.q 20..30
+             call 1 1 12..13\ncall 1 2 21..22\ncall 1 3 60..61
+             kernel 1 k 200..205 7\nkernel 2 k 205..215 7\nkernel 3 k 215..315 7",
+        );
+        insta::assert_snapshot!(lines(&trace), @r#"
+        "prefill" a 2 15 5
+        "prefill" a.q 1 10 10
+        "#);
+    }
+
+    #[test]
+    fn a_stage_range_between_two_operators_does_not_break_their_nesting() {
+        let trace = with_domain(
+            "range 1 model 0..100\nrange 1 prefill 10..50\nrange 1 q 20..30
+             call 1 1 21..22\nkernel 1 k 200..210 7",
+        );
+        insta::assert_snapshot!(lines(&trace), @r#"
+        "prefill" model 1 10 0
+        "prefill" q 1 10 10
+        "#);
+    }
+
+    #[test]
+    fn a_replayed_kernel_belongs_to_the_range_of_its_capture_and_the_stage_of_its_replay() {
+        let mut trace = with_domain(
+            "range 1 q 10..20\nrange 1 decode_all 50..60\ncall 1 1 12..13\ncall 1 2 51..52
+             kernel 2 k 70..75 7\nkernel 2 k 80..85 7",
+        );
+        trace.kernels =
+            trace.kernels.map(|at, kernel| kernel.graph_node = Some(if at == 0 { 31 } else { 99 }));
+        let node = |at_ns, id, original| GraphNode {
+            at_ns,
+            global_tid: trace.ranges[0].global_tid,
+            id,
+            original,
+        };
+        trace.graph_nodes = vec![node(12, 1, None), node(30, 21, Some(1)), node(40, 31, Some(21))];
+        insta::assert_snapshot!(lines(&trace), @r#""decode_all" q 1 5 5"#);
+        let times = device_times(&trace, &LaunchIndex::of(&trace));
+        assert_eq!((times.replayed_ns, times.replayed_known_ns), (10, 5));
+    }
+
+    #[test]
+    fn an_operator_in_a_graph_is_called_once_per_replay() {
+        let mut trace = with_domain(
+            "range 1 layer 5..30\nrange 1 q 10..20\nrange 1 decode_all 50..90
+             call 1 2 51..52\ncall 1 3 61..62
+             kernel 2 k 70..75 7\nkernel 2 l 75..80 7\nkernel 3 k 80..85 7\nkernel 3 l 85..90 7",
+        );
+        trace.kernels =
+            trace.kernels.map(|at, kernel| kernel.graph_node = Some(31 + at as u64 % 2));
+        let node = |at_ns, id| GraphNode {
+            at_ns,
+            global_tid: trace.ranges[0].global_tid,
+            id,
+            original: None,
+        };
+        trace.graph_nodes = vec![node(12, 31), node(14, 32)];
+        let times = device_times(&trace, &LaunchIndex::of(&trace));
+        let of = |name: &str| times.operators[&("decode_all".to_owned(), name.to_owned())];
+        assert_eq!((of("q").calls, of("q").kernels, of("layer").calls), (2, 4, 2));
+    }
+
+    #[test]
+    fn a_start_end_range_is_open_on_every_thread_and_a_push_pop_range_on_its_own() {
+        let both = "cross 1 a 0..100\nrange 1 b 0..100\ncall 2 1 12..13\nkernel 1 k 200..205 7";
+        insta::assert_snapshot!(lines(&with_domain(both)), @r#""" a 1 5 5"#);
+    }
+
+    #[test]
+    fn without_an_operator_domain_all_ranges_other_than_stages_are_operators() {
+        let sketch = "range 1 prefill 0..100\nrange 1 layer_0 10..50\nrange 1 layer_0 20..30
+            call 1 1 21..22\nkernel 1 k 200..205 7";
+        insta::assert_snapshot!(lines(&capture(sketch)), @r#""prefill" layer_0 1 5 5"#);
+    }
+}

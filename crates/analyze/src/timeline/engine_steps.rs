@@ -1,0 +1,399 @@
+//! Steps of a server or of a generating program: the work of each by the name of its range or by
+//! the order of the launches, and its kernels by the calls made inside.
+
+use std::{cmp::Reverse, collections::BTreeMap};
+
+use llmprof_core::{
+    domain::{named_values::named_values, units::Nanos},
+    trace::{
+        engine_steps::{EngineStep, StepClass, engine_step},
+        nsys::{NsysTrace, pid_of, process_of},
+        range::Range,
+    },
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    interval::Interval,
+    launches::{Cursor, LaunchIndex},
+    open_ranges::{EXCLUDED, NONE, OpenNest, nest, place},
+};
+
+/// One step of a server or of a generating program.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct EngineStepRecord {
+    /// From 0, in the order of their starts.
+    pub step: u64,
+    #[serde(default = "named")]
+    pub source: StepSource,
+    /// `null` for an inferred step.
+    #[cfg_attr(feature = "schema", schema(example = "vllm"))]
+    pub engine: Option<String>,
+    /// `null` where only the boundaries are known.
+    pub class: Option<StepClass>,
+    /// Evidence of boundaries and class: the name of the range, or what the launches show.
+    #[cfg_attr(feature = "schema", schema(example = "execute_context_0(0)_generation_8(8)"))]
+    pub evidence: String,
+    #[cfg_attr(feature = "schema", schema(example = 4711))]
+    pub process: u32,
+    /// Start of the step since the first one, milliseconds.
+    pub start_ms: f64,
+    /// Length of the step on the host; of an inferred one, to the end of its work.
+    pub host_ms: f64,
+    /// From the start of its first work on a device to the end of its last; `null` without work.
+    pub device_ms: Option<f64>,
+    /// Time within `device_ms` in which none of its kernels and graphs ran.
+    pub gap_ms: Option<f64>,
+    /// Kernels that its calls launched, those of traced graphs included.
+    pub kernels: u64,
+    /// Launches of CUDA graphs traced as a whole.
+    pub graphs: u64,
+    /// True if a replayed CUDA graph launched some of its work.
+    pub is_replayed: bool,
+    /// `null` where the name does not carry them, as the next two.
+    pub prefill_requests: Option<u64>,
+    pub prefill_tokens: Option<u64>,
+    pub decode_requests: Option<u64>,
+    /// Numbers of the load's requests in prefill during the step; `null` where that is not certain.
+    #[serde(default)]
+    pub prefilling: Option<Vec<u64>>,
+    /// The same of those in decode.
+    #[serde(default)]
+    pub decoding: Option<Vec<u64>>,
+}
+
+named_values! {
+    /// Source of a step.
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    StepSource {
+        /// A range whose name carries the work.
+        Named = "named",
+        /// The order of the launches: the capture has no range that is a stage.
+        Inferred = "inferred",
+    }
+}
+
+/// The source of steps in older files.
+const fn named() -> StepSource {
+    StepSource::Named
+}
+
+/// A step before its work is known.
+struct StepPlace<'a> {
+    class: Option<StepClass>,
+    evidence: &'a str,
+    /// Thread or process on which its range is open.
+    place: i64,
+    start_ns: i64,
+    end_ns: i64,
+    named: Option<EngineStep>,
+}
+
+/// Work of one step on devices, in the order of its starts.
+#[derive(Debug, Clone, Copy, Default)]
+struct DeviceWork {
+    /// First start, last end and time in which something ran.
+    window: Option<Interval>,
+    busy_ns: i64,
+    kernels: u64,
+    graphs: u64,
+    is_replayed: bool,
+}
+
+impl DeviceWork {
+    fn add(&mut self, (start, end): (i64, i64)) {
+        let (first, last) = self.window.unwrap_or((start, start));
+        self.busy_ns = self.busy_ns.saturating_add((end - start.max(last)).max(0));
+        self.window = Some((first.min(start), last.max(end)));
+    }
+}
+
+/// The steps of a capture whose ranges carry the names of a known engine, or whose launches show
+/// them; empty for others.
+pub fn engine_steps(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<EngineStepRecord> {
+    let named = named_steps(trace).into_iter();
+    let inferred = trace.inferred.steps.iter().map(|step| StepPlace {
+        class: step.class,
+        evidence: &step.evidence,
+        place: step.global_tid,
+        start_ns: step.start_ns,
+        end_ns: step.end_ns,
+        named: None,
+    });
+    let mut steps: Vec<StepPlace> =
+        named.chain(inferred).filter(|it| it.end_ns >= it.start_ns).collect();
+    if steps.is_empty() {
+        return Vec::new();
+    }
+    steps.sort_by_key(|it| (it.start_ns, it.end_ns, it.place));
+    let ranges: Vec<(i64, Interval)> =
+        steps.iter().map(|it| (it.place, (it.start_ns, it.end_ns))).collect();
+    let work = device_work(trace, launches, &ranges);
+    let origin = steps.first().map_or(0, |it| it.start_ns);
+    let records = steps.into_iter().zip(work).enumerate();
+    records.map(|(at, (step, work))| record(at, origin, &step, &work)).collect()
+}
+
+/// The steps that ranges name, which are instances of stages: of one class, a range inside another
+/// repeats it, in a domain of its own or under the same name.
+fn named_steps(trace: &NsysTrace) -> Vec<StepPlace<'_>> {
+    let step = |range: &'_ Range| {
+        let step = engine_step(&range.name)?;
+        Some((step, range.end_ns.filter(|end| *end >= range.start_ns)?))
+    };
+    let mut found: Vec<StepPlace> = Vec::new();
+    for range in &trace.ranges {
+        let Some((step, end_ns)) = step(range) else { continue };
+        found.push(StepPlace {
+            class: Some(step.class),
+            evidence: &range.name,
+            place: place(range),
+            start_ns: range.start_ns,
+            end_ns,
+            named: Some(step),
+        });
+    }
+    found.sort_by_key(|it| (it.start_ns, Reverse(it.end_ns)));
+    let mut until: BTreeMap<(i64, &str), i64> = BTreeMap::new();
+    found.retain(|it| {
+        let stage = it.class.map_or("", StepClass::stage);
+        let until = until.entry((it.place, stage)).or_insert(i64::MIN);
+        let is_outer = it.end_ns > *until;
+        *until = (*until).max(it.end_ns);
+        is_outer
+    });
+    found
+}
+
+/// Start of the first step, from which the times of all count.
+pub fn first_start(trace: &NsysTrace) -> Option<i64> {
+    let is_possible = |start: i64, end: i64| (end >= start).then_some(start);
+    let named = trace
+        .ranges
+        .iter()
+        .filter(|range| engine_step(&range.name).is_some())
+        .filter_map(|range| is_possible(range.start_ns, range.end_ns?));
+    let inferred =
+        trace.inferred.steps.iter().filter_map(|step| is_possible(step.start_ns, step.end_ns));
+    named.chain(inferred).min()
+}
+
+fn record(at: usize, origin: i64, step: &StepPlace, work: &DeviceWork) -> EngineStepRecord {
+    let ms = |ns: i64| Nanos(ns).as_ms();
+    let named = step.named;
+    EngineStepRecord {
+        step: at as u64,
+        source: if named.is_some() { StepSource::Named } else { StepSource::Inferred },
+        engine: named.map(|it| it.engine.to_owned()),
+        class: step.class,
+        evidence: step.evidence.to_owned(),
+        process: pid_of(step.place),
+        start_ms: ms(step.start_ns - origin),
+        host_ms: ms(step.end_ns - step.start_ns),
+        device_ms: work.window.map(|(first, last)| ms(last - first)),
+        gap_ms: work.window.map(|(first, last)| ms((last - first - work.busy_ns).max(0))),
+        kernels: work.kernels,
+        graphs: work.graphs,
+        is_replayed: work.is_replayed,
+        prefill_requests: named.and_then(|it| it.prefill_requests),
+        prefill_tokens: named.and_then(|it| it.prefill_tokens),
+        decode_requests: named.and_then(|it| it.decode_requests),
+        prefilling: None,
+        decoding: None,
+    }
+}
+
+/// First start and last end of the work that was launched during each step, given as thread and
+/// times, in the order of their starts.
+pub fn work_windows(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    steps: &[(i64, Interval)],
+) -> Vec<Option<Interval>> {
+    device_work(trace, launches, steps).iter().map(|it| it.window).collect()
+}
+
+/// The work that was launched during each step, on its thread or, for a process, on all of its
+/// threads. Of steps that are open at once the one that started last has it.
+fn device_work(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    steps: &[(i64, Interval)],
+) -> Vec<DeviceWork> {
+    let mut places: BTreeMap<i64, Vec<u32>> = BTreeMap::new();
+    for (at, step) in steps.iter().enumerate() {
+        places.entry(step.0).or_default().push(at as u32);
+    }
+    let span = |at: u32| steps[at as usize].1;
+    let open = |(place, mut steps): (i64, Vec<u32>)| {
+        steps.sort_by_key(|at| (span(*at).0, Reverse(span(*at).1)));
+        (place, nest(span, &steps))
+    };
+    let nests: BTreeMap<i64, OpenNest> = places.into_iter().map(open).collect();
+    let mut calls = trace.cuda_calls.reader();
+    let (mut of_thread, mut of_process) = (Cursor::default(), Cursor::default());
+    let mut step_of = |(call, instance): (u32, u32)| {
+        if call == NONE || instance == EXCLUDED {
+            return None;
+        }
+        let call = calls.get(call);
+        let (thread, t) = (call.global_tid, call.start_ns);
+        open_step(&nests, &mut of_thread, thread, t)
+            .or_else(|| open_step(&nests, &mut of_process, process_of(thread), t))
+    };
+    let mut work = vec![DeviceWork::default(); steps.len()];
+    for (kernel, launch) in trace.kernels.iter().zip(launches.kernels.iter()) {
+        let Some(at) = step_of(launch) else { continue };
+        work[at].add((kernel.start_ns, kernel.end_ns));
+        work[at].kernels += 1;
+        work[at].is_replayed |= kernel.graph_node.is_some();
+    }
+    for (graph, launch) in trace.graphs.iter().zip(launches.graphs.iter()) {
+        let Some(at) = step_of(launch) else { continue };
+        work[at].add((graph.start_ns, graph.end_ns));
+        work[at].graphs += 1;
+        work[at].is_replayed = true;
+    }
+    work
+}
+
+/// The step that is open at a place at `t`.
+fn open_step<'a>(
+    nests: &'a BTreeMap<i64, OpenNest>,
+    cursor: &mut Cursor<'a>,
+    place: i64,
+    t: i64,
+) -> Option<usize> {
+    let nest = nests.get(&place)?;
+    let entry = cursor.at(place, t, |_| Some(&nest.segments));
+    nest.entries.get(entry as usize).map(|(step, _)| *step as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::kernels::tests::capture;
+
+    fn of(sketch: &str) -> Vec<EngineStepRecord> {
+        let trace = capture(sketch);
+        engine_steps(&trace, &LaunchIndex::of(&trace))
+    }
+
+    #[test]
+    fn a_step_has_the_work_that_was_launched_in_its_range() {
+        let steps = of("range 1 execute_context_1(512)_generation_0(0) 100..200
+             range 1 execute_context_0(0)_generation_1(1) 300..400
+             range 1 prepare 300..310
+             call 1 1 110..111\ncall 1 2 150..151\ncall 1 3 310..311\ncall 1 4 390..391
+             call 1 5 450..451
+             kernel 1 a 120..140 7\nkernel 2 a 160..260 7\nkernel 3 b 320..340 7
+             kernel 4 b 395..415 7\nkernel 5 c 460..470 7");
+        let rows: Vec<_> = steps
+            .iter()
+            .map(|it| {
+                let us = |ms: f64| (ms * 1e6).round() as i64;
+                (
+                    it.class.unwrap(),
+                    us(it.start_ms),
+                    us(it.host_ms),
+                    it.device_ms.map(us),
+                    it.gap_ms.map(us),
+                )
+            })
+            .collect();
+        assert_eq!(
+            rows,
+            [
+                (StepClass::Prefill, 0, 100, Some(140), Some(20)),
+                (StepClass::Decode, 200, 100, Some(95), Some(55)),
+            ]
+        );
+        assert_eq!((steps[0].kernels, steps[0].prefill_tokens), (2, Some(512)));
+        assert!(!steps[0].is_replayed);
+    }
+
+    /// Kernels of each step, and the number of instances of all stages.
+    fn kernels(trace: &NsysTrace) -> (Vec<u64>, usize) {
+        let launches = LaunchIndex::of(trace);
+        let steps = engine_steps(trace, &launches);
+        (steps.iter().map(|it| it.kernels).collect(), launches.stages.instances.len())
+    }
+
+    #[test]
+    fn a_step_in_two_domains_or_around_itself_is_one_with_all_of_its_work() {
+        let work = "call 1 1 10..11\ncall 1 2 60..61\ncall 1 3 110..111
+            kernel 1 a 20..21 7\nkernel 2 a 70..71 7\nkernel 3 a 120..121 7";
+        let plain = "range 1 execute_context_0(0)_generation_4(4) 0..100
+            range 1 execute_context_0(0)_generation_4(4) 100..200";
+        assert_eq!(kernels(&capture(&format!("{plain}\n{work}"))), (vec![2, 1], 2));
+        let mut twice = capture(&format!("{plain}\n{plain}\n{work}"));
+        twice.ranges[2..].iter_mut().for_each(|it| it.domain = "other".into());
+        twice.ranges.sort_by_key(|it| it.start_ns);
+        assert_eq!(kernels(&twice), (vec![2, 1], 2));
+        let inside = "range 1 execute_context_0(0)_generation_4(4) 20..30";
+        assert_eq!(kernels(&capture(&format!("{plain}\n{inside}\n{work}"))), (vec![2, 1], 2));
+        let other = "range 1 execute_context_1(9)_generation_0(0) 20..30";
+        let both = capture(&format!("{plain}\n{other}\n{work}"));
+        assert_eq!(kernels(&both), (vec![2, 0, 1], 3), "work after the end of the inner step");
+    }
+
+    #[test]
+    fn a_start_end_step_has_the_work_of_all_threads_of_its_process() {
+        let sketch = "cross 1 execute_context_0(0)_generation_4(4) 0..100
+            range 3 execute_context_1(9)_generation_0(0) 0..100
+            call 1 1 10..11\ncall 2 2 60..61\ncall 3 3 70..71
+            kernel 1 a 20..21 7\nkernel 2 a 70..71 7\nkernel 3 a 80..81 7";
+        assert_eq!(kernels(&capture(sketch)), (vec![2, 1], 2));
+    }
+
+    proptest! {
+        #[test]
+        fn steps_are_the_instances_of_stages_and_have_no_launches_of_others(
+            ranges in prop::collection::vec(
+                (0usize..3, 0i64..60, 1i64..40, 1i64..3, any::<bool>()),
+                1..8,
+            ),
+            calls in prop::collection::btree_map(0i64..100, 1i64..3, 0..12),
+        ) {
+            const NAMES: [&str; 3] = [
+                "execute_context_0(0)_generation_4(4)",
+                "execute_context_0(0)_generation_2(2)",
+                "execute_context_1(9)_generation_0(0)",
+            ];
+            let mut sketch: Vec<String> = Vec::new();
+            for (name, start, ns, thread, crosses) in ranges {
+                let (style, name) = (if crosses { "cross" } else { "range" }, NAMES[name]);
+                sketch.push(format!("{style} {thread} {name} {start}..{}", start + ns));
+            }
+            for (id, (start, thread)) in (1..).zip(&calls) {
+                sketch.push(format!("call {thread} {id} {start}..{}", start + 1));
+                sketch.push(format!("kernel {id} k {}..{} 7", 100 + id, 101 + id));
+            }
+            let trace = capture(&sketch.join("\n"));
+            let launches = LaunchIndex::of(&trace);
+            let steps = engine_steps(&trace, &launches);
+            for class in [StepClass::Prefill, StepClass::Decode] {
+                let of_class = steps.iter().filter(|it| it.class == Some(class)).count();
+                let label = launches.stages.labels.iter().position(|it| it == class.stage());
+                let instances = launches.stages.instances.iter();
+                let instances = instances.filter(|it| Some(it.label) == label).count();
+                prop_assert_eq!(of_class, instances);
+            }
+            let in_steps: u64 = steps.iter().map(|it| it.kernels).sum();
+            let in_stages = launches.kernels.iter();
+            let in_stages = in_stages.filter(|(_, it)| *it != NONE && *it != EXCLUDED).count();
+            prop_assert_eq!(in_steps, in_stages as u64);
+        }
+    }
+
+    #[test]
+    fn a_step_without_work_has_no_device_time_and_other_ranges_are_no_steps() {
+        let steps = of("range 1 step[DECODE_bs=1] 0..10\nrange 1 decode_step 0..10");
+        assert!(steps.is_empty());
+        let steps = of("range 1 execute_context_0(0)_generation_1(1) 300..400");
+        assert_eq!((steps[0].device_ms, steps[0].gap_ms, steps[0].kernels), (None, None, 0));
+    }
+}

@@ -1,0 +1,202 @@
+//! Calls of a framework's operators and ranges that are operators, nested by thread, and the
+//! innermost one of each launch.
+//!
+//! The profiler records the operator of a launch (`External id`); where it does not, the operator
+//! is the innermost one open on the launching thread when the launching call started.
+
+use std::{cmp::Reverse, collections::BTreeMap};
+
+use foldhash::{HashMap, HashSet};
+use llmprof_core::trace::{
+    kernel::TracedKernel,
+    nsys::{NsysTrace, process_of},
+};
+
+use super::{
+    device_time::{DeviceTime, DeviceTimes, is_operator},
+    launches::{Cursor, Joins, LaunchIndex},
+    open_ranges::{NONE, OpenNest, Segments, nest},
+};
+
+/// A call or a range of a capture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NestItem {
+    /// Index of a call of an operator.
+    Call(u32),
+    /// Index of a range.
+    Range(u32),
+}
+
+/// The items of one thread.
+#[derive(Debug, Default)]
+pub struct ThreadNest {
+    pub thread: i64,
+    pub items: Vec<NestItem>,
+    /// Entries are indices into `items`, in order of start, with their enclosing entries.
+    pub nest: OpenNest,
+}
+
+/// The items of all threads, and the innermost one of each kernel.
+#[derive(Debug, Default)]
+pub struct FrameworkIndex {
+    pub threads: Vec<ThreadNest>,
+    /// Thread and entry by kernel; [`NONE`] without an operator.
+    pub kernels: Vec<(u32, u32)>,
+}
+
+impl FrameworkIndex {
+    /// Nests the calls of a capture; `launching` has the launching call of each kernel first.
+    pub fn of(trace: &NsysTrace, launching: &Joins) -> Self {
+        let mut threads: BTreeMap<i64, Vec<NestItem>> = BTreeMap::new();
+        let is_operator = is_operator(trace);
+        for (at, range) in trace.ranges.iter().enumerate() {
+            if is_operator(range) && range.end_ns.is_some_and(|end| range.start_ns < end) {
+                threads.entry(range.global_tid).or_default().push(NestItem::Range(at as u32));
+            }
+        }
+        for (at, call) in trace.framework.iter().enumerate() {
+            threads.entry(call.global_tid).or_default().push(NestItem::Call(at as u32));
+        }
+        let mut index = Self::default();
+        let mut entries = vec![NONE; trace.framework.len()];
+        for (thread, mut items) in threads {
+            items.sort_by_key(|it| {
+                let (start, end) = it.span(trace);
+                (start, Reverse(end))
+            });
+            let order: Vec<u32> = (0..items.len() as u32).collect();
+            let nest = nest(|at| items[at as usize].span(trace), &order);
+            for (entry, item) in items.iter().enumerate() {
+                if let NestItem::Call(row) = item {
+                    entries[*row as usize] = entry as u32;
+                }
+            }
+            index.threads.push(ThreadNest { thread, items, nest });
+        }
+        index.kernels = index.of_kernels(trace, launching, &entries);
+        // Launches are looked up once.
+        index.threads.iter_mut().for_each(|it| it.nest.segments = Segments::default());
+        index
+    }
+
+    fn place(&self, thread: i64) -> Option<usize> {
+        self.threads.binary_search_by_key(&thread, |it| it.thread).ok()
+    }
+
+    /// Thread and entry of the innermost operator of each kernel, in the order of the capture.
+    fn of_kernels(&self, trace: &NsysTrace, launching: &Joins, entries: &[u32]) -> Vec<(u32, u32)> {
+        let (mut cursor, mut calls) = (Cursor::default(), trace.cuda_calls.reader());
+        let mut one = |kernel: TracedKernel, call: u32| {
+            let process = process_of(kernel.global_pid);
+            let recorded = trace.framework.operators.get(process, kernel.correlation_id);
+            if let Some(row) = recorded {
+                let thread = trace.framework.get(row as usize).global_tid;
+                return Some((self.place(thread)? as u32, entries[row as usize]));
+            }
+            if call == NONE {
+                return None;
+            }
+            let call = calls.get(call);
+            let place = self.place(call.global_tid)?;
+            let segments = |_| Some(&self.threads[place].nest.segments);
+            let entry = cursor.at(call.global_tid, call.start_ns, segments);
+            (entry != NONE).then_some((place as u32, entry))
+        };
+        let kernels = trace.kernels.iter().zip(launching.iter());
+        kernels.map(|(kernel, (call, _))| one(kernel, call).unwrap_or((NONE, NONE))).collect()
+    }
+
+    /// Name of the innermost operator of the kernel at an index.
+    pub fn name_of<'a>(&self, trace: &'a NsysTrace, kernel: usize) -> Option<&'a str> {
+        let (thread, entry) = *self.kernels.get(kernel)?;
+        Some(self.threads.get(thread as usize)?.items.get(entry as usize)?.name(trace))
+    }
+}
+
+impl NestItem {
+    /// Start and end.
+    pub fn span(self, trace: &NsysTrace) -> (i64, i64) {
+        match self {
+            Self::Call(at) => {
+                let call = trace.framework.get(at as usize);
+                (call.start_ns, call.end_ns)
+            }
+            Self::Range(at) => {
+                let range = &trace.ranges[at as usize];
+                (range.start_ns, range.end_ns.unwrap_or(range.start_ns))
+            }
+        }
+    }
+
+    pub fn name(self, trace: &NsysTrace) -> &str {
+        match self {
+            Self::Call(at) => {
+                let signature = trace.framework.get(at as usize).signature;
+                let known = trace.framework.signatures.get(signature as usize);
+                known.map_or("", |it| it.name.as_str())
+            }
+            Self::Range(at) => &trace.ranges[at as usize].name,
+        }
+    }
+}
+
+/// Sums the kernels of a capture by operator.
+pub fn device_times(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    index: &FrameworkIndex,
+) -> DeviceTimes {
+    let mut times = DeviceTimes::default();
+    let mut sums: HashMap<(usize, &str), DeviceTime> = HashMap::default();
+    let mut called: HashSet<(u32, u32, usize)> = HashSet::default();
+    let mut names: Vec<&str> = Vec::new();
+    let kernels = trace.kernels.iter().zip(launches.kernels.iter());
+    for (at, (kernel, (_, instance))) in kernels.enumerate() {
+        let replayed = if kernel.graph_node.is_some() { kernel.ns() } else { 0 };
+        times.replayed_ns += replayed;
+        let (thread, innermost) = index.kernels[at];
+        let Some(nest) = index.threads.get(thread as usize) else { continue };
+        times.replayed_known_ns += replayed;
+        let stage = launches.stage_number(instance);
+        names.clear();
+        let mut entry = innermost;
+        while let Some((_, parent)) = nest.nest.entries.get(entry as usize) {
+            let name = nest.name(trace, entry);
+            let sum = sums.entry((stage, name)).or_default();
+            if entry == innermost {
+                sum.exclusive_ns += kernel.ns();
+            }
+            // A name nested inside itself counts once, as the outermost.
+            if !names.contains(&name) {
+                names.push(name);
+                sum.kernels += 1;
+                sum.total_ns += kernel.ns();
+            }
+            let is_outermost = !nest.outer(entry).any(|it| nest.name(trace, it) == name);
+            if is_outermost && called.insert((thread, entry, stage)) {
+                sum.calls += 1;
+            }
+            entry = *parent;
+        }
+    }
+    let named = |((number, name), time): ((usize, &str), DeviceTime)| {
+        // Operators outside every stage have an empty stage, unlike their kernels.
+        let stage = if number == 0 { "" } else { launches.stage_label(number) };
+        ((stage.to_owned(), name.to_owned()), time)
+    };
+    times.operators = sums.into_iter().map(named).collect();
+    times
+}
+
+impl ThreadNest {
+    /// Name of an entry.
+    pub fn name<'a>(&self, trace: &'a NsysTrace, entry: u32) -> &'a str {
+        self.items[entry as usize].name(trace)
+    }
+
+    /// The entries around an entry, innermost first.
+    pub fn outer(&self, entry: u32) -> impl Iterator<Item = u32> + '_ {
+        let parent = |entry: &u32| self.nest.entries.get(*entry as usize).map(|it| it.1);
+        std::iter::successors(parent(&entry), move |it| parent(it)).take_while(|it| *it != NONE)
+    }
+}

@@ -1,0 +1,244 @@
+//! GPU state during each stage: busy, copying or idle, and the reasons for idle time.
+//!
+//! A stage's window is the span of its range ([`super::stage_spans`]): to the end of the range, or
+//! of the last work that it launched if later; overlapping windows count once. Inside it a GPU is
+//! *busy* while work launched by the stage runs on any stream, *other* while only work of other
+//! stages runs, and *idle* while nothing runs, so busy + other + idle = window. This holds per GPU:
+//! each GPU has the windows of all stages of the processes that use it, and totals are sums over
+//! GPUs.
+//!
+//! An idle gap ends with the next work on the GPU and is explained by its launching call. Until the
+//! call started, the launching thread was in a waiting call (*sync*), in a copying call
+//! (*copy*), or elsewhere (*host*); after that the GPU waited for the launch itself (*host*, or
+//! *copy* for a launched copy). Work launched before the gap was delayed for a reason that the
+//! capture does not show (*unknown*).
+
+mod cells;
+mod overlap;
+pub mod split;
+mod waits;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::cells::EarlyStart;
+pub(crate) use self::waits::waits;
+use llmprof_core::{domain::units::Nanos, trace::nsys::NsysTrace};
+
+use self::{
+    cells::{GpuCell, GpuCells},
+    split::{SplitSums, WindowSplits},
+};
+use super::{launches::LaunchIndex, operator_entries::operator_nests};
+use crate::stats::{percent, ratio};
+
+/// One stage of the traced pass on one GPU, or on all GPUs, summed over instances.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct StageGpu {
+    #[cfg_attr(feature = "schema", schema(example = "decode_all"))]
+    pub stage: String,
+    /// Index of the GPU; `null` in a total over several.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(example = 0))]
+    pub device: Option<u32>,
+    /// Number of GPUs in this row.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(example = 1))]
+    pub devices: u64,
+    /// Instances of the stage.
+    pub instances: u64,
+    /// Time from each start to the end of the last work that the stage launched, without the time
+    /// in which it was queued behind the stage before; overlaps once; summed over GPUs. `null`, as
+    /// are the times below, when no GPU work is recorded or when the clocks of host and GPU are
+    /// inconsistent; `window_ms` alone is known where a graph ran meanwhile whose GPU is unknown.
+    pub window_ms: Option<f64>,
+    /// Time of the window in which a kernel, copy, fill or whole-traced graph of the stage ran, on
+    /// any stream.
+    pub busy_ms: Option<f64>,
+    /// True when `busy_ms` is an upper bound and idle time a lower one: gaps inside whole-traced
+    /// graphs are not visible.
+    #[serde(default)]
+    pub busy_is_upper_bound: bool,
+    /// `busy_ms` of `window_ms`, percent.
+    pub busy_pct: Option<f64>,
+    /// Part of `busy_ms` in which at least two kernels or whole-traced graphs of the stage ran.
+    #[serde(default)]
+    pub overlap_ms: Option<f64>,
+    /// Part of `busy_ms` in which a copy of the stage ran.
+    #[serde(default)]
+    pub copying_ms: Option<f64>,
+    /// Part of `copying_ms` in which a kernel or whole-traced graph of the stage ran.
+    #[serde(default)]
+    pub copy_overlap_ms: Option<f64>,
+    /// Time of the window in which only work of other stages ran.
+    #[serde(default)]
+    pub other_ms: Option<f64>,
+    /// Time of the window in which nothing ran: `window_ms - busy_ms - other_ms`.
+    pub idle_ms: Option<f64>,
+    /// Idle time in which the host had launched no work, or was launching it.
+    pub idle_host_ms: Option<f64>,
+    /// Idle time in which the host copied, or launched a copy.
+    pub idle_copy_ms: Option<f64>,
+    /// Idle time in which the host waited in the driver.
+    pub idle_sync_ms: Option<f64>,
+    /// Idle time for a reason that the capture does not show.
+    pub idle_unknown_ms: Option<f64>,
+    /// Number of idle gaps.
+    pub gaps: Option<u64>,
+    pub longest_gap_ms: Option<f64>,
+    /// `idle_host_ms` of `window_ms`, percent: the max saving of launching in time.
+    pub launch_bound_pct: Option<f64>,
+    /// Recorded kernels of the stage.
+    pub launches: u64,
+    /// Calls of the stage that launched a CUDA graph, traced by node or as a whole; `null` in the
+    /// row of one of several GPUs.
+    #[serde(default)]
+    pub graph_launches: Option<u64>,
+    /// Launches of CUDA graphs traced as a whole: their kernels are not recorded.
+    #[serde(default)]
+    pub whole_graphs: u64,
+    pub copies: Vec<StageCopies>,
+    /// Fills of device memory; not part of the copies.
+    #[serde(default)]
+    pub fills: u64,
+    #[serde(default)]
+    pub filled_bytes: u64,
+    #[serde(default)]
+    pub fill_ms: f64,
+    /// Divisor of sums over all windows for the mean of one instance on one GPU; below the number
+    /// of windows where instances overlap on a GPU, whose window has that time once.
+    #[serde(skip)]
+    pub repeats: Option<f64>,
+}
+
+/// Copies of one kind launched by a stage.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct StageCopies {
+    /// `host_to_device`, `device_to_host`, `device_to_device`, `other`.
+    #[cfg_attr(feature = "schema", schema(example = "device_to_device"))]
+    pub kind: String,
+    pub calls: u64,
+    pub bytes: u64,
+    pub total_ms: f64,
+}
+
+/// GPU figures of a capture.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StageGpus {
+    /// One row per stage; empty when the capture has neither device work nor launches.
+    pub totals: Vec<StageGpu>,
+    /// One row per stage and GPU; empty when one GPU did all work.
+    pub devices: Vec<StageGpu>,
+    /// Stages with work that starts before its launching call.
+    pub early: Vec<EarlyStart>,
+    /// Stages without busy time, because a kernel, copy or graph without a launching call ran
+    /// meanwhile.
+    pub unattributed: Vec<String>,
+    /// Stages without busy and idle time, because a graph ran meanwhile whose GPU is unknown.
+    pub unplaced: Vec<String>,
+}
+
+/// Measures GPU activity in each stage, and divides the windows of stages.
+pub fn device_tables(trace: &NsysTrace, launches: &LaunchIndex) -> (StageGpus, WindowSplits) {
+    let nests = operator_nests(trace);
+    let mut splits = SplitSums::new(trace, launches, &nests);
+    let cells = GpuCells::of(trace, launches, &mut |cells, event| splits.add(cells, event));
+    let splits = splits.finish(&launches.stages.labels, &cells);
+    (stage_gpu(launches, &cells), splits)
+}
+
+fn stage_gpu(launches: &LaunchIndex, cells: &GpuCells) -> StageGpus {
+    let mut found = StageGpus { early: cells.early(launches), ..StageGpus::default() };
+    if cells.devices.is_empty() && !cells.has_launches {
+        return found;
+    }
+    for (label, stage) in launches.stages.labels.iter().enumerate() {
+        let instances = cells.instances[label];
+        if instances == 0 {
+            continue;
+        }
+        let used: Vec<(u32, &GpuCell)> = cells.of_stage(label).collect();
+        if used.iter().any(|(_, cell)| cell.unattributed) {
+            found.unattributed.push(stage.clone());
+        }
+        if used.iter().any(|(_, cell)| cell.unplaced) {
+            found.unplaced.push(stage.clone());
+        }
+        let graph_launches = Some(cells.graph_calls[label]);
+        let total = row(stage, instances, &used);
+        let whole_graphs = total.whole_graphs + cells.unplaced[label];
+        found.totals.push(StageGpu { graph_launches, whole_graphs, ..total });
+        if cells.devices.len() > 1 {
+            found.devices.extend(used.iter().map(|it| row(stage, it.1.instances, &[*it])));
+        }
+    }
+    found
+}
+
+/// Sums the cells of one stage.
+fn row(stage: &str, instances: u64, cells: &[(u32, &GpuCell)]) -> StageGpu {
+    let sum = |of: fn(&GpuCell) -> i64| {
+        cells.iter().fold(0i64, |sum, (_, cell)| sum.saturating_add(of(cell)))
+    };
+    let count = |of: fn(&GpuCell) -> u64| cells.iter().map(|(_, cell)| of(cell)).sum::<u64>();
+    // Times of host and device are comparable only when no work starts before its launch.
+    let timed = !cells.is_empty() && cells.iter().all(|(_, cell)| cell.early == 0);
+    let placed = timed && cells.iter().all(|(_, cell)| !cell.unplaced);
+    let attributed = placed && cells.iter().all(|(_, cell)| !cell.unattributed);
+    let ms = |ns: i64| timed.then(|| Nanos(ns).as_ms());
+    let (window, busy, idle) =
+        (sum(|it| it.window_ns()), sum(|it| it.busy_ns), sum(|it| it.idle.ns()));
+    StageGpu {
+        stage: stage.into(),
+        device: if let [(device, _)] = cells { Some(*device) } else { None },
+        devices: cells.len() as u64,
+        instances,
+        window_ms: ms(window),
+        busy_ms: ms(busy).filter(|_| attributed),
+        overlap_ms: ms(sum(|it| it.overlap.kernels_ns)).filter(|_| attributed),
+        copying_ms: ms(sum(|it| it.overlap.copies_ns)).filter(|_| attributed),
+        copy_overlap_ms: ms(sum(|it| it.overlap.both_ns)).filter(|_| attributed),
+        busy_is_upper_bound: count(|it| it.graphs) > 0,
+        busy_pct: percent(busy as f64, window as f64).filter(|_| attributed),
+        other_ms: ms(window - busy - idle).filter(|_| attributed),
+        idle_ms: ms(idle).filter(|_| placed),
+        idle_host_ms: ms(sum(|it| it.idle.host)).filter(|_| placed),
+        idle_copy_ms: ms(sum(|it| it.idle.copy)).filter(|_| placed),
+        idle_sync_ms: ms(sum(|it| it.idle.sync)).filter(|_| placed),
+        idle_unknown_ms: ms(sum(|it| it.idle.unknown)).filter(|_| placed),
+        gaps: placed.then(|| count(|it| it.gaps)),
+        longest_gap_ms: ms(cells.iter().map(|(_, cell)| cell.longest).max().unwrap_or(0))
+            .filter(|_| placed),
+        launch_bound_pct: percent(sum(|it| it.idle.host) as f64, window as f64).filter(|_| placed),
+        launches: count(|it| it.kernels),
+        graph_launches: None,
+        whole_graphs: count(|it| it.graphs),
+        copies: copies(cells),
+        fills: count(|it| it.fills.calls),
+        filled_bytes: cells.iter().fold(0, |sum, (_, cell)| cell.fills.bytes.saturating_add(sum)),
+        fill_ms: Nanos(sum(|it| it.fills.ns)).as_ms(),
+        repeats: ratio(
+            count(|it| it.instances) as f64 * window as f64,
+            sum(|it| it.instances_ns) as f64,
+        ),
+    }
+}
+
+fn copies(cells: &[(u32, &GpuCell)]) -> Vec<StageCopies> {
+    let mut kinds = std::collections::BTreeMap::new();
+    for (kind, moved) in cells.iter().flat_map(|(_, cell)| &cell.copies) {
+        cells::TransferKind::add(kinds.entry(*kind).or_default(), moved);
+    }
+    let row =
+        |(kind, moved): (llmprof_core::trace::nsys::CopyKind, cells::TransferKind)| StageCopies {
+            kind: kind.as_str().into(),
+            calls: moved.calls,
+            bytes: moved.bytes,
+            total_ms: Nanos(moved.ns).as_ms(),
+        };
+    kinds.into_iter().map(row).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,381 @@
+//! Sums for each stage on each GPU, from a single pass over the activities.
+
+mod graph_launches;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use llmprof_core::trace::nsys::{CallReader, CopyKind, MemoryOp, NsysTrace, ON_HOST, process_of};
+
+use self::graph_launches::graph_calls;
+use super::{
+    super::{
+        activity::{Activity, Busy, DeviceWork, activities, used_devices},
+        interval::{Interval, IntervalSet},
+        launches::LaunchIndex,
+        stage_spans::stage_spans,
+    },
+    overlap::Overlap,
+    waits::{GapReasons, HostWaits, IdleSplit},
+};
+use crate::{
+    invariants::CLOCK_TOLERANCE_NS,
+    timeline::open_ranges::{NONE, StageInstance},
+};
+
+/// Count, bytes and time of copies or fills.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TransferKind {
+    pub calls: u64,
+    pub bytes: u64,
+    pub ns: i64,
+}
+
+impl TransferKind {
+    pub fn add(&mut self, other: &Self) {
+        self.calls += other.calls;
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.ns = self.ns.saturating_add(other.ns);
+    }
+}
+
+/// One stage on one GPU, nanoseconds.
+#[derive(Debug, Default)]
+pub struct GpuCell {
+    pub instances: u64,
+    /// Sum of the windows of all instances: overlaps count as often as they occur.
+    pub instances_ns: i64,
+    pub window: IntervalSet,
+    pub busy_ns: i64,
+    busy: Busy,
+    /// Position of the last lookup in the window.
+    near: usize,
+    pub overlap: Overlap,
+    pub idle: IdleSplit,
+    pub gaps: u64,
+    pub longest: i64,
+    pub kernels: u64,
+    pub graphs: u64,
+    pub copies: BTreeMap<CopyKind, TransferKind>,
+    pub fills: TransferKind,
+    /// Activities that started before their launching call.
+    pub early: u64,
+    /// Max time between such a start and the call.
+    worst_ns: i64,
+    /// True when work of an unknown stage ran in the window.
+    pub unattributed: bool,
+    /// True when a graph that started on the host ran in the window, on this GPU or another.
+    pub unplaced: bool,
+}
+
+impl GpuCell {
+    /// Total length of the window.
+    pub fn window_ns(&self) -> i64 {
+        self.window.intervals().iter().fold(0, |sum, (start, end)| sum.saturating_add(end - start))
+    }
+
+    /// Counts work of the stage.
+    fn count(&mut self, work: &Activity, launched_ns: i64) {
+        match work.work {
+            DeviceWork::Kernel(_) => self.kernels += 1,
+            DeviceWork::Graph => self.graphs += 1,
+            DeviceWork::Copy(_) | DeviceWork::Fill => {}
+        }
+        let ahead = launched_ns.saturating_sub(work.start_ns);
+        if ahead > CLOCK_TOLERANCE_NS {
+            self.early += 1;
+            self.worst_ns = self.worst_ns.max(ahead);
+        }
+    }
+
+    fn add_gap(&mut self, (from, to): Interval, reasons: &IdleSplit) {
+        self.idle.add(reasons);
+        self.gaps += 1;
+        self.longest = self.longest.max(to - from);
+    }
+}
+
+/// Work of a stage that starts before its launching call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EarlyStart {
+    pub stage: String,
+    pub count: u64,
+    /// Max time between its start and the call.
+    pub worst_ns: i64,
+}
+
+/// All stages on all GPUs.
+pub struct GpuCells {
+    /// GPUs with work, in order.
+    pub devices: Vec<u32>,
+    /// By stage: number of instances.
+    pub instances: Vec<u64>,
+    /// By stage: number of calls that launched a graph.
+    pub graph_calls: Vec<u64>,
+    /// True when any call of the capture launches work.
+    pub has_launches: bool,
+    waits: HostWaits,
+    cells: Vec<GpuCell>,
+    /// Pairs of process and GPU with work.
+    used: BTreeSet<(i64, u32)>,
+    /// By stage: launches of graphs whose GPU is unknown.
+    pub unplaced: Vec<u64>,
+}
+
+impl GpuCells {
+    /// Sums all activities. `observe` gets all work of the stages and all idle gaps in their
+    /// windows, in order of time on each GPU, with the cells, whose windows are set.
+    pub fn of(
+        trace: &NsysTrace,
+        launches: &LaunchIndex,
+        observe: &mut dyn FnMut(&[GpuCell], &LaneEvent),
+    ) -> Self {
+        let labels = launches.stages.labels.len();
+        let used = used_devices(trace);
+        let devices: Vec<u32> =
+            used.iter().map(|(_, device)| *device).collect::<BTreeSet<_>>().into_iter().collect();
+        let cells = (0..labels * devices.len()).map(|_| GpuCell::default()).collect();
+        let (graph_calls, has_launches) = graph_calls(trace, launches);
+        let waits = HostWaits::of(trace);
+        let mut all = Self {
+            devices,
+            instances: vec![0; labels],
+            graph_calls,
+            has_launches,
+            waits,
+            cells,
+            used,
+            unplaced: vec![0; labels],
+        };
+        all.add_copies(trace, launches);
+        all.set_windows(&launches.stages.instances, &stage_spans(trace, launches));
+        all.add_unplaced(trace, launches);
+        all.measure(trace, launches, observe);
+        all
+    }
+
+    /// The GPUs used by the processes of a stage.
+    pub fn of_stage(&self, label: usize) -> impl Iterator<Item = (u32, &GpuCell)> {
+        let cells = &self.cells[label * self.devices.len()..(label + 1) * self.devices.len()];
+        self.devices.iter().copied().zip(cells).filter(|(_, cell)| cell.instances > 0)
+    }
+
+    /// Work that starts before its launching call, by stage.
+    pub fn early(&self, launches: &LaunchIndex) -> Vec<EarlyStart> {
+        let of = |(label, stage): (usize, &String)| {
+            let cells = || self.of_stage(label).map(|(_, cell)| cell);
+            let count = cells().map(|cell| cell.early).sum();
+            let worst_ns = cells().map(|cell| cell.worst_ns).max().unwrap_or(0);
+            (count > 0).then(|| EarlyStart { stage: stage.clone(), count, worst_ns })
+        };
+        launches.stages.labels.iter().enumerate().filter_map(of).collect()
+    }
+
+    fn place(&self, label: usize, device: u32) -> usize {
+        label * self.devices.len() + self.devices.partition_point(|it| *it < device)
+    }
+
+    fn add_copies(&mut self, trace: &NsysTrace, launches: &LaunchIndex) {
+        for (copy, (_, instance)) in trace.copies.iter().zip(launches.copies.iter()) {
+            let Some(instance) = launches.stages.instances.get(instance as usize) else {
+                continue;
+            };
+            let MemoryOp { start_ns, end_ns, bytes, kind, device, .. } = *copy;
+            let moved = TransferKind { calls: 1, bytes, ns: end_ns - start_ns };
+            let place = self.place(instance.label, device);
+            let cell = &mut self.cells[place];
+            if kind == CopyKind::Set {
+                cell.fills.add(&moved)
+            } else {
+                cell.copies.entry(kind).or_default().add(&moved)
+            }
+        }
+    }
+
+    /// Sets the window of every instance on each GPU that its process uses.
+    fn set_windows(&mut self, instances: &[StageInstance], spans: &[Interval]) {
+        let mut open: Vec<Vec<Interval>> = vec![vec![]; self.cells.len()];
+        for (it, span) in instances.iter().zip(spans) {
+            if it.start_ns >= it.end_ns || span.0 >= span.1 || span.1 == i64::MAX {
+                continue;
+            }
+            self.instances[it.label] += 1;
+            let process = process_of(it.place);
+            for (_, device) in self.used.range((process, 0)..=(process, u32::MAX)) {
+                let place = self.place(it.label, *device);
+                let cell = &mut self.cells[place];
+                cell.instances += 1;
+                cell.instances_ns = cell.instances_ns.saturating_add(span.1 - span.0);
+                open[place].push(*span);
+            }
+        }
+        for (cell, open) in self.cells.iter_mut().zip(open) {
+            cell.window = IntervalSet::new(open);
+        }
+    }
+
+    /// Counts the work launched by each stage, and measures busy and idle time in the windows, for
+    /// each GPU separately.
+    fn measure(
+        &mut self,
+        trace: &NsysTrace,
+        launches: &LaunchIndex,
+        observe: &mut dyn FnMut(&[GpuCell], &LaneEvent),
+    ) {
+        let mut cells = std::mem::take(&mut self.cells);
+        let lanes = self.lanes(&cells);
+        self.visit(lanes, trace, launches, &mut |event| {
+            match &event {
+                LaneEvent::Gap(gap) => {
+                    cells[gap.cell].add_gap((gap.from, gap.to), &gap.reasons.all)
+                }
+                LaneEvent::Work { cell, work, launched_ns } => {
+                    let cell = &mut cells[*cell];
+                    cell.count(work, *launched_ns);
+                    let (from, to) = cell.busy.add(work.start_ns, work.end_ns);
+                    cell.busy_ns += cell.window.overlap_near(from, to, &mut cell.near);
+                    cell.overlap.add(work, &cell.window);
+                }
+                LaneEvent::Unattributed(work) => {
+                    for label in 0..self.instances.len() {
+                        let cell = &mut cells[self.place(label, work.device)];
+                        let (from, to) = (work.start_ns, work.end_ns);
+                        cell.unattributed =
+                            cell.unattributed || cell.window.overlap_ns(from, to) > 0;
+                    }
+                }
+            }
+            observe(&cells, &event);
+        });
+        self.cells = cells;
+    }
+
+    fn lanes(&self, cells: &[GpuCell]) -> Vec<GpuLane> {
+        let lane = |(at, _): (usize, &u32)| {
+            let of_label = |label: usize| {
+                let place = label * self.devices.len() + at;
+                let window = cells[place].window.intervals().iter();
+                window.map(move |(start, end)| (place, *start, *end))
+            };
+            GpuLane::of((0..self.instances.len()).flat_map(of_label).collect())
+        };
+        self.devices.iter().enumerate().map(lane).collect()
+    }
+
+    fn visit(
+        &self,
+        mut lanes: Vec<GpuLane>,
+        trace: &NsysTrace,
+        launches: &LaunchIndex,
+        take: &mut dyn FnMut(LaneEvent),
+    ) {
+        let mut calls = trace.cuda_calls.reader();
+        for it in activities(trace, launches).filter(|it| it.device != ON_HOST) {
+            let lane = &mut lanes[self.devices.partition_point(|device| *device < it.device)];
+            lane.advance(Some(&it), &mut calls, &self.waits, take);
+            if let Some(instance) = launches.stages.instances.get(it.instance as usize) {
+                let launched_ns = calls.get(it.call).start_ns;
+                let cell = self.place(instance.label, it.device);
+                take(LaneEvent::Work { cell, work: &it, launched_ns });
+            } else if it.call == NONE {
+                take(LaneEvent::Unattributed(&it));
+            }
+        }
+        lanes.iter_mut().for_each(|lane| lane.advance(None, &mut calls, &self.waits, take));
+    }
+
+    /// All cells: those of a stage follow each other, in order of the GPUs.
+    pub fn cells(&self) -> &[GpuCell] {
+        &self.cells
+    }
+}
+
+/// An event on one GPU.
+pub enum LaneEvent<'a> {
+    Gap(IdleGap<'a>),
+    /// Work of the stage of this cell, and the start of the call that launched it.
+    Work {
+        cell: usize,
+        work: &'a Activity,
+        launched_ns: i64,
+    },
+    /// Work without a launching call.
+    Unattributed(&'a Activity),
+}
+
+/// Idle time inside the window of one cell.
+pub struct IdleGap<'a> {
+    pub cell: usize,
+    pub from: i64,
+    pub to: i64,
+    pub reasons: GapReasons,
+    /// The work that ended last before the gap, and the work that ended the gap.
+    pub before: Option<Activity>,
+    pub after: Option<&'a Activity>,
+}
+
+/// Position of one GPU while its activities are processed in order of time.
+struct GpuLane {
+    /// Cell, start and end of every window, in order of start.
+    windows: Vec<(usize, i64, i64)>,
+    next: usize,
+    open: Vec<(usize, i64, i64)>,
+    busy_until: i64,
+    /// Positions of the last lookup of waits.
+    near: [usize; 2],
+    /// Thread of the last launch.
+    thread: Option<i64>,
+    /// The work that ends at `busy_until`.
+    last: Option<Activity>,
+}
+
+impl GpuLane {
+    fn of(mut windows: Vec<(usize, i64, i64)>) -> Self {
+        windows.sort_by_key(|it| it.1);
+        Self {
+            windows,
+            next: 0,
+            open: vec![],
+            busy_until: i64::MIN,
+            near: [0; 2],
+            thread: None,
+            last: None,
+        }
+    }
+
+    /// Advances to the next activity, or to the end, and explains the idle time before it.
+    fn advance(
+        &mut self,
+        next: Option<&Activity>,
+        calls: &mut CallReader,
+        waits: &HostWaits,
+        take: &mut dyn FnMut(LaneEvent),
+    ) {
+        let start = next.map_or(i64::MAX, |it| it.start_ns);
+        let call = next.filter(|it| it.call != NONE).map(|it| calls.get(it.call));
+        if self.busy_until < start {
+            while let Some(window) = self.windows.get(self.next).filter(|window| window.1 < start) {
+                self.open.push(*window);
+                self.next += 1;
+            }
+            self.open.retain(|window| window.2 > self.busy_until);
+            for (cell, from, to) in &self.open {
+                let gap = (self.busy_until.max(*from), start.min(*to));
+                if gap.0 < gap.1 {
+                    let copy = next.is_some_and(|it| {
+                        matches!(it.work, DeviceWork::Copy(_) | DeviceWork::Fill)
+                    });
+                    let last = self.thread.filter(|_| next.is_none());
+                    let reasons = waits.split(gap, call, copy, last, &mut self.near);
+                    let (from, to, cell) = (gap.0, gap.1, *cell);
+                    let before = self.last;
+                    take(LaneEvent::Gap(IdleGap { cell, from, to, reasons, before, after: next }));
+                }
+            }
+        }
+        self.thread = call.map(|call| call.global_tid).or(self.thread);
+        if let Some(it) = next.filter(|it| it.end_ns >= self.busy_until) {
+            self.last = Some(*it);
+        }
+        self.busy_until = self.busy_until.max(next.map_or(i64::MAX, |it| it.end_ns));
+    }
+}

@@ -1,0 +1,316 @@
+//! Device time of each stage, divided among its kernels, copies and idle gaps.
+//!
+//! The parts add up exactly: of a moment in which n pieces of work of the stage run on one GPU,
+//! each gets a part in n, and the first ones the nanoseconds that remain of the division. Gaps are
+//! those of [`super`], by the same reasons.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use foldhash::HashMap;
+use llmprof_core::trace::nsys::{CopyKind, NsysTrace};
+
+use super::{
+    super::{
+        activity::{Activity, DeviceWork},
+        framework_nests::FrameworkIndex,
+        interval::IntervalSet,
+        launches::LaunchIndex,
+        operator_entries::OperatorEntries,
+    },
+    cells::{GpuCell, GpuCells, IdleGap, LaneEvent},
+    waits::IdleSplit,
+};
+use crate::{
+    kernels::is_measured,
+    operators::rolled_paths::RolledPaths,
+    timeline::open_ranges::{NONE, OpenNest},
+};
+
+/// Work of one kind, launched by one operator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WorkOf {
+    /// Index into [`WindowSplits::operators`]; `None` outside all operators.
+    pub operator: Option<u32>,
+    pub kind: WorkKind,
+}
+
+/// A kernel by its index in [`llmprof_core::trace::kernel::KernelTrace::kinds`], or other work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WorkKind {
+    Kernel(u32),
+    Graph,
+    Copy(CopyKind),
+}
+
+/// Time of work inside the window.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WorkTime {
+    pub calls: u64,
+    pub ns: i64,
+    /// Part of `ns` in which nothing else of the stage ran.
+    pub alone_ns: i64,
+}
+
+/// Reason of an idle gap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum GapReason {
+    /// The profiler worked for itself.
+    Profiler,
+    /// The host had not called the launch.
+    Host,
+    /// The launching call was running.
+    Launch,
+    /// The host waited in the driver.
+    Sync,
+    /// The host copied, or launched a copy.
+    Copy,
+    /// Between two nodes of one launch of a CUDA graph.
+    InGraph,
+    /// The work was launched before the gap.
+    Queued,
+    /// The capture has no launching call.
+    Unknown,
+}
+
+/// Idle time of one reason, by the work that ended before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GapAfter {
+    pub reason: GapReason,
+    pub after: Option<WorkOf>,
+}
+
+/// Device time of one stage, summed over its windows on all GPUs: `window_ns` is the sum of all
+/// work, all gaps and `other_ns`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct WindowSplit {
+    pub stage: String,
+    /// Windows: instances of the stage on each GPU.
+    pub windows: u64,
+    /// Sum of the windows of all instances: overlaps count as often as they occur.
+    pub instances_ns: i64,
+    pub window_ns: i64,
+    /// Time in which only work of other stages ran.
+    pub other_ns: i64,
+    pub work: BTreeMap<WorkOf, WorkTime>,
+    /// Number of gaps and their time.
+    pub gaps: BTreeMap<GapAfter, (u64, i64)>,
+}
+
+/// The stages of a capture.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct WindowSplits {
+    pub stages: Vec<WindowSplit>,
+    /// Paths of operators, layers rolled up.
+    pub operators: Vec<String>,
+}
+
+/// Work and gaps of one stage.
+#[derive(Default)]
+struct StageSums {
+    work: WorkTimes,
+    gaps: HashMap<GapAfter, (u64, i64)>,
+}
+
+/// Divides the windows of all stages, from the events of [`GpuCells::of`].
+pub(super) struct SplitSums<'a> {
+    names: WorkNames<'a>,
+    /// By stage.
+    stages: Vec<StageSums>,
+    /// By cell.
+    shared: Vec<SharedTime>,
+    /// The last work: most gaps follow it.
+    last: Option<(DeviceWork, usize, WorkOf)>,
+}
+
+impl<'a> SplitSums<'a> {
+    pub fn new(
+        trace: &'a NsysTrace,
+        launches: &'a LaunchIndex,
+        nests: &'a [(i64, OpenNest)],
+    ) -> Self {
+        let names = WorkNames {
+            trace,
+            framework: launches.framework.as_ref(),
+            nests,
+            entries: OperatorEntries::new(trace, nests),
+            of_entry: HashMap::default(),
+            operators: RolledPaths::default(),
+        };
+        let stages = launches.stages.labels.iter().map(|_| StageSums::default()).collect();
+        Self { names, stages, shared: Vec::new(), last: None }
+    }
+
+    /// Adds an event; the windows of `cells` are set.
+    pub fn add(&mut self, cells: &[GpuCell], event: &LaneEvent) {
+        if self.shared.is_empty() {
+            self.shared.extend(cells.iter().map(|_| SharedTime::default()));
+        }
+        let gpus = (cells.len() / self.stages.len().max(1)).max(1);
+        match event {
+            LaneEvent::Work { cell, work, .. } => {
+                let of = self.names.of(work);
+                self.last = Some((work.work, work.row, of));
+                let stage = &mut self.stages[cell / gpus];
+                stage.work.entry(of).or_default().calls += 1;
+                self.shared[*cell].add(work, of, &cells[*cell].window, &mut stage.work);
+            }
+            LaneEvent::Gap(gap) => {
+                let after = gap.before.as_ref().map(|work| match self.last {
+                    Some((kind, row, of)) if (kind, row) == (work.work, work.row) => of,
+                    _ => self.names.of(work),
+                });
+                let gaps = &mut self.stages[gap.cell / gpus].gaps;
+                for (reason, ns) in reasons(gap) {
+                    let sum = gaps.entry(GapAfter { reason, after }).or_default();
+                    *sum = (sum.0 + 1, sum.1.saturating_add(ns));
+                }
+            }
+            LaneEvent::Unattributed(_) => {}
+        }
+    }
+
+    /// The measured stages, of these names, without those in which a graph of an unknown GPU ran.
+    pub fn finish(mut self, labels: &[String], cells: &GpuCells) -> WindowSplits {
+        self.shared.resize_with(cells.cells().len(), SharedTime::default);
+        let gpus = cells.devices.len().max(1);
+        let mut windows = vec![(0, 0i64, 0i64); self.stages.len()];
+        let mut unplaced = BTreeSet::new();
+        for (at, (cell, shared)) in cells.cells().iter().zip(&mut self.shared).enumerate() {
+            shared.advance(i64::MAX, &cell.window, &mut self.stages[at / gpus].work);
+            let (count, instances_ns, ns) = &mut windows[at / gpus];
+            if cell.unplaced {
+                unplaced.insert(labels[at / gpus].as_str());
+            }
+            *count += cell.instances;
+            *instances_ns = instances_ns.saturating_add(cell.instances_ns);
+            *ns = ns.saturating_add(cell.window_ns());
+        }
+        type NamedSums<'a> = ((StageSums, &'a String), (u64, i64, i64));
+        let split = |((sums, name), (windows, instances_ns, window_ns)): NamedSums| {
+            let (work, gaps): (BTreeMap<_, _>, BTreeMap<_, _>) =
+                (sums.work.into_iter().collect(), sums.gaps.into_iter().collect());
+            let inside: i64 = work.values().map(|it: &WorkTime| it.ns).sum();
+            let idle: i64 = gaps.values().map(|it: &(u64, i64)| it.1).sum();
+            let other_ns = window_ns - inside - idle;
+            let stage = name.clone();
+            WindowSplit { stage, windows, instances_ns, window_ns, other_ns, work, gaps }
+        };
+        let mut stages: Vec<WindowSplit> =
+            self.stages.into_iter().zip(labels).zip(windows).map(split).collect();
+        stages.retain(|it| it.windows > 0 && it.window_ns > 0 && is_measured(&it.stage));
+        stages.retain(|it| !unplaced.contains(it.stage.as_str()));
+        WindowSplits { stages, operators: self.names.operators.into_paths() }
+    }
+}
+
+/// The reasons of a gap with their time. Without a reason on the host, a gap is inside a graph if
+/// one launch has both its neighbours.
+fn reasons(gap: &IdleGap) -> impl Iterator<Item = (GapReason, i64)> + use<> {
+    let IdleSplit { host, copy, sync, unknown, launch } = gap.reasons.program;
+    let launched = gap.after.filter(|after| after.call != NONE);
+    let rest = match (launched, gap.before) {
+        (None, _) => GapReason::Unknown,
+        (Some(after), Some(before)) if before.call == after.call => GapReason::InGraph,
+        (Some(_), _) => GapReason::Queued,
+    };
+    [
+        (GapReason::Profiler, gap.reasons.all.ns() - gap.reasons.program.ns()),
+        (GapReason::Host, host - launch),
+        (GapReason::Launch, launch),
+        (GapReason::Sync, sync),
+        (GapReason::Copy, copy),
+        (rest, unknown),
+    ]
+    .into_iter()
+    .filter(|(_, ns)| *ns > 0)
+}
+
+/// Names the operators of work.
+struct WorkNames<'a> {
+    trace: &'a NsysTrace,
+    framework: Option<&'a FrameworkIndex>,
+    nests: &'a [(i64, OpenNest)],
+    entries: OperatorEntries<'a>,
+    /// By thread's nest and entry.
+    of_entry: HashMap<(usize, u32), u32>,
+    operators: RolledPaths<'a>,
+}
+
+impl<'a> WorkNames<'a> {
+    fn of(&mut self, work: &Activity) -> WorkOf {
+        let kind = match work.work {
+            DeviceWork::Kernel(kind) => WorkKind::Kernel(kind),
+            DeviceWork::Graph => WorkKind::Graph,
+            DeviceWork::Copy(kind) => WorkKind::Copy(kind),
+            DeviceWork::Fill => WorkKind::Copy(CopyKind::Set),
+        };
+        let is_kernel = matches!(work.work, DeviceWork::Kernel(_));
+        let operator = match self.framework.filter(|_| is_kernel) {
+            Some(index) => {
+                let name = index.name_of(self.trace, work.row);
+                name.map(|name| self.operators.number(name))
+            }
+            None => self.entries.of(work.graph_node, work.call).map(|entry| self.number(entry)),
+        };
+        WorkOf { operator, kind }
+    }
+
+    fn number(&mut self, entry: (usize, u32)) -> u32 {
+        if let Some(number) = self.of_entry.get(&entry) {
+            return *number;
+        }
+        let range = self.nests[entry.0].1.entries[entry.1 as usize].0;
+        let trace: &'a NsysTrace = self.trace;
+        let number = self.operators.number(&trace.ranges[range as usize].name);
+        self.of_entry.insert(entry, number);
+        number
+    }
+}
+
+/// Work of one stage that runs on one GPU.
+#[derive(Default)]
+struct SharedTime {
+    active: Vec<(i64, WorkOf)>,
+    /// End of the time already divided.
+    until: i64,
+    /// Position of the last lookup in the window.
+    near: usize,
+}
+
+type WorkTimes = HashMap<WorkOf, WorkTime>;
+
+impl SharedTime {
+    fn add(&mut self, work: &Activity, of: WorkOf, window: &IntervalSet, times: &mut WorkTimes) {
+        self.advance(work.start_ns, window, times);
+        if self.active.is_empty() {
+            self.until = work.start_ns;
+        }
+        self.active.push((work.end_ns, of));
+    }
+
+    /// Divides the time up to `to`.
+    fn advance(&mut self, to: i64, window: &IntervalSet, times: &mut WorkTimes) {
+        while let Some(end) = self.active.iter().map(|it| it.0).min() {
+            let next = end.min(to);
+            if next > self.until {
+                let ns = window.overlap_near(self.until, next, &mut self.near);
+                let (each, rest) = (ns / self.active.len() as i64, ns % self.active.len() as i64);
+                let is_alone = self.active.len() == 1;
+                for (at, (_, of)) in self.active.iter().enumerate() {
+                    let time = times.entry(*of).or_default();
+                    let part = each + i64::from((at as i64) < rest);
+                    time.ns += part;
+                    time.alone_ns += if is_alone { part } else { 0 };
+                }
+                self.until = next;
+            }
+            if end > to {
+                return;
+            }
+            self.active.retain(|it| it.0 > next);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+//! Divided windows of sketches.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::kernels::tests::capture;
+use crate::timeline::gpu::device_tables;
+
+/// One line per work and gap: `stage name calls ns alone`, `stage gap reason count ns after`.
+fn lines(trace: &NsysTrace) -> String {
+    let splits = device_tables(trace, &LaunchIndex::of(trace)).1;
+    let name = |of: &WorkOf| {
+        let operator = of.operator.map(|at| splits.operators[at as usize].as_str()).unwrap_or("-");
+        match of.kind {
+            WorkKind::Kernel(at) => {
+                let kind = &trace.kernels.kinds()[at as usize];
+                format!("{operator} {}", trace.strings[kind.name as usize])
+            }
+            other => format!("{operator} {other:?}"),
+        }
+    };
+    let mut lines = Vec::new();
+    for it in &splits.stages {
+        lines.push(format!(
+            "{} windows {} ns {} other {}",
+            it.stage, it.windows, it.window_ns, it.other_ns
+        ));
+        let work = it.work.iter().map(|(of, time)| {
+            format!("{} calls {} ns {} alone {}", name(of), time.calls, time.ns, time.alone_ns)
+        });
+        lines.extend(work);
+        let gaps = it.gaps.iter().map(|(gap, (count, ns))| {
+            let after = gap.after.as_ref().map(&name).unwrap_or_default();
+            format!("{:?} {count} {ns} after {after}", gap.reason)
+        });
+        lines.extend(gaps);
+    }
+    lines.iter().map(|line| line.trim_end()).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn overlapping_kernels_share_the_time_and_the_first_gets_the_remainder() {
+    let sketch = "range 1 prefill 0..40\ncall 1 1 1..2\ncall 1 2 2..3\ncall 1 3 3..4
+        kernel 1 a 10..20 7\nkernel 2 b 15..22 8\nkernel 3 c 17..20 9";
+    insta::assert_snapshot!(lines(&capture(sketch)), @"
+    prefill windows 1 ns 40 other 0
+    - a calls 1 ns 7 alone 5
+    - b calls 1 ns 4 alone 2
+    - c calls 1 ns 1 alone 0
+    Host 1 1 after
+    Host 1 18 after - b
+    Launch 1 9 after
+    ");
+}
+
+#[test]
+fn gaps_have_their_reason_and_the_work_before_them() {
+    let mut trace = capture(
+        "range 1 prefill 0..100\ncall 1 1 5..10\ncall 1 2 40..50\ncall 1 3 51..52
+         kernel 1 a 12..20 7\nkernel 1 b 25..30 7\nkernel 2 c 55..60 7\nkernel 3 d 70..100 7",
+    );
+    trace.kernels = trace.kernels.map(|at, it| it.graph_node = (at < 2).then_some(9));
+    insta::assert_snapshot!(lines(&trace), @"
+    prefill windows 1 ns 100 other 0
+    - a calls 1 ns 8 alone 8
+    - b calls 1 ns 5 alone 5
+    - c calls 1 ns 5 alone 5
+    - d calls 1 ns 30 alone 30
+    Host 1 5 after
+    Host 1 10 after - b
+    Launch 1 7 after
+    Launch 1 15 after - b
+    InGraph 1 5 after - a
+    Queued 1 10 after - c
+    ");
+}
+
+#[test]
+fn work_of_other_stages_is_no_time_of_this_one() {
+    let sketch = "range 1 prefill 0..50\nrange 1 decode_all 50..100\ncall 1 1 1..2\ncall 1 2 51..52
+        kernel 1 a 10..80 7\nkernel 2 b 60..70 8";
+    insta::assert_snapshot!(lines(&capture(sketch)), @"
+    prefill windows 1 ns 80 other 0
+    - a calls 1 ns 70 alone 70
+    Host 1 1 after
+    Launch 1 9 after
+    decode_all windows 1 ns 40 other 10
+    - b calls 1 ns 10 alone 10
+    Host 1 20 after - a
+    ");
+}
+
+proptest! {
+    #[test]
+    fn every_nanosecond_of_a_window_has_one_place(
+        kernels in prop::collection::vec((0i64..60, 0i64..25, 0u32..3), 0..14)
+    ) {
+        let mut sketch = String::from("range 1 prefill 0..70\n");
+        for at in 0..kernels.len() {
+            sketch += &format!("call 1 {} 0..1\n", at + 1);
+        }
+        let mut kernels = kernels;
+        kernels.sort_unstable();
+        for (at, (start, ns, stream)) in kernels.iter().enumerate() {
+            sketch += &format!("kernel {} k{} {start}..{} {stream}\n", at + 1, at % 4, start + ns);
+        }
+        let trace = capture(&sketch);
+        let splits = device_tables(&trace, &LaunchIndex::of(&trace)).1;
+        for it in &splits.stages {
+            let runs = |t: &i64| kernels.iter().any(|(at, ns, _)| (*at..at + ns).contains(t));
+            let busy = (0..90).filter(runs);
+            let work: i64 = it.work.values().map(|time| time.ns).sum();
+            prop_assert_eq!(work, busy.count() as i64);
+            prop_assert_eq!(it.other_ns, 0);
+            let gaps: i64 = it.gaps.values().map(|gap| gap.1).sum();
+            prop_assert_eq!(work + gaps, it.window_ns);
+            prop_assert!(it.work.values().all(|time| (0..=time.ns).contains(&time.alone_ns)));
+        }
+    }
+}

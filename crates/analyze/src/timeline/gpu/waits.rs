@@ -1,0 +1,140 @@
+//! Reasons for GPU idle time, from the host's calls.
+
+use std::collections::BTreeMap;
+
+use llmprof_core::trace::nsys::{ApiCall, NsysTrace, process_of};
+
+use super::super::interval::{Interval, IntervalSet};
+
+/// Idle time by reason, nanoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct IdleSplit {
+    pub host: i64,
+    pub copy: i64,
+    pub sync: i64,
+    pub unknown: i64,
+    /// Part of `host` after the launching call started.
+    pub launch: i64,
+}
+
+impl IdleSplit {
+    pub fn add(&mut self, other: &Self) {
+        self.host += other.host;
+        self.copy += other.copy;
+        self.sync += other.sync;
+        self.unknown += other.unknown;
+        self.launch += other.launch;
+    }
+
+    pub const fn ns(&self) -> i64 {
+        self.host + self.copy + self.sync + self.unknown
+    }
+}
+
+/// The reasons of one gap.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct GapReasons {
+    pub all: IdleSplit,
+    /// Without the time in which the profiler worked.
+    pub program: IdleSplit,
+}
+
+/// Waiting and copying calls by thread, and the profiler's own work by process.
+#[derive(Default)]
+pub struct HostWaits {
+    profiler: BTreeMap<i64, IntervalSet>,
+    sync: BTreeMap<i64, IntervalSet>,
+    copy: BTreeMap<i64, IntervalSet>,
+}
+
+impl HostWaits {
+    pub fn of(trace: &NsysTrace) -> Self {
+        let kinds: Vec<Option<bool>> = trace
+            .cuda_calls
+            .sites()
+            .iter()
+            .map(|(name, _)| waits(trace.strings.get(*name as usize).map_or("", |it| it)))
+            .collect();
+        let (mut sync, mut copy): (BTreeMap<i64, Vec<Interval>>, BTreeMap<i64, Vec<Interval>>) =
+            Default::default();
+        let sites: Vec<bool> = kinds.iter().map(Option::is_some).collect();
+        for (_, site, call) in trace.cuda_calls.at_sites(&sites) {
+            let calls = if kinds[site as usize] == Some(true) { &mut sync } else { &mut copy };
+            calls.entry(call.global_tid).or_default().push((call.start_ns, call.end_ns));
+        }
+        let cover = |calls: BTreeMap<i64, Vec<Interval>>| {
+            calls.into_iter().map(|(at, calls)| (at, IntervalSet::new(calls))).collect()
+        };
+        let mut profiler: BTreeMap<i64, Vec<Interval>> = BTreeMap::new();
+        for (process, start, end) in &trace.framework.overheads {
+            profiler.entry(*process).or_default().push((*start, *end));
+        }
+        Self { profiler: cover(profiler), sync: cover(sync), copy: cover(copy) }
+    }
+
+    /// Splits an idle gap by reason. `call` launched the work that ended the gap; without it,
+    /// `last` is the thread of the last launch. `near` has the positions of the previous lookup.
+    pub fn split(
+        &self,
+        gap: Interval,
+        call: Option<ApiCall>,
+        copy: bool,
+        last: Option<i64>,
+        near: &mut [usize; 2],
+    ) -> GapReasons {
+        let mut part = |part| self.part(part, gap.0, call, copy, last, near);
+        let all = part(gap);
+        // The profiler of a process delays that process alone.
+        let thread = call.map(|it| it.global_tid).or(last);
+        let profiler = thread.and_then(|thread| self.profiler.get(&process_of(thread)));
+        let Some(profiler) = profiler.filter(|it| it.overlap_ns(gap.0, gap.1) > 0) else {
+            return GapReasons { all, program: all };
+        };
+        let mut program = IdleSplit::default();
+        profiler.outside(gap).for_each(|outside| program.add(&part(outside)));
+        GapReasons { all, program }
+    }
+
+    /// Splits a part of the gap that starts at `start`.
+    fn part(
+        &self,
+        (from, to): Interval,
+        start: i64,
+        call: Option<ApiCall>,
+        copy: bool,
+        last: Option<i64>,
+        near: &mut [usize; 2],
+    ) -> IdleSplit {
+        let mut split = IdleSplit::default();
+        let (launched, thread) = match (call, last) {
+            (Some(call), _) => (call.start_ns.clamp(from, to), call.global_tid),
+            (None, Some(thread)) => (to, thread),
+            (None, None) => return IdleSplit { unknown: to - from, ..split },
+        };
+        let inside = |covers: &BTreeMap<i64, IntervalSet>, near: &mut usize| {
+            covers.get(&thread).map_or(0, |it| it.overlap_near(from, launched, near))
+        };
+        split.sync = inside(&self.sync, &mut near[0]);
+        split.copy = inside(&self.copy, &mut near[1]).min(launched - from - split.sync);
+        split.host = launched - from - split.sync - split.copy;
+        let rest = to - launched;
+        match call {
+            Some(call) if call.end_ns <= start => split.unknown += rest,
+            Some(_) if copy => split.copy += rest,
+            _ => (split.host, split.launch) = (split.host + rest, rest),
+        }
+        split
+    }
+}
+
+/// `true` for a synchronising call, `false` for a copying one, `None` for others.
+pub(crate) fn waits(name: &str) -> Option<bool> {
+    let name = name.strip_prefix("cuda").or_else(|| name.strip_prefix("cu"))?;
+    if name.contains("Synchronize")
+        || name.starts_with("EventQuery")
+        || name.starts_with("StreamQuery")
+    {
+        return Some(true);
+    }
+    (name.starts_with("Memcpy") || name.starts_with("Memset")).then_some(false)
+}

@@ -1,0 +1,157 @@
+//! Steps of a program without ranges: forwards of a model, found by the order of its launches.
+//!
+//! Nothing is guessed: a step has evidence of its start, its end and its class, or no class and a
+//! reason. `conf/steps.toml` names the kernels that are evidence.
+
+mod classes;
+mod items;
+mod roles;
+mod segments;
+#[cfg(test)]
+mod tests;
+mod xla;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use llmprof_core::{
+    domain::units::quantity,
+    trace::{
+        engine_steps::StepClass,
+        inferred_steps::{InferredStep, InferredSteps},
+        nsys::{CallReader, NsysTrace},
+    },
+};
+
+use self::{
+    classes::{Classed, classes},
+    items::LaunchSequences,
+    roles::{KernelRole, Rows, role},
+    segments::{EndEvidence, Segment, SegmentWalk, StartEvidence},
+};
+use super::launches::LaunchIndex;
+
+/// Reason for no steps of a thread that launches on several devices.
+const SEVERAL_DEVICES: &str = "one thread launches on several devices";
+
+/// The steps of a capture that has no stages and whose CUDA calls were traced; empty for others.
+pub fn infer(trace: &NsysTrace) -> InferredSteps {
+    let is_stage = |it: &llmprof_core::trace::range::Range| trace.rules.stage(&it.name, &it.domain);
+    let mut inferred = InferredSteps::default();
+    if trace.cuda_calls.is_empty() || trace.ranges.iter().any(|it| is_stage(it).is_some()) {
+        return inferred;
+    }
+    let name = |at: u32| trace.strings.get(at as usize).map_or("", String::as_str);
+    let kinds = trace.kernels.kinds();
+    let roles: Vec<KernelRole> = kinds.iter().map(|it| role(name(it.full_name), it)).collect();
+    let launches = LaunchIndex::of(trace);
+    if xla::infer(trace, &launches, &roles, &mut inferred) {
+        inferred.steps.sort_by_key(|it| (it.start_ns, it.global_tid));
+        return inferred;
+    }
+    let sequences = LaunchSequences::of(trace, &launches, &roles);
+    let is_continuous = roles.iter().any(|it| it.is_continuous);
+    let mut devices: BTreeMap<i64, u32> = BTreeMap::new();
+    sequences.threads.keys().for_each(|(thread, _)| *devices.entry(*thread).or_default() += 1);
+    let mut run = 0;
+    for key in sequences.threads.keys() {
+        if devices[&key.0] > 1 {
+            *inferred.unclear.entry(SEVERAL_DEVICES).or_default() += 1;
+            continue;
+        }
+        let mut walk = SegmentWalk::new(&roles, kinds);
+        sequences.items(*key, trace).for_each(|it| walk.add(it));
+        let segments = walk.finish();
+        let classes = classes(&segments, is_continuous);
+        let mut writer = StepWriter { trace, thread: key.0, run, inferred: &mut inferred };
+        writer.write(&segments, &classes);
+        run = writer.run + 1;
+    }
+    inferred.steps.sort_by_key(|it| (it.start_ns, it.global_tid));
+    inferred
+}
+
+/// Writes the steps of one thread.
+struct StepWriter<'a> {
+    trace: &'a NsysTrace,
+    thread: i64,
+    run: u32,
+    inferred: &'a mut InferredSteps,
+}
+
+impl StepWriter<'_> {
+    fn write(&mut self, segments: &[Segment], classes: &[Classed]) {
+        let mut calls = self.trace.cuda_calls.reader();
+        let mut last: Option<(Option<StepClass>, Arc<str>)> = None;
+        for (segment, class) in segments.iter().zip(classes) {
+            if let Err(reason) = class {
+                *self.inferred.unclear.entry(reason).or_default() += 1;
+            }
+            let known = class.ok().map(|(class, _)| class);
+            let text = self.evidence(segment, class);
+            let evidence = match &last {
+                Some((_, evidence)) if **evidence == *text => evidence.clone(),
+                _ => text.into(),
+            };
+            let continues = known == Some(StepClass::Decode)
+                && last.as_ref().is_some_and(|(class, _)| *class == known);
+            self.run += u32::from(!continues);
+            let is_bounded = segment.start.is_some() && segment.end.is_some();
+            if is_bounded && segment.layers > 1 || known.is_some() {
+                let step = step(segment, &mut calls);
+                self.inferred.steps.extend(step.map(|(start_ns, end_ns)| InferredStep {
+                    class: known,
+                    global_tid: self.thread,
+                    start_ns,
+                    end_ns,
+                    run: self.run,
+                    evidence: evidence.clone(),
+                }));
+            }
+            last = Some((known, evidence));
+        }
+    }
+
+    fn evidence(&self, segment: &Segment, class: &Classed) -> String {
+        let short = |kind: u32| {
+            let name = self.trace.kernels.kinds()[kind as usize].name;
+            self.trace.strings.get(name as usize).map_or("", String::as_str)
+        };
+        let start = match segment.start {
+            Some((_, StartEvidence::Lookup | StartEvidence::FirstLookup)) => {
+                format!("from the lookup {}", segment.lookup.map_or("", short))
+            }
+            Some((_, StartEvidence::Wait)) => "from the first launch after a wait".into(),
+            Some((_, StartEvidence::Graph)) => "a launch of a graph".into(),
+            None => "from an unknown start".into(),
+        };
+        let end = match segment.end {
+            Some((_, _, EndEvidence::Sampling)) => " to the choice of a token",
+            Some((_, _, EndEvidence::Wait)) => " to a wait",
+            Some((_, _, EndEvidence::Graph)) => "",
+            None => " to an unknown end",
+        };
+        let rows = match segment.rows {
+            Rows::Exactly(rows) => format!(", {}", quantity(rows.into(), "row")),
+            Rows::AtMost(rows) => format!(", at most {}", quantity(rows.into(), "row")),
+            Rows::Unknown if segment.has_few_rows() => ", products of few rows".into(),
+            Rows::Unknown if segment.has_many_rows() => ", products of many rows".into(),
+            Rows::Unknown => String::new(),
+        };
+        let class = match class {
+            Ok((StepClass::Decode, alike)) => format!(", {alike} alike in a row"),
+            Ok(_) => ", before decode".into(),
+            Err(reason) => format!("; no class: {reason}"),
+        };
+        format!("{start}{end}{rows}{class}")
+    }
+}
+
+/// Start and end of a step on the host.
+fn step(segment: &Segment, calls: &mut CallReader) -> Option<(i64, i64)> {
+    let (start, _) = segment.start?;
+    let (last, device_end, _) = segment.end?;
+    let start_ns = calls.get(start).start_ns;
+    let end_ns = calls.get(last).end_ns.max(device_end);
+    let next_ns = segment.next.map(|next| calls.get(next).start_ns);
+    Some((start_ns, next_ns.map_or(end_ns, |next| next.min(end_ns)).max(start_ns)))
+}

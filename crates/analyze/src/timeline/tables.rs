@@ -1,0 +1,150 @@
+//! All tables made from the rows of a capture.
+
+use std::collections::BTreeMap;
+
+use llmprof_core::trace::nsys::NsysTrace;
+
+use super::{
+    alone::{self, AloneTimes},
+    decode_timeline::{self, StepTimeline},
+    device_time::{self, DeviceTimes},
+    engine_steps::{self, EngineStepRecord},
+    gpu::{self, StageGpus, split::WindowSplits},
+    graphs::{self, WholeGraph},
+    launches::LaunchIndex,
+    processes::{self, Processes},
+    regions::{self, Region},
+};
+use crate::{
+    collectives::{self, CollectiveTables},
+    kernels::{
+        self, KernelTimes,
+        counters::CounterRecord,
+        nsys_sums::{self, NsysSums},
+    },
+    stages::{
+        DECODE,
+        coverage::{self, StageCoverage},
+        launched_elsewhere,
+        stage_calls::{self, StageCalls},
+    },
+};
+
+/// Tables of one capture, without figures that its gaps make unknown.
+#[derive(Default)]
+pub struct TimelineTables {
+    pub device: DeviceTimes,
+    pub kernels: KernelTimes,
+    pub regions: Vec<Region>,
+    pub stage_gpu: StageGpus,
+    pub splits: WindowSplits,
+    pub stage_calls: BTreeMap<String, StageCalls>,
+    pub alone: AloneTimes,
+    pub graphs: Vec<WholeGraph>,
+    pub step: Option<StepTimeline>,
+    pub sums: NsysSums,
+    pub processes: Processes,
+    pub engine_steps: Vec<EngineStepRecord>,
+    pub collectives: CollectiveTables,
+    pub coverage: Vec<StageCoverage>,
+    /// Kernels that other threads launched during stages without a launch, by stage.
+    pub launched_elsewhere: BTreeMap<String, u64>,
+}
+
+impl TimelineTables {
+    /// Computes the tables of a capture.
+    pub fn of(nsys: &NsysTrace, launches: &LaunchIndex, counters: &[CounterRecord]) -> Self {
+        let mut tables = Self::compute(nsys, launches, counters);
+        tables.remove_partial_stages();
+        tables.remove_estimated_windows(launches);
+        tables.remove_stages_launched_elsewhere();
+        tables
+    }
+
+    /// Reads the rows of a capture, millions of them, once per table on all cores.
+    fn compute(nsys: &NsysTrace, launches: &LaunchIndex, counters: &[CounterRecord]) -> Self {
+        let mut tables = Self::default();
+        let Self {
+            device,
+            kernels,
+            regions,
+            stage_gpu,
+            splits,
+            stage_calls,
+            alone,
+            graphs,
+            step,
+            sums,
+            processes,
+            engine_steps,
+            collectives,
+            coverage,
+            launched_elsewhere,
+        } = &mut tables;
+        rayon::scope(|scope| {
+            scope.spawn(|_| (*stage_gpu, *splits) = gpu::device_tables(nsys, launches));
+            scope.spawn(|_| *coverage = coverage::by_stage(nsys, launches));
+            scope.spawn(|_| {
+                *launched_elsewhere = launched_elsewhere::launched_elsewhere(nsys, launches)
+            });
+            scope.spawn(|_| *stage_calls = stage_calls::stage_calls(nsys, launches));
+            scope.spawn(|_| *alone = alone::alone(nsys, launches));
+            scope.spawn(|_| *graphs = graphs::whole_graphs(nsys, launches));
+            scope.spawn(|_| *sums = nsys_sums::sums(nsys, launches));
+            scope.spawn(|_| *regions = regions::regions(nsys, launches, counters));
+            scope.spawn(|_| *kernels = kernels::kernels(nsys, launches));
+            scope.spawn(|_| *device = device_time::device_times(nsys, launches));
+            scope.spawn(|_| *processes = processes::processes(nsys, launches));
+            scope.spawn(|_| *engine_steps = engine_steps::engine_steps(nsys, launches));
+            scope.spawn(|_| *collectives = collectives::collectives(nsys, launches));
+            scope.spawn(|_| *step = decode_timeline::traced_step(nsys, launches));
+        });
+        tables
+    }
+
+    /// Removes figures that need all kernels of a stage, for stages that lost some.
+    fn remove_partial_stages(&mut self) {
+        let partial: Vec<&str> =
+            self.coverage.iter().filter(|it| !it.complete()).map(|it| it.stage.as_str()).collect();
+        if partial.is_empty() {
+            return;
+        }
+        let is_partial = |stage: &str| partial.contains(&stage);
+        self.stage_gpu.totals.retain(|it| !is_partial(&it.stage));
+        self.stage_gpu.devices.retain(|it| !is_partial(&it.stage));
+        self.device.operators.retain(|(stage, _), _| !is_partial(stage));
+        self.step = self.step.take().filter(|_| !is_partial(DECODE));
+        // A range may launch into any stage.
+        self.regions.clear();
+        self.sums.ranges.iter_mut().for_each(|it| it.projected_ns = None);
+        self.kernels.withhold(is_partial);
+        for it in self.processes.stages.iter_mut().filter(|it| is_partial(&it.stage)) {
+            (it.kernel_ms, it.busy_ms) = (None, None);
+        }
+        self.collectives.withhold(is_partial);
+        for it in self
+            .engine_steps
+            .iter_mut()
+            .filter(|it| it.class.is_some_and(|it| is_partial(it.stage())))
+        {
+            (it.device_ms, it.gap_ms) = (None, None);
+        }
+    }
+
+    /// Removes GPU times of stages whose work other threads launched.
+    fn remove_stages_launched_elsewhere(&mut self) {
+        let elsewhere = &self.launched_elsewhere;
+        self.stage_gpu.totals.retain(|it| !elsewhere.contains_key(&it.stage));
+        self.stage_gpu.devices.retain(|it| !elsewhere.contains_key(&it.stage));
+    }
+
+    /// Removes figures of stage windows whose end is estimated.
+    fn remove_estimated_windows(&mut self, launches: &LaunchIndex) {
+        let stages = &launches.stages;
+        let is_estimated = |stage: &str| {
+            stages.instances.iter().any(|it| it.estimated && stages.labels[it.label] == stage)
+        };
+        self.stage_gpu.totals.retain(|it| !is_estimated(&it.stage));
+        self.stage_gpu.devices.retain(|it| !is_estimated(&it.stage));
+    }
+}

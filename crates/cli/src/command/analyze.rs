@@ -1,0 +1,148 @@
+//! `llmprof analyze`: reports from a saved run or a bare capture, with no GPU, no database and no
+//! server.
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use glob::Pattern;
+use llmprof_core::{
+    domain::ids::RunId,
+    layout,
+    trace::stage::{StageRule, StageRules},
+};
+use llmprof_report::pipeline::{self, Analyzed, Statements};
+use llmprof_service::config;
+use uuid::Uuid;
+
+use super::{ReportFormat, stated::StatedOptions};
+
+/// Analyse a saved run again, or a capture by nsys or PyTorch, and print its report
+///
+/// PATH is the folder of a run or an unpacked bundle, an SQLite export of nsys (`nsys export --type
+/// sqlite`), or a trace by the profiler of PyTorch (`.json`, `.json.gz`, `.json.zst`), or several
+/// traces or a folder of them, one per rank. What is there is read as it is; nothing is measured.
+#[derive(Debug, Args)]
+pub struct AnalyzeOptions {
+    /// Folder of a run, an SQLite export of nsys, traces of PyTorch, or a folder of them
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    /// A page that ncu printed of the same program (`ncu --import R --csv --page raw`); may be
+    /// given again
+    #[arg(long, value_name = "CSV")]
+    ncu: Vec<PathBuf>,
+    /// Define a stage by ranges: `decode_all=generate@vllm`; repeatable
+    #[arg(long, value_name = "NAME=RANGE[@DOMAIN]")]
+    stage: Vec<StageRule>,
+    #[command(flatten)]
+    computes: StatedOptions,
+    /// Include only ranges of this name; repeatable
+    #[arg(long, value_name = "RANGE")]
+    include_ranges: Vec<String>,
+    /// Exclude ranges of this name; repeatable
+    #[arg(long, value_name = "RANGE")]
+    exclude_ranges: Vec<String>,
+    /// List only ranges with matching names as regions: `decoder.layers.*`; repeatable
+    #[arg(long, value_name = "GLOB")]
+    include: Vec<Pattern>,
+    /// List no ranges with matching names as regions; repeatable
+    #[arg(long, value_name = "GLOB")]
+    exclude: Vec<Pattern>,
+    /// Write the report's files here, as a run does
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Output format
+    #[arg(long, value_enum, default_value_t = ReportFormat::Md)]
+    format: ReportFormat,
+}
+
+pub fn run(options: &AnalyzeOptions) -> Result<()> {
+    let (id, analyzed) = analyze(options)?;
+    let files = match &options.out {
+        None => analyzed.render(id),
+        Some(out) => {
+            fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+            analyzed.write(id, out)?
+        }
+    };
+    let wanted = match options.format {
+        ReportFormat::Md => layout::REPORT_MD,
+        ReportFormat::Json => layout::REPORT_JSON,
+        ReportFormat::Html => layout::REPORT_HTML,
+    };
+    let (_, text) =
+        files.iter().find(|(name, _)| *name == wanted).context("the report lacks that form")?;
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
+}
+
+fn analyze(options: &AnalyzeOptions) -> Result<(RunId, Analyzed)> {
+    let rules = StageRules::with(
+        options.stage.clone(),
+        options.include_ranges.clone(),
+        options.exclude_ranges.clone(),
+    )
+    .with_regions(options.include.clone(), options.exclude.clone());
+    let stated = Statements { rules, model: options.computes.resolve()? };
+    let files = match options.paths.as_slice() {
+        [path] => capture(path)?,
+        paths => several(paths)?,
+    };
+    if !files.is_empty() {
+        // It was not submitted, so it has no id.
+        return Ok((
+            RunId(Uuid::nil()),
+            pipeline::analyze_capture(&files, &options.ncu, stated, &config::devices()?)?,
+        ));
+    }
+    if !options.ncu.is_empty() {
+        bail!("--ncu is for a bare capture: the folder of a run holds its own counters");
+    }
+    let path = options.paths.first().context("no path given")?;
+    let analyzed = pipeline::analyze_with(path, stated, &config::devices()?)?;
+    Ok((run_id(path)?, analyzed))
+}
+
+/// The traces of several ranks, which are files.
+fn several(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    if let Some(folder) = paths.iter().find(|path| path.is_dir()) {
+        bail!("{} is a folder; several paths are one trace of PyTorch each", folder.display());
+    }
+    Ok(paths.to_vec())
+}
+
+/// The capture at `path`; of a folder that is not a run's, its only export of nsys, or else all
+/// traces by the profiler of PyTorch in it. Empty for the folder of a run.
+fn capture(path: &Path) -> Result<Vec<PathBuf>> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    if path.join(layout::SPEC).exists() {
+        return Ok(vec![]);
+    }
+    let entries = fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    files.sort();
+    let ends = |path: &PathBuf, ends: &[&str]| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        ends.iter().any(|end| name.ends_with(end))
+    };
+    let exports: Vec<PathBuf> = files.iter().filter(|it| ends(it, &[".sqlite"])).cloned().collect();
+    if exports.len() == 1 {
+        return Ok(exports);
+    }
+    files.retain(|it| ends(it, &[".json", ".json.gz", ".json.zst"]));
+    Ok(if exports.is_empty() { files } else { vec![] })
+}
+
+/// A run's folder is named by its id.
+fn run_id(dir: &Path) -> Result<RunId> {
+    let dir = dir.canonicalize().with_context(|| format!("cannot read {}", dir.display()))?;
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    name.parse().with_context(|| {
+        format!("{} is not the folder of a run: its name is not a run id", dir.display())
+    })
+}

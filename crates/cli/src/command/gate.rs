@@ -1,0 +1,251 @@
+//! `llmprof gate`: compares runs with a baseline of a service, for CI.
+//!
+//! The service decides; this submits runs, repeats them while that may decide, and prints the
+//! result.
+
+use std::{fs, io::Write, path::PathBuf, process::ExitCode};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use llmprof_analyze::series::{gate::GateVerdict, gate_thresholds::THRESHOLD_PCT};
+use llmprof_report::gate::GateReport;
+use serde_json::{Map, Value, json};
+
+use super::{
+    client::{BAD_INPUT, ServerOptions, ServiceClient},
+    serve,
+};
+
+/// Exit code of a regression.
+const REGRESSION: u8 = 1;
+/// Exit code of an inconclusive gate.
+const INCONCLUSIVE: u8 = 2;
+
+/// Form of the result.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum GateFormat {
+    Text,
+    Json,
+    /// JUnit; an inconclusive figure is an error
+    Junit,
+    /// Annotations of GitHub
+    Github,
+    /// A comment
+    Markdown,
+}
+
+/// Fail if runs are worse than a baseline, beyond their noise
+///
+/// Exit code 0: passed, or a regression was accepted; 1: regression; 2: inconclusive, which is
+/// never a pass (noise above the threshold, a named figure that was not measured, not comparable);
+/// 3: bad input, or the service does not answer.
+#[derive(Debug, Args)]
+pub struct GateOptions {
+    /// Name of the baseline (`POST /baselines` sets it)
+    #[arg(long)]
+    baseline: String,
+    /// A run to test; give several of one build
+    #[arg(long, value_name = "ID", required_unless_present = "submit", conflicts_with = "submit")]
+    run: Vec<String>,
+    /// Submission to run and to test, as of `POST /runs`
+    #[arg(long, value_name = "FILE")]
+    submit: Option<PathBuf>,
+    /// Revision of the submission
+    #[arg(long, requires = "submit")]
+    revision: Option<String>,
+    /// Thresholds, as in slower=3%,ttft=5%,energy=10%; slower is every time that was measured
+    #[arg(long, value_name = "FIGURE=PERCENT,...", default_value = "slower=3%")]
+    fail_on: String,
+    /// Runs of the candidate, repeats included
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=5))]
+    max_runs: u32,
+    /// Accept a regression, for this reason
+    #[arg(long, value_name = "REASON")]
+    accept: Option<String>,
+    /// Output format
+    #[arg(long, value_enum, default_value_t = GateFormat::Text)]
+    format: GateFormat,
+    #[command(flatten)]
+    service: ServerOptions,
+}
+
+/// Runs the gate; returns its exit code.
+pub fn run(options: &GateOptions) -> ExitCode {
+    let decided = serve::runtime().and_then(|runtime| runtime.block_on(decide(options)));
+    match decided.and_then(|report| print(&report, options.format).map(|()| report)) {
+        Ok(report) => exit_code(&report),
+        Err(error) => {
+            eprintln!("llmprof: {error:#}");
+            ExitCode::from(BAD_INPUT)
+        }
+    }
+}
+
+fn exit_code(report: &GateReport) -> ExitCode {
+    if report.is_accepted() { ExitCode::SUCCESS } else { verdict_code(report.verdict) }
+}
+
+/// The exit code of a verdict.
+pub fn verdict_code(verdict: GateVerdict) -> ExitCode {
+    match verdict {
+        GateVerdict::Passed => ExitCode::SUCCESS,
+        GateVerdict::Regression => ExitCode::from(REGRESSION),
+        GateVerdict::Inconclusive => ExitCode::from(INCONCLUSIVE),
+    }
+}
+
+fn print(report: &GateReport, format: GateFormat) -> Result<()> {
+    let text = match format {
+        GateFormat::Text => report.text(),
+        GateFormat::Json => serde_json::to_string_pretty(report)? + "\n",
+        GateFormat::Junit => report.junit(),
+        GateFormat::Github => report.github(),
+        GateFormat::Markdown => report.markdown(),
+    };
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
+}
+
+/// Gates the runs, and adds repeats while they may decide.
+async fn decide(options: &GateOptions) -> Result<GateReport> {
+    let thresholds = thresholds(&options.fail_on)?;
+    let client = ServiceClient::new(&options.service)?;
+    let mut runs = options.run.clone();
+    for run in &runs {
+        client.get(&format!("/runs/{run}")).await?;
+        client.wait_for_end(run).await?;
+    }
+    let submission = match &options.submit {
+        Some(path) => {
+            let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+            let mut body: Value = serde_json::from_slice(&text)
+                .with_context(|| format!("{} is not JSON", path.display()))?;
+            if let Some(revision) = &options.revision {
+                body["revision"] = json!(revision);
+            }
+            runs.push(submit(&client, &body).await?);
+            body
+        }
+        None => {
+            let first = runs.first().context("no run")?;
+            submission_of(&client.get(&format!("/runs/{first}")).await?["spec"])?
+        }
+    };
+    loop {
+        let gate = json!({
+            "baseline": options.baseline, "runs": runs, "fail_on": thresholds,
+            "max_runs": options.max_runs, "accept": options.accept,
+        });
+        let report: GateReport = serde_json::from_value(client.post("/gates", &gate).await?)?;
+        if !report.more_runs || runs.len() >= options.max_runs as usize || submission.is_null() {
+            return Ok(report);
+        }
+        eprintln!("llmprof: {} of {} runs: repeating", runs.len(), options.max_runs);
+        runs.push(submit(&client, &submission).await?);
+    }
+}
+
+/// Submits a run and waits for its end.
+async fn submit(client: &ServiceClient, body: &Value) -> Result<String> {
+    let submitted = client.post("/runs", body).await?;
+    let id = submitted["run_id"].as_str().context("the submission queued no run")?.to_owned();
+    client.wait_for_end(&id).await?;
+    Ok(id)
+}
+
+/// The submission that repeats a run by its spec; null for an import, which cannot be repeated.
+fn submission_of(spec: &Value) -> Result<Value> {
+    let subject = &spec["subject"];
+    let mut body = Map::new();
+    let mut copy = |from: &Value, fields: &[&str]| {
+        for field in fields {
+            if let Some(value) = from.get(*field).filter(|value| !value.is_null()) {
+                body.insert((*field).to_owned(), value.clone());
+            }
+        }
+    };
+    copy(&subject["passes"], &["mode", "repeats", "warmup", "device", "profiling"]);
+    copy(&spec["common"], &["labels", "priority", "timeout_s", "revision"]);
+    match subject["kind"].as_str() {
+        Some("import") => return Ok(Value::Null),
+        Some("command") => {
+            body.insert("target".into(), subject["call"].clone());
+        }
+        Some("model" | "part") => {
+            let fields = ["model", "inputs_manifest", "max_new_tokens", "batch", "seed", "dtype"];
+            copy(&subject["workload"], &fields);
+            copy(subject, &["align_with", "mock"]);
+            if let Some(part) = subject.get("part") {
+                body.insert("target".into(), part.clone());
+            }
+        }
+        kind => bail!("the run's subject is unknown to this version: {kind:?}"),
+    }
+    Ok(body.into())
+}
+
+/// Parses thresholds in percent.
+pub fn thresholds(text: &str) -> Result<Map<String, Value>> {
+    let mut thresholds = Map::new();
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let (name, threshold) = part
+            .split_once('=')
+            .with_context(|| format!("--fail-on {part:?}: expected FIGURE=PERCENT"))?;
+        let threshold: f64 = threshold
+            .trim()
+            .trim_end_matches('%')
+            .trim_end()
+            .parse()
+            .ok()
+            .filter(|it| THRESHOLD_PCT.contains(it))
+            .with_context(|| {
+                let (min, max) = (THRESHOLD_PCT.start(), THRESHOLD_PCT.end());
+                format!("--fail-on {part:?}: expected a number from {min} to {max}")
+            })?;
+        if thresholds.insert(name.trim().to_owned(), json!(threshold)).is_some() {
+            bail!("--fail-on: {name:?} is given more than once");
+        }
+    }
+    if thresholds.is_empty() {
+        bail!("--fail-on: no threshold; expected FIGURE=PERCENT");
+    }
+    Ok(thresholds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thresholds_are_percentages_by_figure() {
+        let parsed = thresholds("slower=3%, ttft=5 %,energy=10").unwrap();
+        assert_eq!(Value::from(parsed), json!({ "slower": 3.0, "ttft": 5.0, "energy": 10.0 }));
+        let invalid = ["", "slower", "slower=much", "ttft=1,ttft=2", "ttft=1, ttft =1"];
+        let out_of_range = ["tpot=nan", "tpot=inf", "tpot=-inf", "tpot=0", "tpot=-3%", "tpot=1001"];
+        for invalid in invalid.into_iter().chain(out_of_range) {
+            assert!(thresholds(invalid).is_err(), "{invalid:?}");
+        }
+    }
+
+    #[test]
+    fn a_run_is_repeated_with_the_fields_of_its_subject() {
+        let passes = json!({ "mode": "light", "repeats": 2, "warmup": 1, "device": "cpu" });
+        let common = json!({ "labels": ["a"], "priority": 0, "timeout_s": 60, "revision": "r1" });
+        let call = json!({ "command": "go", "params": { "n": 3 } });
+        let spec = json!({
+            "subject": { "kind": "command", "call": call, "passes": passes }, "common": common,
+        });
+        let body = submission_of(&spec).unwrap();
+        assert_eq!((&body["target"], &body["mode"]), (&call, &json!("light")));
+        assert_eq!(body["revision"], "r1");
+        let part = json!({
+            "subject": { "kind": "part", "part": "decoder.layers.0.mlp", "align_with": null,
+                "workload": { "model": "tiny", "dtype": null, "seed": 7 }, "passes": passes },
+            "common": common,
+        });
+        let body = submission_of(&part).unwrap();
+        assert_eq!((&body["target"], &body["seed"]), (&json!("decoder.layers.0.mlp"), &json!(7)));
+        assert!(body.get("dtype").is_none() && body.get("align_with").is_none());
+        let import = json!({ "subject": { "kind": "import" }, "common": common });
+        assert_eq!(submission_of(&import).unwrap(), Value::Null);
+    }
+}

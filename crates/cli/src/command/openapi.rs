@@ -1,0 +1,28 @@
+//! `llmprof openapi`: prints the contract.
+
+use std::io::Write;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use llmprof_service::http;
+
+/// Print the OpenAPI contract of the service; `contracts/profile.yaml` is this command's output
+#[derive(Debug, Args)]
+pub struct OpenapiOptions {
+    #[arg(long, value_enum, default_value_t = OpenapiFormat::Yaml)]
+    format: OpenapiFormat,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum OpenapiFormat {
+    Yaml,
+    Json,
+}
+
+pub fn run(options: &OpenapiOptions) -> Result<()> {
+    let text = match options.format {
+        OpenapiFormat::Yaml => http::contract_yaml(),
+        OpenapiFormat::Json => serde_json::to_string_pretty(http::contract())? + "\n",
+    };
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
+}

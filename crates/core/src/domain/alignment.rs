@@ -1,0 +1,256 @@
+//! Alignments: the request (two runs, an operation, thresholds, waivers), states and verdicts.
+//!
+//! Plain values. `analyze::align` computes the verdicts.
+
+use serde::{Deserialize, Serialize};
+
+use crate::domain::{
+    ids::{AlignmentId, RunId},
+    json_numbers::{object, objects, optional_integer},
+    named_values::named_values,
+};
+
+named_values! {
+    /// Verdict of a check or of a whole alignment; the latter is never `warn`.
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    #[cfg_attr(feature = "schema", schema(as = AlignmentVerdict))]
+    Verdict {
+        Pass = "pass",
+        Warn = "warn",
+        Fail = "fail",
+        /// The captures do not decide it; the checks contain the reason and the remedy.
+        Inconclusive = "inconclusive",
+    }
+}
+
+named_values! {
+    /// State of an alignment. `failed`: the runs could not be read, for the reason in the message;
+    /// an alignment with the verdict `fail` has succeeded.
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    AlignmentState {
+        Queued = "queued",
+        Running = "running",
+        Succeeded = "succeeded",
+        Failed = "failed",
+    }
+}
+
+impl AlignmentState {
+    /// True once the alignment has ended: the state does not change again.
+    pub const fn is_final(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed)
+    }
+}
+
+named_values! {
+    /// Strictness of the comparison of kernel names.
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    #[cfg_attr(feature = "schema", schema(as = NameLevel))]
+    Level {
+        /// Template arguments and parameters included.
+        Exact = "exact",
+        /// The function alone.
+        Base = "base",
+        /// The function without tile sizes and architecture.
+        Family = "family",
+    }
+}
+
+/// Request of an alignment. `mock` and `e2e` are required, and at most one of `range`, `operator`
+/// and `kernels`; without any, the mock's sequence of kernels is searched in the other timeline.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct AlignmentSpec {
+    /// Run of the layer alone.
+    pub mock: RunId,
+    /// Run of the whole model.
+    pub e2e: RunId,
+    /// Ranges whose launches are the operation: `RANGE` or `RANGE@DOMAIN`; `*` matches any text.
+    #[serde(default)]
+    #[cfg_attr(
+        feature = "schema",
+        schema(
+            min_length = 1,
+            max_length = 500,
+            pattern = "[^*@ ]",
+            example = "decoder.self_attn"
+        )
+    )]
+    pub range: Option<String>,
+    /// Module path of the operator whose launches are the operation; `*` matches any text.
+    #[serde(default)]
+    #[cfg_attr(
+        feature = "schema",
+        schema(
+            min_length = 1,
+            max_length = 500,
+            pattern = "[^*@ ]",
+            example = "decoder.layers.*.self_attn"
+        )
+    )]
+    pub operator: Option<String>,
+    /// Parts of kernel names; the kernels that match one are the operation.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(max_items = 32))]
+    pub kernels: Vec<String>,
+    /// Stage to compare, `prefill` or `decode`, or a definition by ranges: `prefill=forward@vllm`;
+    /// all but the warm-up when absent.
+    #[serde(default)]
+    #[cfg_attr(
+        feature = "schema",
+        schema(
+            min_length = 1,
+            max_length = 500,
+            pattern = r"^(prefill|decode|decode_all|[^=]*[^=\s][^=]*=[^@][\s\S]*)$",
+            example = "decode"
+        )
+    )]
+    pub stage: Option<String>,
+    /// Names of the only ranges to look at.
+    #[serde(default, alias = "within")]
+    #[cfg_attr(feature = "schema", schema(max_items = 32))]
+    pub include_ranges: Vec<String>,
+    /// Names of ranges to leave out.
+    #[serde(default, alias = "without")]
+    #[cfg_attr(feature = "schema", schema(max_items = 32))]
+    pub exclude_ranges: Vec<String>,
+    /// Required instances (one layer in one forward) on each side; with fewer, the verdict is
+    /// inconclusive.
+    #[serde(default, deserialize_with = "optional_integer")]
+    #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 1000000))]
+    pub forwards: Option<u32>,
+    /// Thresholds that replace the defaults one by one.
+    #[serde(default, deserialize_with = "object")]
+    pub thresholds: ThresholdChanges,
+    /// Known differences.
+    #[serde(default, deserialize_with = "objects")]
+    #[cfg_attr(feature = "schema", schema(max_items = 100))]
+    pub waivers: Vec<Waiver>,
+    /// An earlier alignment; the report lists the verdicts that have changed since.
+    #[serde(default)]
+    pub previous: Option<AlignmentId>,
+}
+
+/// Changes of the default thresholds, each explained in `conf/alignment.toml`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ThresholdChanges {
+    /// Strictness of the comparison of names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub names: Option<Level>,
+    /// Share of the operation's time from which a kernel is critical, percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0))]
+    pub critical_pct: Option<f64>,
+    /// Share of the operation's time that critical kernels cover together, percent: the longest
+    /// kernels up to this share are critical, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0))]
+    pub critical_set_pct: Option<f64>,
+    /// Difference of kernels per instance, percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0))]
+    pub count_pct: Option<f64>,
+    /// Instances whose order of kernels also occurs on the other side, percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0))]
+    pub sequence_pct: Option<f64>,
+    /// Time in kernels that both sides launch, percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0))]
+    pub matched_time_pct: Option<f64>,
+    /// Difference of latencies, percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0))]
+    pub latency_pct: Option<f64>,
+    /// Ratio of latencies beyond which the two sides do not run the same work.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0))]
+    pub triage_ratio: Option<f64>,
+    /// Share of the operation's time on either side from which a kernel's time is compared,
+    /// percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0))]
+    pub kernel_share_pct: Option<f64>,
+    /// Difference of the mean time of such a kernel, percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0))]
+    pub kernel_time_pct: Option<f64>,
+    /// Launches whose kernels a complete capture contains, percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0))]
+    pub complete_pct: Option<f64>,
+    /// Difference of clocks and throttled time, percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0))]
+    pub clock_pct: Option<f64>,
+    /// Difference of distinct experts that a layer hits, percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0))]
+    pub experts_pct: Option<f64>,
+}
+
+/// A known difference: kernels that the checks of names, counts, launch configurations and order
+/// ignore. Their time still counts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Waiver {
+    /// Part of a kernel's full name; `*` matches any text.
+    #[cfg_attr(
+        feature = "schema",
+        schema(
+            min_length = 1,
+            max_length = 500,
+            pattern = "[^* ]",
+            example = "CatArrayBatchedCopy"
+        )
+    )]
+    pub pattern: String,
+    #[cfg_attr(
+        feature = "schema",
+        schema(
+            min_length = 1,
+            max_length = 500,
+            pattern = "[^* ]",
+            example = "the mock keeps its cache in one piece"
+        )
+    )]
+    pub reason: String,
+    #[cfg_attr(
+        feature = "schema",
+        schema(
+            min_length = 1,
+            max_length = 500,
+            pattern = "[^* ]",
+            example = "one copy a step, 2 us"
+        )
+    )]
+    pub impact: String,
+    /// Last day on which it applies, `YYYY-MM-DD`.
+    #[cfg_attr(
+        feature = "schema",
+        schema(
+            pattern = "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$",
+            example = "2027-03-31"
+        )
+    )]
+    pub expires: String,
+}
+
+/// Summary of one check; its evidence is in the report.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct CheckSummary {
+    #[cfg_attr(feature = "schema", schema(example = "latency"))]
+    pub id: String,
+    pub verdict: Verdict,
+    pub observed: String,
+    pub threshold: String,
+    /// True where an inconclusive result prevents a pass of the alignment.
+    pub decisive: bool,
+    /// Recommended action where it did not pass.
+    pub advice: Option<String>,
+}

@@ -1,0 +1,252 @@
+//! Parameters of a command: types, bounds, and the check of a value against them.
+//!
+//! No value of any type contains a control character or exceeds [`MAX_TEXT`].
+
+use std::fmt;
+
+use regex::Regex;
+use serde::{Deserialize, Serialize};
+
+/// Maximum length of a text value, in characters.
+pub const MAX_TEXT: usize = 4096;
+/// Maximum size of a compiled pattern, bytes.
+const MAX_PATTERN: usize = 1 << 20;
+
+/// A parameter: type, bounds and default. One without a default is required.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[cfg_attr(feature = "schema", schema(as = CommandParam))]
+pub enum Param {
+    /// A whole number.
+    Int {
+        description: String,
+        min: i64,
+        max: i64,
+        #[serde(default)]
+        default: Option<i64>,
+    },
+    /// A number.
+    Float {
+        description: String,
+        min: f64,
+        max: f64,
+        #[serde(default)]
+        default: Option<f64>,
+    },
+    /// One of several texts.
+    Enum {
+        description: String,
+        values: Vec<String>,
+        #[serde(default)]
+        default: Option<String>,
+    },
+    /// A text that fully matches a pattern.
+    String {
+        description: String,
+        /// A regular expression.
+        pattern: String,
+        /// In characters.
+        max_length: usize,
+        #[serde(default)]
+        default: Option<String>,
+        /// Allow a value that starts with `-` at the start of an argument.
+        #[serde(default)]
+        leading_dash: bool,
+    },
+    /// An argument that is present or absent.
+    Flag {
+        description: String,
+        /// Argument for true.
+        on: String,
+        /// Argument for false; none when absent.
+        #[serde(default)]
+        off: Option<String>,
+        #[serde(default)]
+        default: bool,
+    },
+}
+
+/// A parameter's value in a request.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(untagged)]
+pub enum ParamValue {
+    Flag(bool),
+    Int(i64),
+    Float(f64),
+    Text(String),
+}
+
+impl ParamValue {
+    /// Rejects values that no parameter accepts.
+    pub fn check_form(&self) -> Result<(), String> {
+        match self {
+            Self::Text(text) if text.chars().count() > MAX_TEXT => Err(too_long(text, MAX_TEXT)),
+            Self::Text(text) if text.chars().any(char::is_control) => {
+                Err("the text contains a control character".into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for ParamValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag(flag) => flag.fmt(f),
+            Self::Int(number) => number.fmt(f),
+            Self::Float(number) => number.fmt(f),
+            Self::Text(text) => f.write_str(text),
+        }
+    }
+}
+
+fn too_long(text: &str, max: usize) -> String {
+    format!("the text has {} characters, at most {max} are allowed", text.chars().count())
+}
+
+/// True if `name` has at most `max` bytes, each accepted by `letter` or, after the first, one of
+/// `more`.
+pub fn is_name(name: &str, max: usize, letter: impl Fn(u8) -> bool, more: &[u8]) -> bool {
+    let mut bytes = name.bytes();
+    name.len() <= max
+        && bytes.next().is_some_and(&letter)
+        && bytes.all(|byte| letter(byte) || more.contains(&byte))
+}
+
+/// True if `name` is a valid parameter name.
+pub fn is_param(name: &str) -> bool {
+    is_name(name, 32, |byte| byte.is_ascii_lowercase(), b"_0123456789")
+}
+
+/// The pattern, anchored to the whole text.
+fn compiled(pattern: &str) -> Result<Regex, regex::Error> {
+    regex::RegexBuilder::new(&format!(r"\A(?:{pattern})\z")).size_limit(MAX_PATTERN).build()
+}
+
+impl Param {
+    pub fn description(&self) -> &str {
+        match self {
+            Self::Int { description, .. }
+            | Self::Float { description, .. }
+            | Self::Enum { description, .. }
+            | Self::String { description, .. }
+            | Self::Flag { description, .. } => description,
+        }
+    }
+
+    /// Default value.
+    pub fn default(&self) -> Option<ParamValue> {
+        match self {
+            Self::Int { default, .. } => default.map(ParamValue::Int),
+            Self::Float { default, .. } => default.map(ParamValue::Float),
+            Self::Enum { default, .. } | Self::String { default, .. } => {
+                default.clone().map(ParamValue::Text)
+            }
+            Self::Flag { default, .. } => Some(ParamValue::Flag(*default)),
+        }
+    }
+
+    /// Rejects bounds that no value fits, and a default outside of them.
+    pub fn check(&self) -> Result<(), String> {
+        match self {
+            Self::Int { min, max, .. } if min > max => {
+                return Err(format!("min {min} is above max {max}"));
+            }
+            Self::Float { min, max, .. } if !(min <= max && min.is_finite() && max.is_finite()) => {
+                return Err(format!("min {min} and max {max} are not valid bounds"));
+            }
+            Self::Enum { values, .. } => {
+                if values.is_empty() {
+                    return Err("values: empty list".into());
+                }
+                if let Some(value) = values
+                    .iter()
+                    .find(|value| value.is_empty() || value.chars().any(char::is_control))
+                {
+                    return Err(format!("values: {value:?} is not a valid value"));
+                }
+            }
+            Self::String { pattern, max_length, .. } => {
+                compiled(pattern)
+                    .map_err(|_| format!("pattern: {pattern:?} is not a regular expression"))?;
+                if !(1..=MAX_TEXT).contains(max_length) {
+                    return Err(format!(
+                        "max_length: {max_length} is not between 1 and {MAX_TEXT}"
+                    ));
+                }
+            }
+            Self::Flag { on, off, .. } => {
+                if on.is_empty() || std::iter::once(on).chain(off).any(|text| text.contains('\0')) {
+                    return Err("on: not a valid argument".into());
+                }
+            }
+            Self::Int { .. } | Self::Float { .. } => {}
+        }
+        match self.default() {
+            Some(default) => {
+                self.text(&default).map(|_| ()).map_err(|why| format!("default: {why}"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The argument's text for `value`; `None`: the argument is left out.
+    pub fn text(&self, value: &ParamValue) -> Result<Option<String>, String> {
+        value.check_form()?;
+        let bounded = |fits: bool, min: &dyn fmt::Display, max: &dyn fmt::Display| {
+            if fits {
+                Ok(Some(value.to_string()))
+            } else {
+                Err(format!("{value} is not between {min} and {max}"))
+            }
+        };
+        match (self, value) {
+            (Self::Int { min, max, .. }, ParamValue::Int(number)) => {
+                bounded((min..=max).contains(&number), min, max)
+            }
+            // 3.0 is an integer in JSON Schema.
+            (Self::Int { .. }, ParamValue::Float(number))
+                if number.fract() == 0.0 && number.abs() < 9e15 =>
+            {
+                self.text(&ParamValue::Int(*number as i64))
+            }
+            (Self::Float { min, max, .. }, ParamValue::Float(number)) => {
+                bounded((min..=max).contains(&number), min, max)
+            }
+            (Self::Float { min, max, .. }, ParamValue::Int(number)) => {
+                bounded((*min..=*max).contains(&(*number as f64)), min, max)
+            }
+            (Self::Enum { values, .. }, ParamValue::Text(text)) if values.contains(text) => {
+                Ok(Some(text.clone()))
+            }
+            (Self::Enum { values, .. }, ParamValue::Text(text)) => {
+                Err(format!("{text:?} is not one of {}", values.join(", ")))
+            }
+            (Self::String { pattern, max_length, .. }, ParamValue::Text(text)) => {
+                if text.chars().count() > *max_length {
+                    return Err(too_long(text, *max_length));
+                }
+                let fits = compiled(pattern).is_ok_and(|pattern| pattern.is_match(text));
+                if fits {
+                    Ok(Some(text.clone()))
+                } else {
+                    Err(format!("{text:?} does not match {pattern}"))
+                }
+            }
+            (Self::Flag { on, .. }, ParamValue::Flag(true)) => Ok(Some(on.clone())),
+            (Self::Flag { off, .. }, ParamValue::Flag(false)) => Ok(off.clone()),
+            (Self::Int { .. }, _) => Err("expected a whole number".into()),
+            (Self::Float { .. }, _) => Err("expected a number".into()),
+            (Self::Enum { .. } | Self::String { .. }, _) => Err("expected a text".into()),
+            (Self::Flag { .. }, _) => Err("expected true or false".into()),
+        }
+    }
+
+    /// True if an argument may start with a value that starts with `-`. Numbers and enum values
+    /// are bounded by the operator.
+    pub fn allows_leading_dash(&self) -> bool {
+        !matches!(self, Self::String { leading_dash: false, .. })
+    }
+}

@@ -1,0 +1,138 @@
+//! Findings: observations worth a reader's attention, each with severity, evidence and advice.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::named_values::named_values;
+
+/// Id of the finding that lists the passes which do not apply to a run's subject or host, with one
+/// reason per pass as evidence.
+pub const NOT_APPLICABLE: &str = "passes_not_applicable";
+
+/// Words that start a sentence with a capital letter; other words may be names, such as `nsys`.
+const FIRST_WORDS: [&str; 10] =
+    ["a", "an", "another", "cannot", "its", "no", "only", "the", "there", "this"];
+
+named_values! {
+    /// Severity of a finding.
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    Severity {
+        Info = "info",
+        Warning = "warning",
+        Critical = "critical",
+    }
+}
+
+/// An observation with its evidence.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Finding {
+    /// Stable name of the rule, snake case.
+    #[cfg_attr(feature = "schema", schema(example = "nsys_missing"))]
+    pub id: String,
+    pub severity: Severity,
+    /// The observation in one sentence.
+    pub message: String,
+    /// Rows or figures that support it, by name.
+    #[serde(default)]
+    pub evidence: BTreeMap<String, String>,
+    /// Recommended action.
+    pub advice: Option<String>,
+    /// Upper bound of the time that the action saves; `null` where it is unknown.
+    #[serde(default, alias = "saves_at_most")]
+    pub max_saving: Option<Box<Saving>>,
+}
+
+/// Time that could be saved: an upper bound, not a promise.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Saving {
+    #[cfg_attr(feature = "schema", schema(example = "decode_all"))]
+    pub stage: String,
+    /// Milliseconds per repeat.
+    pub ms: Option<f64>,
+    /// Of the stage's mean time, percent.
+    pub pct: f64,
+}
+
+impl Finding {
+    /// Creates a finding without evidence or advice.
+    pub fn new(id: &str, severity: Severity, message: impl Into<String>) -> Self {
+        Self {
+            id: id.into(),
+            severity,
+            message: message.into(),
+            evidence: BTreeMap::new(),
+            advice: None,
+            max_saving: None,
+        }
+    }
+
+    /// The same with its message as a sentence. Checks and errors start with a small letter.
+    pub fn as_sentence(mut self) -> Self {
+        let first = self.message.split(' ').next().unwrap_or_default();
+        if FIRST_WORDS.contains(&first) {
+            self.message[..1].make_ascii_uppercase();
+        }
+        self
+    }
+
+    /// Adds the finding to `findings`, or further evidence to their first finding of its id.
+    pub fn add_to(self, findings: &mut Vec<Self>) {
+        let Some(first) = findings.iter_mut().find(|it| it.id == self.id) else {
+            return findings.push(self);
+        };
+        for (name, value) in self.evidence {
+            first.evidence.entry(name).or_insert(value);
+        }
+    }
+
+    /// Adds one row of evidence.
+    pub fn with(mut self, name: &str, value: impl ToString) -> Self {
+        self.evidence.insert(name.into(), value.to_string());
+        self
+    }
+
+    /// Sets the upper bound of the time that the advice saves.
+    pub fn saves(self, saving: Option<Saving>) -> Self {
+        Self { max_saving: saving.map(Box::new), ..self }
+    }
+
+    /// Sets the recommended action.
+    pub fn advise(mut self, advice: impl Into<String>) -> Self {
+        self.advice = Some(advice.into());
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_finding_of_the_same_id_is_added_as_evidence() {
+        let dropped =
+            |at, file| Finding::new("run_too_large", Severity::Warning, "").with(file, at);
+        let mut findings = vec![Finding::new("disk_full", Severity::Warning, "")];
+        for (at, file) in ["a", "b", "a"].into_iter().enumerate() {
+            dropped(at, file).add_to(&mut findings);
+        }
+        assert_eq!(findings[1..], [dropped(0, "a").with("b", 1)]);
+    }
+
+    #[test]
+    fn a_sentence_starts_with_a_capital_letter_or_a_name() {
+        for (message, sentence) in [
+            ("this host has no usable NVIDIA GPU", "This host has no usable NVIDIA GPU"),
+            ("cannot read the timeline", "Cannot read the timeline"),
+            ("nsys is older than the driver", "nsys is older than the driver"),
+            ("prefill, layer 3: no kernels", "prefill, layer 3: no kernels"),
+            ("Vision takes 50 % of prefill", "Vision takes 50 % of prefill"),
+            ("", ""),
+        ] {
+            let finding = Finding::new("id", Severity::Info, message);
+            assert_eq!(finding.as_sentence().message, sentence);
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Headline figures of a run, and the identity of the series that it belongs to.
+//!
+//! Plain values: the job computes them, the store keeps them, and pages show them.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::{named_values::named_values, savings::Savings};
+
+named_values! {
+    /// Name of a headline figure.
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    FigureName {
+        /// Time to first token.
+        Ttft = "ttft",
+        /// Time per output token.
+        Tpot = "tpot",
+        /// Wall time of the whole pass or command.
+        Wall = "wall",
+        /// Output tokens per second of the whole pass.
+        TokensPerS = "tokens_per_s",
+        /// Share of the stages' time in which the GPU was busy.
+        GpuBusy = "gpu_busy",
+        /// Model FLOPs utilisation, of the datasheet's dense peak.
+        Mfu = "mfu",
+        /// Energy per output token.
+        Energy = "energy",
+    }
+}
+
+impl FigureName {
+    /// The figures that are times.
+    pub const TIMES: &[Self] = &[Self::Ttft, Self::Tpot, Self::Wall];
+
+    /// The unit of its values.
+    pub const fn unit(self) -> &'static str {
+        match self {
+            Self::Ttft | Self::Tpot | Self::Wall => "ms",
+            Self::TokensPerS => "tokens/s",
+            Self::GpuBusy | Self::Mfu => "%",
+            Self::Energy => "J/token",
+        }
+    }
+
+    /// Its title in tables.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Ttft => "Time to first token",
+            Self::Tpot => "Time per output token",
+            Self::Wall => "Wall time",
+            Self::TokensPerS => "Output tokens per second",
+            Self::GpuBusy => "GPU busy",
+            Self::Mfu => "MFU",
+            Self::Energy => "Energy per token",
+        }
+    }
+
+    /// Its heading where columns are narrow.
+    pub const fn heading(self) -> &'static str {
+        match self {
+            Self::Ttft => "First token, ms",
+            Self::Tpot => "Per token, ms",
+            Self::Wall => "Wall, ms",
+            Self::TokensPerS => "Tokens/s",
+            Self::GpuBusy => "GPU busy, %",
+            Self::Mfu => "MFU, %",
+            Self::Energy => "J/token",
+        }
+    }
+
+    /// True where a lower value is better.
+    pub const fn lower_is_better(self) -> bool {
+        matches!(self, Self::Ttft | Self::Tpot | Self::Wall | Self::Energy)
+    }
+
+    /// Position in [`FigureName::ALL`].
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// Number of headline figures.
+pub const FIGURES: usize = FigureName::ALL.len();
+
+/// Headline figures of one run; absent where they were not measured.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Headline {
+    /// Time to first token, milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttft: Option<f64>,
+    /// Time per output token, milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tpot: Option<f64>,
+    /// Wall time of the pass or of the command, milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wall: Option<f64>,
+    /// Output tokens per second of the whole pass.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_s: Option<f64>,
+    /// Share of the stages' time in which the GPU was busy, percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_busy: Option<f64>,
+    /// Percent of the datasheet's dense peak.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<f64>,
+    /// Joules per output token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub energy: Option<f64>,
+}
+
+impl Headline {
+    /// One figure.
+    pub const fn get(&self, name: FigureName) -> Option<f64> {
+        match name {
+            FigureName::Ttft => self.ttft,
+            FigureName::Tpot => self.tpot,
+            FigureName::Wall => self.wall,
+            FigureName::TokensPerS => self.tokens_per_s,
+            FigureName::GpuBusy => self.gpu_busy,
+            FigureName::Mfu => self.mfu,
+            FigureName::Energy => self.energy,
+        }
+    }
+
+    /// The figures of `get`, if finite and positive.
+    pub fn of(get: impl Fn(FigureName) -> Option<f64>) -> Self {
+        let get = |name| get(name).filter(|value| value.is_finite() && *value > 0.0);
+        Self {
+            ttft: get(FigureName::Ttft),
+            tpot: get(FigureName::Tpot),
+            wall: get(FigureName::Wall),
+            tokens_per_s: get(FigureName::TokensPerS),
+            gpu_busy: get(FigureName::GpuBusy),
+            mfu: get(FigureName::Mfu),
+            energy: get(FigureName::Energy),
+        }
+    }
+
+    /// Change of each figure from `earlier`, percent.
+    pub fn change_pct(&self, earlier: &Self) -> Self {
+        let change = |name| Some(100.0 * (self.get(name)? / earlier.get(name)? - 1.0));
+        Self {
+            ttft: change(FigureName::Ttft),
+            tpot: change(FigureName::Tpot),
+            wall: change(FigureName::Wall),
+            tokens_per_s: change(FigureName::TokensPerS),
+            gpu_busy: change(FigureName::GpuBusy),
+            mfu: change(FigureName::Mfu),
+            energy: change(FigureName::Energy),
+        }
+    }
+}
+
+/// The facts that runs of one series share, by name: specs/series.md.
+pub type SeriesIdentity = BTreeMap<String, String>;
+
+/// Id of a series: the first 32 hexadecimal digits of the SHA-256 of its identity as JSON, whose
+/// keys are sorted.
+pub fn series_id(identity: &SeriesIdentity) -> String {
+    let json = serde_json::to_string(identity).unwrap_or_default();
+    let digest = Sha256::digest(json.as_bytes());
+    digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The point of a run in its series.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct SeriesPoint {
+    pub identity: SeriesIdentity,
+    pub headline: Headline,
+    /// Version and commit of llmprof.
+    pub build: String,
+    /// Version of the GPU driver.
+    pub driver: Option<String>,
+    pub host: Option<String>,
+    /// Product name of the device.
+    pub device: Option<String>,
+    #[serde(default)]
+    pub savings: Savings,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_that_is_not_a_positive_number_is_absent() {
+        let values = [f64::NAN, f64::INFINITY, 0.0, -1.0, 2.0, 1e300, f64::NEG_INFINITY];
+        let headline = Headline::of(|name| Some(values[name.index()]));
+        let known: Vec<_> =
+            FigureName::ALL.iter().filter(|name| headline.get(**name).is_some()).collect();
+        assert_eq!(known, [&FigureName::GpuBusy, &FigureName::Mfu]);
+    }
+
+    #[test]
+    fn the_id_of_a_series_depends_on_every_fact_and_not_on_their_order() {
+        let identity = |pairs: &[(&str, &str)]| -> SeriesIdentity {
+            pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+        };
+        let a = series_id(&identity(&[("device", "cpu"), ("dtype", "f32")]));
+        assert_eq!(a, series_id(&identity(&[("dtype", "f32"), ("device", "cpu")])));
+        assert_eq!(a.len(), 32);
+        let others =
+            [identity(&[("device", "cpu")]), identity(&[("device", "cpu"), ("dtype", "bf16")])];
+        assert!(others.iter().all(|other| series_id(other) != a));
+    }
+}

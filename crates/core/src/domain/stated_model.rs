@@ -1,0 +1,263 @@
+//! The model that a command or an imported capture runs, as its operator or sender states it.
+//!
+//! Plain values. With them, `analyze` counts the FLOPs and bytes of one repeat of a program that
+//! llmprof did not write.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::{
+    dtype::Dtype,
+    model::{ModelSpec, hf},
+    settings::nearest,
+};
+
+/// Maximum number of tokens of a sequence.
+const MAX_TOKENS: u64 = 1 << 24;
+/// Maximum number of sequences.
+const MAX_BATCH: u64 = 1 << 16;
+
+/// A model and the sizes of its inputs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct StatedModel {
+    pub model: ModelSpec,
+    /// Prompt tokens of each sequence.
+    #[cfg_attr(feature = "schema", schema(example = 512))]
+    pub prompt_tokens: u64,
+    /// Decode steps of one repeat; `null`: those that the capture has.
+    pub new_tokens: Option<u64>,
+    /// Sequences computed at the same time.
+    #[cfg_attr(feature = "schema", schema(example = 1))]
+    pub batch: u64,
+    pub dtype: Dtype,
+}
+
+/// The same as texts: fields of a form, options, or a command's settings with its parameters filled
+/// in.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelStatement {
+    /// Name of a configured model, or the text of a published `config.json`.
+    pub model_config: Option<String>,
+    #[serde(deserialize_with = "text_or_number")]
+    pub prompt_tokens: Option<String>,
+    #[serde(deserialize_with = "text_or_number")]
+    pub new_tokens: Option<String>,
+    #[serde(deserialize_with = "text_or_number")]
+    pub batch: Option<String>,
+    pub dtype: Option<String>,
+}
+
+/// Reads a number as its text.
+fn text_or_number<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Given {
+        Number(u64),
+        Text(String),
+    }
+    Ok(Some(match Given::deserialize(from)? {
+        Given::Number(number) => number.to_string(),
+        Given::Text(text) => text,
+    }))
+}
+
+/// A statement that names no model, or impossible sizes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StatementError {
+    #[error("{0}: given without model_config, the model whose costs to count")]
+    WithoutModel(&'static str),
+    #[error("prompt_tokens: missing; the costs of a model depend on its prompt's length")]
+    WithoutPrompt,
+    #[error("model_config: no model {name:?} is configured{hint}")]
+    UnknownModel { name: String, hint: String },
+    #[error("model_config: {0}")]
+    Config(String),
+    #[error("{field}: {text:?} is not a whole number from {min} to {max}")]
+    Number { field: &'static str, text: String, min: u64, max: u64 },
+    #[error("dtype: {text:?}; expected f32, f16 or bf16")]
+    Dtype { text: String },
+    #[error(
+        "prompt_tokens and new_tokens: {needed} positions exceed the model's context of {limit}"
+    )]
+    Context { needed: u64, limit: u64 },
+}
+
+impl ModelStatement {
+    /// Names of the fields.
+    pub const FIELDS: [&str; 5] = ["model_config", "prompt_tokens", "new_tokens", "batch", "dtype"];
+
+    /// The field of this name.
+    pub fn field(&mut self, name: &str) -> Option<&mut Option<String>> {
+        match name {
+            "model_config" => Some(&mut self.model_config),
+            "prompt_tokens" => Some(&mut self.prompt_tokens),
+            "new_tokens" => Some(&mut self.new_tokens),
+            "batch" => Some(&mut self.batch),
+            "dtype" => Some(&mut self.dtype),
+            _ => None,
+        }
+    }
+
+    /// The fields that are given, by name.
+    pub fn texts(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let texts =
+            [&self.model_config, &self.prompt_tokens, &self.new_tokens, &self.batch, &self.dtype];
+        let given = Self::FIELDS.into_iter().zip(texts);
+        given.filter_map(|(name, text)| Some((name, text.as_deref()?)))
+    }
+
+    /// Resolves the statement with the configured models; `None` where nothing is stated.
+    pub fn resolve(
+        &self,
+        models: &BTreeMap<String, ModelSpec>,
+    ) -> Result<Option<StatedModel>, StatementError> {
+        let Some(config) = &self.model_config else {
+            let given = self.texts().next();
+            return given.map_or(Ok(None), |(name, _)| Err(StatementError::WithoutModel(name)));
+        };
+        let model = model_of(config, models)?;
+        let prompt = self.prompt_tokens.as_deref().ok_or(StatementError::WithoutPrompt)?;
+        let prompt_tokens = number("prompt_tokens", prompt, 1..=MAX_TOKENS)?;
+        let new_tokens = self.new_tokens.as_deref();
+        let new_tokens =
+            new_tokens.map(|text| number("new_tokens", text, 0..=MAX_TOKENS)).transpose()?;
+        let batch = self.batch.as_deref().map(|text| number("batch", text, 1..=MAX_BATCH));
+        let dtype = match self.dtype.as_deref() {
+            Some(text) => {
+                text.parse().map_err(|_| StatementError::Dtype { text: shortened(text) })?
+            }
+            None => model.dtype,
+        };
+        let needed = prompt_tokens + new_tokens.unwrap_or(0);
+        let limit = model.decoder.max_positions as u64;
+        if needed > limit {
+            return Err(StatementError::Context { needed, limit });
+        }
+        let batch = batch.transpose()?.unwrap_or(1);
+        Ok(Some(StatedModel { model, prompt_tokens, new_tokens, batch, dtype }))
+    }
+}
+
+/// The model of a name or of the text of a `config.json`, without this host's folders.
+fn model_of(
+    config: &str,
+    models: &BTreeMap<String, ModelSpec>,
+) -> Result<ModelSpec, StatementError> {
+    let model = if config.trim_start().starts_with('{') {
+        hf::parse_config("config.json", config)
+            .map_err(|error| StatementError::Config(error.to_string()))?
+    } else {
+        models.get(config).cloned().ok_or_else(|| {
+            let near = nearest(config, models.keys().map(String::as_str));
+            let hint = near.map_or_else(
+                || "; expected its name or the text of a config.json".to_owned(),
+                |near| format!("; did you mean {near}?"),
+            );
+            StatementError::UnknownModel { name: shortened(config), hint }
+        })?
+    };
+    Ok(ModelSpec { weights: None, ..model })
+}
+
+fn number(
+    field: &'static str,
+    text: &str,
+    range: std::ops::RangeInclusive<u64>,
+) -> Result<u64, StatementError> {
+    let (min, max) = range.clone().into_inner();
+    let invalid = || StatementError::Number { field, text: shortened(text), min, max };
+    let number: u64 = text.parse().map_err(|_| invalid())?;
+    if range.contains(&number) { Ok(number) } else { Err(invalid()) }
+}
+
+/// The start of a text from outside.
+fn shortened(text: &str) -> String {
+    text.chars().take(40).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::model::PRESETS;
+
+    fn models() -> BTreeMap<String, ModelSpec> {
+        let model =
+            |(name, text): &(&str, &str)| ((*name).to_owned(), toml::from_str(text).unwrap());
+        PRESETS.iter().map(model).collect()
+    }
+
+    fn statement(fields: &[(&str, &str)]) -> ModelStatement {
+        let mut statement = ModelStatement::default();
+        for (name, text) in fields {
+            *statement.field(name).unwrap() = Some((*text).to_owned());
+        }
+        statement
+    }
+
+    fn resolve(fields: &[(&str, &str)]) -> Result<Option<StatedModel>, String> {
+        statement(fields).resolve(&models()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_configured_model_has_its_dtype_and_one_sequence() {
+        let stated = resolve(&[("model_config", "qwen3-0.6b"), ("prompt_tokens", "512")]);
+        let stated = stated.unwrap().unwrap();
+        assert_eq!(
+            (stated.prompt_tokens, stated.new_tokens, stated.batch, stated.dtype),
+            (512, None, 1, Dtype::Bf16)
+        );
+        assert_eq!(stated.model.decoder.layers, 28);
+    }
+
+    #[test]
+    fn a_published_config_is_a_model() {
+        let config = r#" {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+            "num_hidden_layers": 2, "vocab_size": 300, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "max_position_embeddings": 128}"#;
+        let fields = [
+            ("model_config", config),
+            ("prompt_tokens", "100"),
+            ("new_tokens", "28"),
+            ("batch", "4"),
+            ("dtype", "f16"),
+        ];
+        let stated = resolve(&fields).unwrap().unwrap();
+        assert_eq!((stated.model.decoder.kv_heads, stated.batch), (2, 4));
+        let long = [("model_config", config), ("prompt_tokens", "100"), ("new_tokens", "29")];
+        assert!(resolve(&long).unwrap_err().contains("129 positions exceed"));
+    }
+
+    #[test]
+    fn nothing_stated_is_nothing_and_half_a_statement_is_refused() {
+        assert_eq!(resolve(&[]), Ok(None));
+        let refused = |fields: &[(&str, &str)], part: &str| {
+            let error = resolve(fields).unwrap_err();
+            assert!(error.contains(part), "{error}");
+        };
+        refused(&[("batch", "2")], "batch: given without model_config");
+        refused(&[("model_config", "qwen3-0.6b")], "prompt_tokens: missing");
+        refused(
+            &[("model_config", "qwen3-0.7b"), ("prompt_tokens", "1")],
+            "did you mean qwen3-0.6b",
+        );
+        refused(&[("model_config", "{}"), ("prompt_tokens", "1")], "model_config: the model has");
+        let with =
+            |field, text| [("model_config", "qwen3-0.6b"), ("prompt_tokens", "1"), (field, text)];
+        refused(&with("batch", "0"), "batch: \"0\" is not a whole number from 1 to 65536");
+        refused(&with("new_tokens", "-1"), "new_tokens: \"-1\"");
+        refused(&with("new_tokens", "99999999999999999999"), "new_tokens");
+        refused(&with("dtype", "fp8"), "expected f32, f16 or bf16");
+    }
+
+    #[test]
+    fn the_weights_folder_of_this_host_is_not_part_of_it() {
+        let mut models = models();
+        models.get_mut("qwen3-0.6b").unwrap().weights = Some("/srv/weights".into());
+        let fields = statement(&[("model_config", "qwen3-0.6b"), ("prompt_tokens", "1")]);
+        assert_eq!(fields.resolve(&models).unwrap().unwrap().model.weights, None);
+    }
+}

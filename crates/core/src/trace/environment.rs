@@ -1,0 +1,123 @@
+//! Execution environment of a run: the host, its devices and the tools.
+//!
+//! Unknown values are absent, never guessed.
+
+use serde::{Deserialize, Serialize};
+
+use crate::domain::{device::Device, named_values::named_values};
+
+/// `env.json`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Environment {
+    pub hostname: Option<String>,
+    pub os: Option<String>,
+    pub kernel: Option<String>,
+    pub cpu: Option<String>,
+    /// Logical CPUs that the process may use.
+    pub cpus: Option<u32>,
+    pub memory_bytes: Option<u64>,
+    /// Version of the GPU driver; absent without a GPU.
+    pub driver: Option<String>,
+    /// Highest CUDA version that the driver supports.
+    pub cuda: Option<String>,
+    pub gpus: Vec<Gpu>,
+    /// The device of the run, by its index on this host: inside the run its only GPU is `cuda:0`.
+    pub device: Option<Device>,
+    /// Version of each installed tool; absent for a missing tool.
+    pub nsys: Option<String>,
+    pub ncu: Option<String>,
+    /// Profiler that recorded an imported capture, where it is neither nsys nor ncu.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(example = "PyTorch profiler (schema 1, CUPTI 130001)"))]
+    pub profiler: Option<String>,
+    pub llmprof: String,
+    /// Commit that llmprof was built from.
+    pub git_commit: Option<String>,
+    /// Load of the host during the unprofiled pass; absent where none was recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<HostLoad>,
+}
+
+named_values! {
+    /// Source of the time that tasks waited for a CPU.
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    LoadSource {
+        Pressure = "/proc/pressure/cpu",
+        RunnableTasks = "/proc/loadavg",
+    }
+}
+
+/// Load of the host during a pass: `baseline/host.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct HostLoad {
+    /// Share of the pass during which at least one task of the host waited for a CPU, percent.
+    pub cpu_wait_pct: Option<f64>,
+    /// `/proc/pressure/cpu`, or `/proc/loadavg`, sampled, where the kernel lacks the former.
+    pub source: LoadSource,
+    /// Load average over one minute, at the start and at the end of the pass.
+    pub load_start: Option<f64>,
+    pub load_end: Option<f64>,
+    /// Share from which the host counts as busy, percent; 0: never.
+    pub busy_pct: u32,
+}
+
+/// A GPU, identified by its UUID; the index is for display.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Gpu {
+    pub index: u32,
+    pub uuid: String,
+    pub name: String,
+    pub memory_bytes: u64,
+    pub memory_free_bytes: Option<u64>,
+    /// CUDA compute capability.
+    #[cfg_attr(feature = "schema", schema(example = "9.0"))]
+    pub compute_capability: Option<String>,
+    /// True when it is partitioned into instances (MIG); `null` where MIG is not supported.
+    pub mig: Option<bool>,
+    #[serde(default)]
+    pub instances: Vec<GpuInstance>,
+    /// Compute processes on the GPU.
+    #[serde(default)]
+    pub processes: Vec<GpuProcess>,
+    pub power_limit_w: Option<f64>,
+    pub max_sm_mhz: Option<u32>,
+    pub max_memory_mhz: Option<u32>,
+    /// Number of SMs, where a capture reports it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sm_count: Option<u32>,
+    /// Size of the L2 cache and max resident warps of an SM: of a capture alone, in no file.
+    #[serde(skip)]
+    pub l2_bytes: Option<u64>,
+    #[serde(skip)]
+    pub warps_per_sm: Option<u32>,
+}
+
+/// A MIG instance: a partition of a GPU that acts as a device.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct GpuInstance {
+    pub uuid: String,
+    pub name: String,
+    pub memory_bytes: Option<u64>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct GpuProcess {
+    pub pid: u32,
+    /// `null` where the process is not visible from this namespace.
+    pub name: Option<String>,
+    pub memory_bytes: Option<u64>,
+}
+
+/// The NVIDIA driver's report of itself and its devices.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Driver {
+    pub version: Option<String>,
+    /// Highest CUDA version that it supports.
+    pub cuda: Option<String>,
+    pub gpus: Vec<Gpu>,
+}

@@ -1,0 +1,264 @@
+//! Reports of an alignment: Markdown, HTML and JSON, and the verdicts of a stored one.
+
+use llmprof_analyze::align::{
+    Alignment, AlignmentCheck, EvidenceRow, SideFacts, SidePower, Verdict,
+};
+use llmprof_core::layout;
+use minijinja::{
+    context,
+    value::{Serde, Value},
+};
+use serde::Deserialize;
+
+use super::{
+    engine,
+    format::{UNKNOWN, count, decimals, known, pct},
+    json,
+    tables::ReportTable,
+};
+
+/// Rows of a table for people.
+const MAX_ROWS: usize = 300;
+/// Name of a fact, and its field.
+type Fact<S, T> = (&'static str, fn(&S) -> T);
+
+const IN_JSON: &str = "the others are in the JSON";
+
+/// Stem of the reports on a stage in the folder of a run: `alignment-prefill`.
+pub fn stem(stage: &str) -> String {
+    format!("{}-{stage}", layout::ALIGNMENT)
+}
+
+/// Verdicts of an earlier report: the overall one, and that of each check.
+pub type Previous = (Verdict, Vec<(String, Verdict)>);
+
+/// Reads the verdicts in the JSON of an alignment.
+pub fn previous(text: &[u8]) -> Result<Previous, serde_json::Error> {
+    #[derive(Deserialize)]
+    struct StoredVerdict {
+        id: String,
+        verdict: Verdict,
+    }
+    #[derive(Deserialize)]
+    struct PreviousVerdict {
+        verdict: Verdict,
+        checks: Vec<StoredVerdict>,
+    }
+    let before: PreviousVerdict = serde_json::from_slice(text)?;
+    Ok((before.verdict, before.checks.into_iter().map(|it| (it.id, it.verdict)).collect()))
+}
+
+/// The reports of an alignment.
+#[derive(Debug, Clone, Copy)]
+pub struct AlignmentReport<'a>(pub &'a Alignment);
+
+impl AlignmentReport<'_> {
+    /// For programs.
+    pub fn json(&self) -> String {
+        json(self.0)
+    }
+
+    /// For people, as text.
+    pub fn markdown(&self) -> String {
+        self.render("align.md")
+    }
+
+    /// For people, as a page.
+    pub fn html(&self) -> String {
+        self.render("align.html")
+    }
+
+    fn render(&self, name: &str) -> String {
+        let checks: Vec<Value> = self.0.checks.iter().map(check_view).collect();
+        let page = context! {
+            verdict => self.0.verdict.as_str(),
+            mock => &self.0.mock.name,
+            e2e => &self.0.e2e.name,
+            stage => self.0.stage.as_deref().unwrap_or("all but the warm-up"),
+            checks => checks,
+            tables => Value::from(Serde(self.tables(name.ends_with(".md")))),
+            places => Value::from(Serde(self.0.sequence.iter().take(MAX_ROWS).collect::<Vec<_>>())),
+            more_places => self.0.sequence.len().saturating_sub(MAX_ROWS),
+        };
+        engine::render(name, page)
+    }
+
+    /// The tables below the checks; the page lays out the sequences by itself.
+    fn tables(&self, with_sequences: bool) -> Vec<ReportTable> {
+        let mut tables = vec![self.sides(), self.kernel_table()];
+        if with_sequences {
+            tables.push(self.sequences());
+        }
+        tables.push(self.waiver_table());
+        tables.extend(self.change_table());
+        tables
+    }
+
+    /// Facts about the operation on each side.
+    fn sides(&self) -> ReportTable {
+        let (a, b) = (&self.0.mock, &self.0.e2e);
+        let mut table = ReportTable::new(
+            "sides",
+            "Isolation",
+            "Facts about the operation on each side.",
+            &["Fact", "Mock", "End to end"],
+        );
+        let per = |it: Option<f64>| known(it, |it| format!("{it:.2}"));
+        let counts: [Fact<SideFacts, u64>; 4] = [
+            ("layers in forwards", |it| it.instances),
+            ("excluded: warm-up, graph capture, other stages", |it| it.left_out),
+            ("kernels", |it| it.kernels),
+            ("kernels replayed by graphs", |it| it.replayed_kernels),
+        ];
+        table.row(["isolated by".into(), a.isolated_by.clone(), b.isolated_by.clone()]);
+        for (name, field) in counts {
+            table.row([name.to_owned(), count(field(a)), count(field(b))]);
+        }
+        table.row([
+            "kernels per layer and forward".into(),
+            per(a.kernels_per_instance),
+            per(b.kernels_per_instance),
+        ]);
+        if a.power.or(b.power).is_some() {
+            let figure = |side: &SideFacts, field: fn(&SidePower) -> Option<f64>| {
+                known(side.power.as_ref().and_then(field), |it| decimals(it, 1))
+            };
+            let figures: [Fact<SidePower, Option<f64>>; 3] = [
+                ("mean GPU power, W", |it| it.mean_w),
+                ("mean SM clock, MHz", |it| it.sm_mhz),
+                ("time throttled, %", |it| it.throttled_pct),
+            ];
+            for (name, field) in figures {
+                table.row([name.to_owned(), figure(a, field), figure(b, field)]);
+            }
+        }
+        table
+    }
+
+    /// The usual sequence of kernels on each side.
+    fn sequences(&self) -> ReportTable {
+        let mut table = ReportTable::new(
+            "sequence",
+            "Kernels side by side",
+            "The usual sequence of each side, position by position.",
+            &["#Position", "Same", "Mock", "End to end"],
+        );
+        for (at, place) in self.0.sequence.iter().enumerate() {
+            let same = if place.mock.is_some() && place.e2e.is_some() { "=" } else { "DIFFERS" };
+            let name = |it: &Option<String>| it.clone().unwrap_or_else(|| UNKNOWN.into());
+            table.row([(at + 1).to_string(), same.into(), name(&place.mock), name(&place.e2e)]);
+        }
+        table
+            .or_gap("A side has no kernels of the operation.", "See the checks above.")
+            .first(MAX_ROWS, IN_JSON)
+    }
+
+    /// Known differences.
+    fn waiver_table(&self) -> ReportTable {
+        let columns = [
+            "Pattern",
+            "Reason",
+            "Impact",
+            "Expires",
+            "Applies",
+            "#Launches, mock",
+            "#Launches, end to end",
+        ];
+        let mut table = ReportTable::new(
+            "waivers",
+            "Known differences",
+            "Excluded from names, counts, launch configurations and order, but not from times.",
+            &columns,
+        );
+        for it in &self.0.waivers {
+            let applies = if it.expired { "no: expired" } else { "yes" };
+            table.row([
+                it.pattern.clone(),
+                it.reason.clone(),
+                it.impact.clone(),
+                it.expires.clone(),
+                applies.into(),
+                count(it.mock_launches),
+                count(it.e2e_launches),
+            ]);
+        }
+        table.or_gap("None are given.", "List differences that are known and harmless in a file.")
+    }
+
+    /// Verdicts that changed since the previous report.
+    fn change_table(&self) -> Option<ReportTable> {
+        let mut table = ReportTable::new(
+            "changes",
+            "Since the previous report",
+            "Verdicts that changed.",
+            &["Check", "Before", "Now"],
+        );
+        for it in self.0.changes.as_ref()? {
+            table.row([it.what.clone(), it.mock.clone(), it.e2e.clone()]);
+        }
+        Some(table.or_gap("No verdict changed.", "No action is needed."))
+    }
+
+    /// Each kernel on both sides.
+    fn kernel_table(&self) -> ReportTable {
+        let columns = [
+            "Kernel",
+            "#Calls, mock",
+            "#Mean, mock",
+            "Interval, mock",
+            "#Calls, end to end",
+            "#Mean, end to end",
+            "Interval, end to end",
+            "#Share",
+            "#Ratio",
+            "Interval",
+            "Agreement",
+            "Note",
+        ];
+        let caption = "Mean time of a call with its 95 % interval, microseconds; ratio of the mock \
+                       to the whole model.";
+        let mut table = ReportTable::new("kernels", "Kernels", caption, &columns);
+        let interval =
+            |it: Option<[f64; 2]>| known(it, |[from, to]| format!("{from:.3} to {to:.3}"));
+        for it in &self.0.kernels {
+            let figures = [it.mock, it.e2e].map(|side| {
+                [
+                    known(side, |side| count(side.calls)),
+                    known(side, |side| decimals(side.mean_us, 3)),
+                    interval(side.and_then(|side| side.interval_us)),
+                ]
+            });
+            let share = it.e2e.or(it.mock).and_then(|side| side.share_pct);
+            let verdict = [
+                known(share, pct),
+                known(it.ratio, |ratio| decimals(ratio, 3)),
+                interval(it.interval),
+                it.agreement.as_str().to_owned(),
+                it.note(self.0.triage_ratio),
+            ];
+            table.row(
+                [it.name.clone()].into_iter().chain(figures.into_iter().flatten()).chain(verdict),
+            );
+        }
+        table
+            .or_gap("Neither side has kernels of the operation.", "See the checks above.")
+            .first(MAX_ROWS, IN_JSON)
+    }
+}
+
+fn check_view(check: &AlignmentCheck) -> Value {
+    let mut rows =
+        ReportTable::new("rows", "Evidence", "", &["Item", "Mock", "End to end", "Note"]);
+    for EvidenceRow { what, mock, e2e, note } in &check.rows {
+        rows.row([what.clone(), mock.clone(), e2e.clone(), note.clone()]);
+    }
+    context! {
+        id => &check.id,
+        verdict => check.verdict.as_str(),
+        observed => &check.observed,
+        threshold => &check.threshold,
+        decisive => check.decisive,
+        advice => &check.advice,
+        rows => Value::from(Serde(rows)),
+    }
+}

@@ -1,0 +1,192 @@
+//! Bars as inline SVG without scripts. Widths are percentages, so charts fit any width and text
+//! keeps its size.
+//!
+//! Colours are classes of the page's style sheet, for light and dark mode.
+
+use std::fmt::Write;
+
+use crate::html::escape as html;
+
+/// Height of one bar with its label, pixels.
+const ROW: usize = 46;
+/// Longest label that fits next to a value on a phone, characters.
+const LABEL: usize = 32;
+
+/// One bar: a value, optionally with a part inside it and a spread around its end.
+#[derive(Debug, Clone, Default)]
+pub struct Bar {
+    pub label: String,
+    /// The value as text, on the right.
+    pub shown: String,
+    pub value: f64,
+    /// Class that colours the bar.
+    pub class: &'static str,
+    /// A part of the value, drawn inside from the left.
+    pub part: Option<(String, f64)>,
+    /// Deviation around the value, drawn as a whisker.
+    pub spread: Option<f64>,
+}
+
+/// Draws horizontal bars on one scale from zero.
+pub fn bars(id: &str, title: &str, description: &str, bars: &[Bar]) -> String {
+    let scale = bars.iter().map(|bar| bar.value + bar.spread.unwrap_or(0.0)).fold(0.0, f64::max);
+    let width =
+        |value: f64| if scale > 0.0 { (100.0 * value / scale).clamp(0.0, 100.0) } else { 0.0 };
+    let mut svg = open(id, title, description, bars.len() * ROW);
+    for (index, bar) in bars.iter().enumerate() {
+        let top = index * ROW;
+        let (label, shown) = (html(&shorten(&bar.label)), html(&bar.shown));
+        let _ = write!(
+            svg,
+            "<g><title>{}: {shown}</title><text class=\"label\" x=\"0\" y=\"{}\">{label}</text>\
+             <text class=\"value\" x=\"100%\" y=\"{}\" text-anchor=\"end\">{shown}</text>\
+             <rect class=\"track\" x=\"0\" y=\"{}\" width=\"100%\" height=\"14\" rx=\"3\"/>\
+             <rect class=\"{}\" x=\"0\" y=\"{}\" width=\"{:.3}%\" height=\"14\" rx=\"3\"/>",
+            html(&bar.label),
+            top + 14,
+            top + 14,
+            top + 22,
+            bar.class,
+            top + 22,
+            width(bar.value).max(0.3),
+        );
+        if let Some((name, part)) = &bar.part {
+            let _ = write!(
+                svg,
+                "<rect class=\"part\" x=\"0\" y=\"{}\" width=\"{:.3}%\" height=\"6\" \
+                 rx=\"2\"><title>{}</title></rect>",
+                top + 26,
+                width(*part),
+                html(name),
+            );
+        }
+        if let Some(spread) = bar.spread.filter(|spread| *spread > 0.0) {
+            let (low, high, middle) =
+                (width(bar.value - spread), width(bar.value + spread), top + 29);
+            let _ = write!(
+                svg,
+                "<line class=\"whisker\" x1=\"{low:.3}%\" x2=\"{high:.3}%\" y1=\"{middle}\" \
+                 y2=\"{middle}\"/>\
+                 <line class=\"whisker\" x1=\"{low:.3}%\" x2=\"{low:.3}%\" y1=\"{0}\" y2=\"{1}\"/>\
+                 <line class=\"whisker\" x1=\"{high:.3}%\" x2=\"{high:.3}%\" y1=\"{0}\" \
+                 y2=\"{1}\"/>",
+                middle - 4,
+                middle + 4,
+            );
+        }
+        svg.push_str("</g>");
+    }
+    svg.push_str("</svg>");
+    svg
+}
+
+/// Values side by side.
+#[derive(Debug, Clone)]
+pub struct ColumnChart<'a> {
+    /// Class that colours them.
+    pub class: &'static str,
+    /// Value of a full column; the largest value when absent.
+    pub scale: Option<f64>,
+    pub values: &'a [f64],
+}
+
+/// Draws one column per value, in order, from zero.
+pub fn columns(
+    id: &str,
+    title: &str,
+    description: &str,
+    it: &ColumnChart,
+    shown: impl Fn(usize, f64) -> String,
+) -> String {
+    const HEIGHT: f64 = 96.0;
+    let ColumnChart { class, values, .. } = *it;
+    let scale = values.iter().copied().fold(it.scale.unwrap_or(0.0), f64::max);
+    // Few columns keep their width.
+    let step = (100.0 / values.len().max(1) as f64).min(4.0);
+    let mut svg = open(id, title, description, HEIGHT as usize);
+    for (index, value) in values.iter().enumerate() {
+        let height = if scale > 0.0 { (HEIGHT * value / scale).max(1.0) } else { 1.0 };
+        let _ = write!(
+            svg,
+            "<rect class=\"{class}\" x=\"{:.3}%\" y=\"{:.2}\" width=\"{:.3}%\" \
+             height=\"{height:.2}\"><title>{}</title></rect>",
+            step * index as f64,
+            HEIGHT - height,
+            step * 0.82,
+            html(&shown(index, *value)),
+        );
+    }
+    svg.push_str("</svg>");
+    svg
+}
+
+/// Opens a drawing of the page's width.
+pub fn open(id: &str, title: &str, description: &str, height: usize) -> String {
+    format!(
+        "<svg class=\"chart\" role=\"img\" aria-labelledby=\"{id}-title {id}-desc\" \
+         width=\"100%\" height=\"{height}\">\
+         <title id=\"{id}-title\">{}</title><desc id=\"{id}-desc\">{}</desc>",
+        html(title),
+        html(description),
+    )
+}
+
+/// Shortens a long path to its end, which distinguishes operators, and another long name to both
+/// ends.
+fn shorten(label: &str) -> String {
+    let length = label.chars().count();
+    if length <= LABEL {
+        return label.to_owned();
+    }
+    let head_length = if label.contains('.') { 0 } else { LABEL / 2 };
+    let head: String = label.chars().take(head_length).collect();
+    let tail: String = label.chars().skip(length - (LABEL - head_length) + 1).collect();
+    format!("{head}…{tail}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hostile_label_stays_text() {
+        let bar = Bar {
+            label: "<script>\"&".into(),
+            shown: "1 ms".into(),
+            value: 1.0,
+            class: "prefill",
+            ..Bar::default()
+        };
+        let svg = bars("x", "t", "d", &[bar]);
+        assert!(!svg.contains("<script>"));
+        assert!(svg.contains("&lt;script&gt;&quot;&amp;"));
+    }
+
+    #[test]
+    fn a_scale_of_nothing_draws_nothing_non_finite() {
+        let svg = bars("x", "t", "d", &[Bar::default()])
+            + &columns(
+                "y",
+                "t",
+                "d",
+                &ColumnChart { class: "x", scale: None, values: &[0.0] },
+                |_, _| String::new(),
+            );
+        assert!(!svg.contains("NaN") && !svg.contains("inf"));
+    }
+
+    #[test]
+    fn a_long_path_keeps_its_end() {
+        let short = shorten("decoder.layers.*.mlp.shared_experts.gate_proj");
+        assert!(short.starts_with('…') && short.ends_with("shared_experts.gate_proj"));
+        assert_eq!(short.chars().count(), LABEL);
+        let kernel = shorten(
+            "sm80_xmma_gemm_f32f32_tilesize32x32x8_stage3_warpsize1x2x1_execute_kernel__5x_cublas",
+        );
+        assert!(
+            kernel.starts_with("sm80_xmma_gemm_f…") && kernel.ends_with("_5x_cublas"),
+            "{kernel}"
+        );
+        assert_eq!(kernel.chars().count(), LABEL);
+    }
+}

@@ -1,0 +1,170 @@
+//! Headline figures: time to first token, time per token, use of the GPU, energy.
+
+use llmprof_analyze::{
+    Analysis,
+    power::StagePower,
+    roofline::mfu::{ALL_STAGES, MfuRecord},
+    stages::{DECODE, STAGES, StageTiming},
+    stats::{Spread, percent},
+    timeline::gpu::StageGpu,
+};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
+
+use crate::{
+    format::{decimals, ms, pct, scaled},
+    profile::Aggregates,
+};
+
+/// One headline figure.
+#[derive(Debug, Clone, Serialize)]
+pub struct Tile {
+    label: &'static str,
+    value: String,
+    unit: &'static str,
+    note: String,
+}
+
+/// Fields of a report that the headline needs.
+#[derive(Deserialize)]
+struct Headline {
+    aggregates: HeadlineTimes,
+    stages: Vec<StageTiming>,
+    mfu: Vec<MfuRecord>,
+    #[serde(default)]
+    stage_gpu: Vec<StageGpu>,
+    #[serde(default)]
+    power: Option<HeadlinePower>,
+    #[serde(default)]
+    only_traced: bool,
+    #[serde(default)]
+    samples: Vec<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+#[serde(from = "Aggregates")]
+struct HeadlineTimes {
+    first_token: Option<Spread>,
+    per_token: Option<Spread>,
+}
+
+impl From<Aggregates> for HeadlineTimes {
+    fn from(it: Aggregates) -> Self {
+        Self { first_token: it.first_token_ms, per_token: it.per_token_ms }
+    }
+}
+
+#[derive(Deserialize)]
+struct HeadlinePower {
+    stages: Vec<StagePower>,
+}
+
+/// Headline figures.
+pub fn tiles(analysis: &Analysis) -> Vec<Tile> {
+    let stages = &analysis.stages;
+    Headline {
+        aggregates: HeadlineTimes {
+            first_token: stages.first_token_ms,
+            per_token: stages.per_token_ms,
+        },
+        stages: stages.rows.clone(),
+        mfu: analysis.mfu.rows.clone(),
+        stage_gpu: analysis.stage_gpu.totals.clone(),
+        power: analysis.power.as_ref().map(|it| HeadlinePower { stages: it.stages.clone() }),
+        only_traced: analysis.only_traced,
+        samples: analysis.samples.rows.iter().map(|_| IgnoredAny).collect(),
+    }
+    .tiles()
+}
+
+/// Headline figures of a stored `report.json`.
+pub fn stored_tiles(report: &[u8]) -> Result<Vec<Tile>, serde_json::Error> {
+    Ok(serde_json::from_slice::<Headline>(report)?.tiles())
+}
+
+impl Headline {
+    fn tiles(&self) -> Vec<Tile> {
+        let times = &self.aggregates;
+        let tiles = [
+            self.timed("First token", times.first_token),
+            self.timed("Per token", times.per_token).map(|tile| self.with_rate(tile)),
+            self.busy(),
+            self.utilisation(),
+            self.energy(),
+        ];
+        tiles.into_iter().flatten().collect()
+    }
+
+    fn timed(&self, label: &'static str, value: Option<Spread>) -> Option<Tile> {
+        let value = value?;
+        let of = match self.samples.len() {
+            0 => String::new(),
+            samples => format!(" of {samples} samples"),
+        };
+        let note = value.std.map(|std| format!("± {} over {} repeats{of}", ms(std), value.n));
+        let pass = if self.only_traced { ", traced" } else { "" };
+        let note = note.unwrap_or_else(|| "one repeat".into()) + pass;
+        Some(Tile { label, value: ms(value.mean), unit: "ms", note })
+    }
+
+    /// Steps over mean time: the mean of the repeats' rates would favour the fast ones.
+    fn with_rate(&self, tile: Tile) -> Tile {
+        let decode = self.stages.iter().find(|row| row.stage == DECODE);
+        let rate = decode.and_then(|row| row.tokens_per_s);
+        let rate = rate.map(|rate| format!("; {} tokens/s", decimals(rate, 1)));
+        Tile { note: tile.note + &rate.unwrap_or_default(), ..tile }
+    }
+
+    /// Share of the traced stages in which the GPU ran their work.
+    fn busy(&self) -> Option<Tile> {
+        let stages = || self.stage_gpu.iter().filter(|it| STAGES.contains(&it.stage.as_str()));
+        let sum = |of: fn(&StageGpu) -> Option<f64>| stages().map(of).sum::<Option<f64>>();
+        let share = percent(sum(|it| it.busy_ms)?, sum(|it| it.window_ms)?)?;
+        let of_each: Vec<String> =
+            stages().filter_map(|it| Some(format!("{} {}", it.stage, pct(it.busy_pct?)))).collect();
+        let upper = stages().any(|it| it.busy_is_upper_bound);
+        Some(Tile {
+            label: "GPU busy",
+            value: format!("{}{}", if upper { "≤ " } else { "" }, number(share)),
+            unit: "%",
+            note: format!("traced: {}", of_each.join(", ")),
+        })
+    }
+
+    /// MFU, or the share of the bandwidth where no peak FLOP/s is known.
+    fn utilisation(&self) -> Option<Tile> {
+        let row = self.mfu.iter().find(|row| row.scope == ALL_STAGES)?;
+        let share = [
+            ("MFU", row.datasheet_pct, "of the datasheet's peak", row.flops_per_s, "FLOP/s"),
+            ("MFU", row.measured_pct, "of the measured product", row.flops_per_s, "FLOP/s"),
+            (
+                "Bandwidth",
+                row.datasheet_bandwidth_pct,
+                "of the datasheet's",
+                row.bytes_per_s,
+                "B/s",
+            ),
+            ("Bandwidth", row.measured_bandwidth_pct, "of a copy", row.bytes_per_s, "B/s"),
+        ];
+        let tile = |(label, share, of, rate, unit): (_, Option<f64>, &str, Option<f64>, &str)| {
+            let note = format!("{of}, {}", scaled(rate?, unit));
+            Some(Tile { label, value: number(share?), unit: "%", note })
+        };
+        share.into_iter().find_map(tile)
+    }
+
+    fn energy(&self) -> Option<Tile> {
+        let decode = self.power.as_ref()?.stages.iter().find(|it| it.stage == DECODE)?;
+        let watts = decode.mean_w.map(|watts| format!("decode, {} W", decimals(watts, 0)));
+        Some(Tile {
+            label: "Energy per token",
+            value: decimals(decode.joules_per_token?, 3),
+            unit: "J",
+            note: watts.unwrap_or_else(|| "decode".into()),
+        })
+    }
+}
+
+/// A percentage without its sign.
+fn number(share: f64) -> String {
+    pct(share).trim_end_matches(" %").to_owned()
+}

@@ -1,0 +1,110 @@
+//! The waterfall of a stage: from the floor over the causes to the measured time, as inline SVG.
+//!
+//! Each bar starts where the one before it ends. Widths are percentages, colours are style classes.
+
+use std::fmt::Write;
+
+use llmprof_analyze::ledger::{LedgerCause, LedgerRow, LedgerStage};
+use llmprof_core::domain::units::Nanos;
+
+use super::svg;
+use crate::{
+    answer::is_shown,
+    format::{ms, pct},
+    html::escape as html,
+};
+
+/// Height of a bar with its label, pixels.
+const ROW: usize = 38;
+
+/// One bar: label, class, start and length in nanoseconds.
+struct Step {
+    label: String,
+    class: &'static str,
+    from: i64,
+    ns: i64,
+}
+
+/// Draws the rows of one stage; causes too small to be seen are one bar.
+pub fn waterfall(stage: &LedgerStage, rows: &[&LedgerRow]) -> String {
+    let steps = steps(stage, rows);
+    let end = |it: &Step| it.from.max(it.from.saturating_add(it.ns));
+    let scale = steps.iter().map(end).max().unwrap_or(0);
+    if scale <= 0 {
+        return String::new();
+    }
+    let id = format!("ledger-{}", stage.stage.replace(|it: char| !it.is_ascii_alphanumeric(), "-"));
+    let title = format!("Gap ledger of {}", stage.stage);
+    let described: Vec<String> =
+        steps.iter().map(|it| format!("{} {} ms", it.label, ms(Nanos(it.ns).as_ms()))).collect();
+    let mut drawing = svg::open(&id, &title, &described.join("; "), steps.len() * ROW);
+    let width = |ns: i64| (100.0 * ns as f64 / scale as f64).clamp(0.0, 100.0);
+    for (at, step) in steps.iter().enumerate() {
+        let (label, top) = (html(&step.label), at * ROW);
+        let share = 100.0 * step.ns as f64 / stage.measured_ns.max(1) as f64;
+        let sign = if step.ns < 0 { "−" } else { "" };
+        let time = ms(Nanos(step.ns).as_ms().abs());
+        let shown = html(&format!("{sign}{time} ms · {sign}{}", pct(share.abs())));
+        let (left, right) = (step.from.min(step.from + step.ns), end(step));
+        let _ = write!(
+            drawing,
+            "<g><title>{label}: {shown}</title><text class=\"label\" x=\"0\" y=\"{0}\">{label}\
+             </text><text class=\"value\" x=\"100%\" y=\"{0}\" text-anchor=\"end\">{shown}</text>\
+             <rect class=\"track\" x=\"0\" y=\"{1}\" width=\"100%\" height=\"12\"/>\
+             <rect class=\"{2}\" x=\"{3:.3}%\" y=\"{1}\" width=\"{4:.3}%\" height=\"12\"/></g>",
+            top + 13,
+            top + 19,
+            step.class,
+            width(left),
+            width(right - left).max(0.3),
+        );
+    }
+    drawing.push_str("</svg>");
+    drawing
+}
+
+fn steps(stage: &LedgerStage, rows: &[&LedgerRow]) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    let mut at = 0i64;
+    let small: Vec<&&LedgerRow> = rows.iter().filter(|it| !is_shown(it)).collect();
+    let rest: i64 = small.iter().map(|it| it.ns).sum();
+    let mut add = |label: String, class, ns: i64| {
+        steps.push(Step { label, class, from: at, ns });
+        at = at.saturating_add(ns);
+    };
+    let sorted = |is: fn(&LedgerRow) -> bool| {
+        let mut of: Vec<&&LedgerRow> = rows.iter().filter(|it| is(it) && is_shown(it)).collect();
+        of.sort_by_key(|it| std::cmp::Reverse(it.ns));
+        of
+    };
+    for row in sorted(|it| it.cause == LedgerCause::Floor) {
+        add(label(row.cause), "w-floor", row.ns);
+    }
+    for row in sorted(|it| it.cause.is_cause()) {
+        let class = if row.cause.is_gap() { "w-gap" } else { "w-cause" };
+        add(label(row.cause), class, row.ns);
+    }
+    if rest > 0 {
+        let label = match small.len() {
+            1 => "one smaller cause".to_owned(),
+            several => format!("{several} smaller causes"),
+        };
+        add(label, "w-cause", rest);
+    }
+    for row in sorted(|it| it.cause == LedgerCause::Unexplained) {
+        add(label(row.cause), "w-rest", row.ns);
+    }
+    // A difference that would be drawn as nothing is left out, as the nanosecond of a rounded mean.
+    let is_visible = |it: &&&LedgerRow| it.ns.saturating_abs() > stage.measured_ns / 2_000;
+    for row in sorted(|it| it.cause == LedgerCause::PassDifference).into_iter().filter(is_visible) {
+        add(label(row.cause), "w-difference", row.ns);
+    }
+    steps.push(Step { label: "measured".into(), class: "w-total", from: 0, ns: stage.measured_ns });
+    steps
+}
+
+/// The words of a row, without an article, and of a cause its name in the tables.
+fn label(cause: LedgerCause) -> String {
+    let words = cause.words().trim_start_matches("the ");
+    if cause.is_cause() { format!("{words} ({cause})") } else { words.to_owned() }
+}

@@ -1,0 +1,399 @@
+//! Comparison of two stored reports, as JSON, Markdown and HTML.
+//!
+//! [`llmprof_analyze::compare`] decides which differences are changes.
+
+mod checks;
+mod limit;
+mod overview;
+
+use limit::LATENCIES;
+pub use limit::SlowerVerdict;
+use llmprof_analyze::{
+    compare::{
+        Change, ComparabilityCheck, ComparedRun, Diff, Measured, RunFigures,
+        claims::Claim,
+        diff,
+        ledger::{LedgerStageChange, ledger_changes},
+    },
+    kernels::KernelRecord,
+    ledger::Ledger,
+    stages::cold::COLD_PART,
+};
+use llmprof_core::domain::{ids::RunId, units::Nanos};
+use minijinja::{
+    context,
+    value::{Serde, Value},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    engine,
+    format::{UNKNOWN, count, decimals, known, ms},
+    json,
+    profile::{KernelsFile, LLMProfileReport, SCHEMA_VERSION},
+    tables::ReportTable,
+};
+
+/// Version of [`RunDiff`]; it grows when a field changes its meaning or is removed.
+const DIFF_VERSION: u32 = 2;
+/// Rows of a table for people.
+const ROWS: usize = 60;
+
+/// Reason why a stored report cannot be compared.
+#[derive(Debug, thiserror::Error)]
+pub enum StoredError {
+    #[error("not a report of a run: {0}")]
+    NotAReport(#[from] serde_json::Error),
+    #[error(
+        "schema version {found} is newer than {SCHEMA_VERSION}, the newest known; use a newer \
+         llmprof"
+    )]
+    TooNew { found: u64 },
+}
+
+/// The stored files of a run that a comparison needs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoredReport {
+    pub report: LLMProfileReport,
+    /// All kernels; where the file is missing, the report's longest ones replace them.
+    pub kernels: Option<Vec<KernelRecord>>,
+}
+
+/// Reads a stored file with its fields under their current names.
+pub type ReadJson = fn(&[u8]) -> Result<serde_json::Value, serde_json::Error>;
+
+/// Reads `report.json` and, where it exists, `kernels.json`.
+pub fn stored(
+    report: &[u8],
+    kernels: Option<&[u8]>,
+    read: ReadJson,
+) -> Result<StoredReport, StoredError> {
+    let value = read(report)?;
+    match value["schema_version"].as_u64() {
+        Some(found) if found > u64::from(SCHEMA_VERSION) => {
+            return Err(StoredError::TooNew { found });
+        }
+        _ => {}
+    }
+    let kernels = kernels
+        .map(|bytes| serde_json::from_value::<KernelsFile>(read(bytes)?))
+        .transpose()?
+        .map(|file| file.kernels);
+    Ok(StoredReport { report: serde_json::from_value(value)?, kernels })
+}
+
+/// Changes from run A to run B.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct RunDiff {
+    #[cfg_attr(feature = "schema", schema(example = 2))]
+    pub schema_version: u32,
+    pub a: RunId,
+    pub b: RunId,
+    /// Earlier runs of the same kind as A, the source of the noise between runs.
+    #[serde(default)]
+    pub history: Vec<RunId>,
+    /// Given runs that are of another kind.
+    #[serde(default)]
+    pub history_left_out: Vec<LeftOut>,
+    pub diff: Diff,
+    /// By stage: change of the time by cause and kernel, from the ledgers of both runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<Object>))]
+    pub ledger: Vec<LedgerStageChange>,
+    /// Findings of A whose promised saving became smaller, with the change of their stage.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<Object>))]
+    pub claims: Vec<Claim>,
+}
+
+/// An earlier run that is not comparable with A.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "schema", schema(as = DiffLeftOut))]
+pub struct LeftOut {
+    pub run: RunId,
+    pub why: String,
+}
+
+/// Compares two runs by their stored reports; `history` are earlier runs of the same kind as A.
+pub fn run_diff(a: &StoredReport, b: &StoredReport, history: &[StoredReport]) -> RunDiff {
+    let (mut used, mut history_left_out) = (Vec::new(), Vec::new());
+    for run in history
+        .iter()
+        .filter(|run| ![a.report.run_id, b.report.run_id].contains(&run.report.run_id))
+    {
+        let why: Vec<String> = checks::checks(&a.report, &run.report)
+            .iter()
+            .filter_map(ComparabilityCheck::obstacle)
+            .collect();
+        if why.is_empty() {
+            used.push(run)
+        } else {
+            history_left_out.push(LeftOut { run: run.report.run_id, why: why.join("; ") })
+        }
+    }
+    // Kernels are compared per repeat only where every side knows its repeats.
+    let all = || [a, b].into_iter().chain(used.iter().copied());
+    let per_repeat = |stage: &str| all().all(|run| repeats(&run.report, stage).is_some());
+    let earlier: Vec<ComparedRun> = used.iter().map(|run| side(run, &per_repeat)).collect();
+    let diff = diff(
+        checks::checks(&a.report, &b.report),
+        &side(a, &per_repeat),
+        &side(b, &per_repeat),
+        &earlier,
+    );
+    let claims = overview::claims(a, b, &diff);
+    let history = used.iter().map(|run| run.report.run_id).collect();
+    RunDiff {
+        schema_version: DIFF_VERSION,
+        a: a.report.run_id,
+        b: b.report.run_id,
+        history,
+        history_left_out,
+        diff,
+        ledger: ledger_changes(&ledger(&a.report), &ledger(&b.report)),
+        claims,
+    }
+}
+
+fn ledger(report: &LLMProfileReport) -> Ledger {
+    Ledger {
+        stages: report.ledger_stages.clone(),
+        rows: report.ledger.clone(),
+        members: report.ledger_members.clone(),
+    }
+}
+
+/// Times that a stage ran in the capture.
+fn repeats(report: &LLMProfileReport, stage: &str) -> Option<u64> {
+    report.stage_gpu.iter().find(|it| it.stage == stage).map(|it| it.instances).filter(|it| *it > 0)
+}
+
+fn side(of: &StoredReport, per_repeat: &impl Fn(&str) -> bool) -> ComparedRun {
+    let report = &of.report;
+    let mut stages = RunFigures::new();
+    let mut add = |stage: &str, name: &str, measured| {
+        _ = stages.insert((stage.into(), name.into()), measured)
+    };
+    for row in &report.stages {
+        add(&row.stage, &row.stage, Measured::over_repeats(&row.ms, None));
+    }
+    for note in report.stage_notes.iter().filter(|note| note.part != COLD_PART) {
+        add(
+            &note.inside,
+            &format!("{} (part of {})", note.part, note.inside),
+            Measured::over_repeats(&note.ms, None),
+        );
+    }
+    let aggregates = &report.aggregates;
+    for (name, ms) in LATENCIES.into_iter().zip([aggregates.per_token_ms, aggregates.wall_ms]) {
+        if let Some(ms) = ms {
+            add("", name, Measured::over_repeats(&ms, None));
+        }
+    }
+    let operators = report.operator_repeats.iter().map(|it| {
+        (
+            (it.stage.clone(), format!("{} ({})", it.path, it.op)),
+            Measured::over_repeats(&it.ms, Some(it.calls)),
+        )
+    });
+    let mut kernels = RunFigures::new();
+    // Where the capture lacks kernels of a stage, their sums are not comparable.
+    let partial = |stage: &str| {
+        report.stage_kernels.iter().any(|it| it.stage == stage && it.kernel_ms.is_none())
+    };
+    for it in
+        of.kernels.as_ref().unwrap_or(&report.kernels_topk).iter().filter(|it| !partial(&it.stage))
+    {
+        let repeats = repeats(report, &it.stage).filter(|_| per_repeat(&it.stage));
+        let measured = Measured::over_calls(&it.launch_ns, repeats);
+        kernels
+            .entry((it.stage.clone(), it.kernel_name.clone()))
+            .and_modify(|sum| *sum = sum.and(measured))
+            .or_insert(measured);
+    }
+    ComparedRun { stages, operators: operators.collect(), kernels }
+}
+
+impl RunDiff {
+    /// For programs.
+    pub fn json(&self) -> String {
+        json(self)
+    }
+
+    /// For people, as text.
+    pub fn markdown(&self) -> String {
+        self.render("diff.md")
+    }
+
+    /// For people, as a page.
+    pub fn html(&self) -> String {
+        self.render("diff.html")
+    }
+
+    fn render(&self, name: &str) -> String {
+        engine::render(name, self.page())
+    }
+
+    /// Values of the templates: `a`, `b`, `comparable`, `obstacles`, `history`, `rule`, `verdict`,
+    /// `bars`, `tables`, and of the page `changed`, `unchanged` and `checks`.
+    pub fn page(&self) -> Value {
+        let obstacles: Vec<String> =
+            self.diff.checks.iter().filter_map(ComparabilityCheck::obstacle).collect();
+        context! {
+            a => self.a.to_string(),
+            b => self.b.to_string(),
+            comparable => self.diff.comparable,
+            obstacles => obstacles,
+            history => self.history_text(),
+            rule => &self.diff.rule,
+            verdict => overview::verdict(&self.diff),
+            bars => overview::bars(&self.diff),
+            tables => Value::from(Serde(self.tables())),
+            changed => Value::from(Serde(self.changed())),
+        }
+    }
+
+    /// The source of the noise between runs.
+    fn history_text(&self) -> String {
+        let used = match self.history.len() {
+            0 => {
+                "Noise between runs is not known: no earlier runs of the same kind as A were given."
+                    .to_owned()
+            }
+            1 => "Noise between runs: from A and 1 earlier run.".to_owned(),
+            n => format!("Noise between runs: from A and {n} earlier runs."),
+        };
+        let left_out = self
+            .history_left_out
+            .iter()
+            .map(|it| format!(" Run {} was left out: {}.", it.run, it.why));
+        used + &left_out.collect::<String>()
+    }
+
+    /// The ledgers' difference, and the changed rows of each table that has some.
+    fn changed(&self) -> Vec<ReportTable> {
+        let changed = |rows: &[Change]| -> Vec<Change> {
+            rows.iter().filter(|it| overview::is_changed(it)).cloned().collect()
+        };
+        let diff = &self.diff;
+        let ledger = (!self.ledger.is_empty()).then(|| ledger_table(&self.ledger));
+        let tables = [
+            ("changed-stages", "Changed stages", changed(&diff.stages)),
+            ("changed-operators", "Changed operators", changed(&diff.operators)),
+            ("changed-kernels", "Changed kernels", changed(&diff.kernels)),
+        ];
+        let claims = (!self.claims.is_empty()).then(|| overview::claims_table(&self.claims));
+        let tables = tables.into_iter().filter(|(_, _, rows)| !rows.is_empty());
+        let tables = tables.map(|(id, title, rows)| {
+            table(id, title, "Rows with a verdict; largest change first.", &rows)
+        });
+        ledger.into_iter().chain(claims).chain(tables).collect()
+    }
+
+    fn tables(&self) -> Vec<ReportTable> {
+        let diff = &self.diff;
+        let columns = ["What", "A", "B", "Same", "Prevents a verdict"];
+        let mut checks = ReportTable::new(
+            "checks",
+            "Comparability",
+            "What the two runs have in common.",
+            &columns,
+        );
+        for it in &diff.checks {
+            let same = known(it.same, |same| if same { "same" } else { "different" }.into());
+            let text = |value: &Option<String>| value.clone().unwrap_or_else(|| UNKNOWN.into());
+            let forbids = if it.forbids { "yes" } else { "no" };
+            checks.row([it.what.clone(), text(&it.a), text(&it.b), same, forbids.to_owned()]);
+        }
+        let host =
+            "Host time of operators per repeat of the unprofiled pass, layers rolled up (*).";
+        let device = "Device time of kernels per repeat of their stage in the traced pass; ± is \
+                      the 95 % interval by the kernel's own calls. \
+                      Calls are those of the whole capture. Outside every stage, the time of all \
+                      calls.";
+        let mut tables = vec![checks];
+        tables.extend((!self.ledger.is_empty()).then(|| ledger_table(&self.ledger)));
+        tables.extend([
+            table(
+                "stages",
+                "Stages",
+                "Milliseconds per repeat: of the unprofiled pass, or of the traced one where a \
+                 capture is all that there is.",
+                &diff.stages,
+            ),
+            table("operators", "Operators", host, &diff.operators),
+            table("kernels", "Kernels", device, &diff.kernels),
+        ]);
+        tables
+    }
+}
+
+/// Changes of the ledgers: a sentence per stage, and the parts.
+fn ledger_table(stages: &[LedgerStageChange]) -> ReportTable {
+    let columns = ["Cause", "Stage", "Kernel", "Operator", "#A ms", "#B ms", "#Change ms"];
+    let summaries: Vec<&str> = stages.iter().map(|it| it.summary.as_str()).collect();
+    let caption = format!("{}.", summaries.join("; "));
+    let mut table = ReportTable::new("ledger", "Where the time changed", caption, &columns);
+    let text = |name: &Option<String>| name.clone().unwrap_or_else(|| UNKNOWN.into());
+    for (stage, it) in stages.iter().flat_map(|of| of.changes.iter().map(move |it| (of, it))) {
+        let sign = if it.change_ns > 0 { "+" } else { "" };
+        let time = |ns: i64| ms(Nanos(ns).as_ms());
+        table.row([
+            it.cause.as_str().to_owned(),
+            stage.stage.clone(),
+            text(&it.kernel),
+            text(&it.operator),
+            time(it.a_ns),
+            time(it.b_ns),
+            format!("{sign}{}", time(it.change_ns)),
+        ]);
+    }
+    table
+        .or_gap("The ledgers are equal.", "Compare runs that differ.")
+        .first(ROWS, "the others changed less")
+}
+
+fn table(id: &'static str, title: &'static str, caption: &str, changes: &[Change]) -> ReportTable {
+    let columns = [
+        "Name",
+        "Stage",
+        "#A ms",
+        "#± A",
+        "#B ms",
+        "#± B",
+        "#Change ms",
+        "#Change",
+        "#p",
+        "#Calls A",
+        "#Calls B",
+        "Verdict",
+        "Why",
+    ];
+    let mut table = ReportTable::new(id, title, caption, &columns);
+    for it in changes {
+        let time = |side: Option<Measured>| known(side, |side| ms(side.ms));
+        let noise = |side: Option<Measured>| known(side.and_then(|side| side.noise_ms), ms);
+        let calls = |side: Option<Measured>| known(side.and_then(|side| side.calls), count);
+        let sign = if it.change_ms > 0.0 { "+" } else { "" };
+        table.row([
+            it.name.clone(),
+            if it.stage.is_empty() { UNKNOWN.into() } else { it.stage.clone() },
+            time(it.a),
+            noise(it.a),
+            time(it.b),
+            noise(it.b),
+            format!("{sign}{}", ms(it.change_ms)),
+            known(it.change_pct, |pct| format!("{sign}{} %", decimals(pct, 1))),
+            known(it.p_value, |p| decimals(p, 3)),
+            calls(it.a),
+            calls(it.b),
+            it.verdict.as_str().to_owned(),
+            it.reason.clone(),
+        ]);
+    }
+    table
+        .or_gap("Neither run has any.", "Submit both in a mode that collects them.")
+        .first(ROWS, "the others changed less")
+}

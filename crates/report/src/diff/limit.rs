@@ -1,0 +1,86 @@
+//! A limit for CI: stages and latencies of a comparison that are slower by at least a percentage.
+//!
+//! Of one pair of runs. A gate uses the noise between the runs of a series.
+
+use llmprof_analyze::{
+    compare::{Change, ChangeVerdict, ComparabilityCheck},
+    series::gate::GateVerdict,
+};
+
+use super::{RunDiff, overview};
+
+/// Compared latencies, outside every stage.
+pub(super) const LATENCIES: [&str; 2] = ["per token", "whole pass"];
+
+/// The verdict on a limit, with its reasons.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlowerVerdict {
+    pub verdict: GateVerdict,
+    pub reasons: Vec<String>,
+    /// Latencies that neither run has.
+    pub dropped: Vec<String>,
+}
+
+impl RunDiff {
+    /// Judges whole stages, the time per token and the whole pass, but not parts of stages.
+    ///
+    /// A pass needs a verdict on each, and noise in which the limit would have been found. A
+    /// latency that neither run has is dropped, if something else was measured.
+    pub fn judge_slower(&self, limit_pct: f64) -> SlowerVerdict {
+        let is_missing = |name: &&str| !self.diff.stages.iter().any(|it| it.name == *name);
+        let dropped = LATENCIES
+            .into_iter()
+            .filter(is_missing)
+            .map(|name| format!("{name}: not measured in either run; dropped"))
+            .collect();
+        let of = |verdict, reasons| SlowerVerdict { verdict, reasons, dropped };
+        if !self.diff.comparable {
+            let reasons = self.diff.checks.iter().filter_map(ComparabilityCheck::obstacle);
+            return of(GateVerdict::Inconclusive, reasons.collect());
+        }
+        let rows =
+            || self.diff.stages.iter().filter(|it| it.stage.is_empty() || it.stage == it.name);
+        let slower: Vec<String> = rows()
+            .filter(|it| it.verdict == ChangeVerdict::Slower && reaches(it, limit_pct))
+            .map(overview::sentence)
+            .collect();
+        if !slower.is_empty() {
+            return of(GateVerdict::Regression, slower);
+        }
+        let mut open: Vec<String> = rows().filter_map(|it| open_reason(it, limit_pct)).collect();
+        if rows().next().is_none() {
+            open.push("neither run has stages".into());
+        }
+        let verdict = if open.is_empty() { GateVerdict::Passed } else { GateVerdict::Inconclusive };
+        of(verdict, open)
+    }
+}
+
+/// True for a change of at least the limit; a time that was 0 has no percentage.
+fn reaches(it: &Change, limit_pct: f64) -> bool {
+    it.change_pct.is_none_or(|pct| pct >= limit_pct)
+}
+
+/// The reason why a row that is not slower does not exclude a change by the limit.
+fn open_reason(it: &Change, limit_pct: f64) -> Option<String> {
+    let reason = match it.verdict {
+        ChangeVerdict::Faster | ChangeVerdict::Slower => return None,
+        ChangeVerdict::WithinNoise => {
+            let limit_ms = it.a.map_or(0.0, |a| a.ms) * limit_pct / 100.0;
+            match it.detectable_ms {
+                Some(detectable_ms) if detectable_ms <= limit_ms => return None,
+                Some(detectable_ms) => {
+                    format!(
+                        "the noise hides {limit_ms:.4} ms: {detectable_ms:.4} ms would be found"
+                    )
+                }
+                None => "the smallest detectable change is unknown".into(),
+            }
+        }
+        ChangeVerdict::Unknown
+        | ChangeVerdict::NotComparable
+        | ChangeVerdict::OnlyInA
+        | ChangeVerdict::OnlyInB => it.reason.clone(),
+    };
+    Some(format!("{}: {reason}", it.name))
+}

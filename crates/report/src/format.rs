@@ -1,0 +1,160 @@
+//! Figures for people: grouped digits, a fitting unit, no false precision.
+
+use std::borrow::Cow;
+
+use llmprof_core::domain::units::plural;
+
+/// Stands in a cell whose figure is unknown.
+pub const UNKNOWN: &str = "–";
+
+/// Text with its characters that reverse the direction of text made visible (`‹U+202E›`), so that
+/// it is displayed in the order in which it is stored.
+pub fn visible(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_direction_change) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match is_direction_change(c) {
+            true => shown.push_str(&format!("‹U+{:04X}›", u32::from(c))),
+            false => shown.push(c),
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// Embeddings, overrides and isolates of Unicode's bidirectional algorithm.
+fn is_direction_change(c: char) -> bool {
+    matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Milliseconds without the unit; small values keep their microseconds.
+pub fn ms(value: f64) -> String {
+    let places = match value.abs() {
+        0.0 | 0.1.. => 3,
+        0.01..0.1 => 4,
+        _ => 5,
+    };
+    decimals(value, places)
+}
+
+/// Milliseconds next to a bar, where three digits are enough.
+pub fn short_ms(value: f64) -> String {
+    if value >= 100.0 { decimals(value, 1) } else { ms(value) }
+}
+
+/// A count with its digits in groups of three.
+pub fn count(value: u64) -> String {
+    grouped(&value.to_string(), "")
+}
+
+/// A count with its noun, digits in groups of three.
+pub fn quantity(value: u64, noun: &str) -> String {
+    format!("{} {}", count(value), plural(value, noun))
+}
+
+/// A number with `places` decimals, digits in groups of three.
+pub fn decimals(value: f64, places: usize) -> String {
+    let text = format!("{value:.places$}");
+    let (whole, fraction) = text.split_once('.').unwrap_or((&text, ""));
+    grouped(whole, fraction)
+}
+
+/// Percent, with its sign.
+pub fn pct(value: f64) -> String {
+    if value != 0.0 && value.abs() < 0.1 {
+        "< 0.1 %".into()
+    } else {
+        format!("{} %", decimals(value, 1))
+    }
+}
+
+/// Bytes in decimal units.
+pub fn bytes(value: u64) -> String {
+    match value {
+        0..1000 => format!("{value} B"),
+        _ => scaled(value as f64, "B"),
+    }
+}
+
+/// A rate or amount with a decimal prefix: `1.21 TFLOP/s`.
+pub fn scaled(value: f64, unit: &str) -> String {
+    let mut value = value;
+    for prefix in ["", "k", "M", "G", "T", "P"] {
+        if value.abs() < 999.5 {
+            let places = if value.abs() >= 100.0 {
+                0
+            } else if value.abs() >= 10.0 {
+                1
+            } else {
+                2
+            };
+            return format!("{value:.places$} {prefix}{unit}");
+        }
+        value /= 1000.0;
+    }
+    format!("{} E{unit}", decimals(value, 2))
+}
+
+/// Formats a known value; a dash otherwise.
+pub fn known<T>(value: Option<T>, format: impl FnOnce(T) -> String) -> String {
+    value.map_or_else(|| UNKNOWN.to_owned(), format)
+}
+
+/// Operand shapes: `1x918x1280, 1280x1280`.
+pub fn shapes(shapes: &[Vec<u64>], variants: u64) -> String {
+    let one = |shape: &Vec<u64>| {
+        let sides: Vec<String> = shape.iter().map(u64::to_string).collect();
+        if sides.is_empty() { "scalar".to_owned() } else { sides.join("×") }
+    };
+    let all: Vec<String> = shapes.iter().map(one).collect();
+    let more = if variants > 1 { format!(" (+{} more)", variants - 1) } else { String::new() };
+    if all.is_empty() { UNKNOWN.into() } else { format!("{}{more}", all.join(", ")) }
+}
+
+/// Sides of a grid or block: `4×24×1`.
+pub fn sides(size: [u32; 3]) -> String {
+    size.map(|side| side.to_string()).join("×")
+}
+
+fn grouped(whole: &str, fraction: &str) -> String {
+    let (sign, digits) = whole.strip_prefix('-').map_or(("", whole), |digits| ("-", digits));
+    let mut text = String::from(sign);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    if !fraction.is_empty() {
+        text.push('.');
+        text.push_str(fraction);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_are_grouped_and_units_fit() {
+        assert_eq!(count(3_336_106_240), "3,336,106,240");
+        assert_eq!((count(999).as_str(), count(1000).as_str()), ("999", "1,000"));
+        assert_eq!(
+            (ms(1234.5678).as_str(), ms(0.00287).as_str(), ms(-0.5).as_str()),
+            ("1,234.568", "0.00287", "-0.500")
+        );
+        assert_eq!((bytes(512).as_str(), bytes(6_672_212_480).as_str()), ("512 B", "6.67 GB"));
+        assert_eq!(scaled(989e12, "FLOP/s"), "989 TFLOP/s");
+        assert_eq!(scaled(999.9e9, "FLOP/s"), "1.00 TFLOP/s");
+    }
+
+    #[test]
+    fn a_tiny_share_is_not_shown_as_zero() {
+        assert_eq!(
+            (pct(0.0).as_str(), pct(0.04).as_str(), pct(12.34).as_str()),
+            ("0.0 %", "< 0.1 %", "12.3 %")
+        );
+    }
+}

@@ -1,0 +1,140 @@
+//! Headline figures of a report, and the facts that its series shares.
+
+use llmprof_analyze::{
+    power::StagePower,
+    requests::{LatencyMetric, LatencyRecord},
+    stats,
+};
+use llmprof_core::{
+    domain::{
+        headline::{FigureName, Headline, SeriesIdentity, SeriesPoint},
+        savings::{Promise, Savings},
+        subject::Subject,
+    },
+    trace::requests::LoadPass,
+};
+
+use super::profile::LLMProfileReport;
+
+/// The point of a run in its series.
+pub fn point(report: &LLMProfileReport) -> SeriesPoint {
+    let environment = &report.environment;
+    let commit = environment.git_commit.as_deref().map(|it| format!(", {it}")).unwrap_or_default();
+    SeriesPoint {
+        identity: identity(report),
+        headline: Headline::of(|name| figure(report, name)),
+        build: format!("{}{commit}", environment.llmprof),
+        driver: environment.driver.clone(),
+        host: environment.hostname.clone(),
+        device: device(report),
+        savings: savings(report),
+    }
+}
+
+/// The promises of the run's findings, and its stages as comparisons have them.
+pub(super) fn savings(report: &LLMProfileReport) -> Savings {
+    let stages = report.stages.iter().map(|row| (row.stage.clone(), row.ms.mean));
+    Savings { stages: stages.collect(), promises: Promise::of(&report.findings) }
+}
+
+fn figure(report: &LLMProfileReport, name: FigureName) -> Option<f64> {
+    let aggregates = &report.aggregates;
+    // A load's requests are timed without a profiler; stages of a server are not.
+    let requests = |metric: LatencyMetric| {
+        let is_it = |it: &&LatencyRecord| it.pass == LoadPass::Unprofiled && it.metric == metric;
+        Some(report.request_latency.iter().find(is_it)?.mean_ms)
+    };
+    match name {
+        FigureName::Ttft => {
+            requests(LatencyMetric::FirstToken).or_else(|| Some(aggregates.first_token_ms?.mean))
+        }
+        FigureName::Tpot => {
+            requests(LatencyMetric::OutputToken).or_else(|| Some(aggregates.per_token_ms?.mean))
+        }
+        FigureName::Wall => {
+            let command = aggregates.command.as_ref().and_then(|it| it.plain_ms);
+            Some(command.or(aggregates.wall_ms)?.mean)
+        }
+        FigureName::TokensPerS => Some(aggregates.tokens_per_s?.mean),
+        FigureName::GpuBusy => gpu_busy(report),
+        FigureName::Mfu => report.mfu.iter().find(|it| it.scope == "model")?.datasheet_pct,
+        FigureName::Energy => energy(report),
+    }
+}
+
+/// Busy time of all stages over their windows; unknown where a graph hides gaps.
+fn gpu_busy(report: &LLMProfileReport) -> Option<f64> {
+    let (mut busy, mut window) = (0.0, 0.0);
+    for stage in &report.stage_gpu {
+        if stage.busy_is_upper_bound {
+            return None;
+        }
+        busy += stage.busy_ms?;
+        window += stage.window_ms?;
+    }
+    stats::percent(busy, window)
+}
+
+/// Energy of prefill and decode over the produced tokens: one of prefill, and one of each step, of
+/// each sequence.
+fn energy(report: &LLMProfileReport) -> Option<f64> {
+    let stages = &report.power.as_ref()?.stages;
+    let of = |name: &str| stages.iter().find(|it: &&StagePower| it.stage == name)?.energy_j;
+    let joules = of("prefill")? + of("decode_all")?;
+    let tokens = (report.aggregates.decode_steps? + 1) * report.model.batch.unwrap_or(1);
+    stats::ratio(joules, tokens as f64)
+}
+
+/// The facts that runs of one series share.
+fn identity(report: &LLMProfileReport) -> SeriesIdentity {
+    let (model, spec) = (&report.model, &report.spec);
+    let number = |it: Option<u64>| it.map(|it| it.to_string());
+    let workload = spec.workload();
+    let part = match &spec.subject {
+        Subject::Part(it) => {
+            let mock = it.mock.as_ref().and_then(|mock| serde_json::to_string(mock).ok());
+            Some(format!("{}{}", it.part.0, mock.unwrap_or_default()))
+        }
+        _ => None,
+    };
+    let inputs: Vec<&str> = report.inputs.iter().map(|it| it.sha256.as_str()).collect();
+    let inputs = workload.map(|it| format!("{} {}", it.inputs_manifest, inputs.join(" ")));
+    let graph = model.decode_graph.map(|it| if it { "replayed" } else { "eager" }.to_owned());
+    let timed = if report.only_traced { "traced" } else { "unprofiled" };
+    let facts: [(&str, Option<String>); 17] = [
+        ("kind", Some(spec.kind().to_string())),
+        ("name", Some(spec.name().to_owned())),
+        ("parameters", number(model.parameters)),
+        ("weight_bytes", number(model.weight_bytes)),
+        ("part", part),
+        ("command", spec.call().and_then(|it| serde_json::to_string(it).ok())),
+        ("import", spec.import().and_then(|it| serde_json::to_string(it).ok())),
+        ("inputs", inputs.map(|it| it.trim_end().to_owned())),
+        ("samples", Some(report.samples.len().max(1).to_string())),
+        ("prompt_tokens", number(model.prompt_tokens)),
+        // Absent of one sequence: series that started before batches go on.
+        ("batch", number(model.batch.filter(|batch| *batch > 1))),
+        ("new_tokens", workload.map(|it| it.max_new_tokens.to_string())),
+        ("dtype", model.dtype.clone()),
+        ("decode_graph", graph),
+        ("gpus", Some(spec.gpus().to_string())),
+        ("device", device(report)),
+        ("timed_pass", Some(timed.to_owned())),
+    ];
+    facts.into_iter().filter_map(|(name, fact)| Some((name.to_owned(), fact?))).collect()
+}
+
+/// The product name of the GPU, or of the processor for a run on the CPU. An index such as `cuda:0`
+/// is not a product.
+pub(super) fn device(report: &LLMProfileReport) -> Option<String> {
+    let environment = &report.environment;
+    if report.model.device.as_deref() == Some("cpu") {
+        return Some(format!("cpu: {}, {} usable", environment.cpu.as_deref()?, environment.cpus?));
+    }
+    if let Some(product) = environment.device.as_ref().and_then(|device| device.product.clone()) {
+        return Some(product);
+    }
+    // Without a recorded device, the host's GPUs identify it only if all are of one model.
+    let (first, others) = environment.gpus.split_first()?;
+    others.iter().all(|gpu| gpu.name == first.name).then(|| first.name.clone())
+}

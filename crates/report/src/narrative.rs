@@ -1,0 +1,176 @@
+//! The report's summary in sentences: each one states a measured figure or a finding.
+
+use llmprof_analyze::{
+    Analysis,
+    requests::LatencyMetric,
+    stages::{DECODE, PREFILL, STAGES, cold::COLD_PART},
+    timeline::graphs,
+};
+use llmprof_core::domain::finding::{Finding, Severity};
+
+use super::format::{decimals, ms, pct, quantity, scaled};
+
+/// Sentences on where the time went, most general first.
+pub fn narrative(analysis: &Analysis) -> Vec<String> {
+    [requests(analysis), whole(analysis), tokens(analysis), vision(analysis)]
+        .into_iter()
+        .chain(STAGES.map(|stage| operators(analysis, stage)))
+        .chain([kernels(analysis)])
+        .chain(STAGES.map(|stage| whole_graphs(analysis, stage)))
+        .chain([utilisation(analysis), proof(analysis)])
+        .flatten()
+        .collect()
+}
+
+/// Advice of the findings: critical ones, then by saving, then those without one.
+pub fn recommendations(findings: &[Finding]) -> Vec<String> {
+    let sentence =
+        |finding: &Finding| Some(format!("{} {}", finding.message, finding.advice.as_ref()?));
+    let saving = |it: &Finding| it.max_saving.as_ref().and_then(|it| it.ms).unwrap_or(0.0);
+    let mut ranked: Vec<&Finding> =
+        findings.iter().filter(|finding| finding.severity > Severity::Info).collect();
+    ranked.sort_by(|a, b| {
+        let is_critical = |it: &Finding| it.severity == Severity::Critical;
+        is_critical(b).cmp(&is_critical(a)).then(saving(b).total_cmp(&saving(a)))
+    });
+    ranked.into_iter().chain(takeaways(findings)).filter_map(sentence).collect()
+}
+
+/// Findings on dominating stages and operators.
+fn takeaways(findings: &[Finding]) -> impl Iterator<Item = &Finding> {
+    findings.iter().filter(|it| {
+        it.severity == Severity::Info
+            && matches!(it.id.as_str(), "stage_dominates" | "operator_dominates")
+    })
+}
+
+/// Latencies of the load of a server, without a profiler.
+fn requests(analysis: &Analysis) -> Option<String> {
+    let latency = |metric: LatencyMetric| {
+        let it = analysis.requests.unprofiled(metric)?;
+        Some(format!("{} ms (p99 {} ms)", ms(it.p50_ms), ms(it.p99_ms)))
+    };
+    let first = latency(LatencyMetric::FirstToken)?;
+    let token = latency(LatencyMetric::OutputToken)
+        .map(|token| format!("time per output token is {token}, "))
+        .unwrap_or_default();
+    let all = latency(LatencyMetric::EndToEnd)?;
+    Some(format!(
+        "Of the load's requests without a profiler, the median time to first token is {first}, \
+         {token}and end to end {all}."
+    ))
+}
+
+fn whole(analysis: &Analysis) -> Option<String> {
+    let stages = &analysis.stages;
+    let wall = stages.wall_ms?;
+    let share = |stage| {
+        let row = stages.row(stage)?;
+        Some(format!("{} {} ms ({})", row.stage, ms(row.ms.mean), pct(row.share_pct?)))
+    };
+    let parts: Vec<String> = STAGES.into_iter().filter_map(share).collect();
+    let spread = wall.std.map(|std| format!(" ± {}", ms(std))).unwrap_or_default();
+    Some(format!("One pass takes {}{spread} ms: {}.", ms(wall.mean), parts.join(", then ")))
+}
+
+fn tokens(analysis: &Analysis) -> Option<String> {
+    let stages = &analysis.stages;
+    let (first, each) = (stages.first_token_ms?, stages.per_token_ms?);
+    let rate = decimals(stages.row(DECODE)?.tokens_per_s?, 1);
+    let rate = match stages.sequences {
+        Some(1) => format!("which is {rate} tokens per second of decode"),
+        Some(batch) => format!("and the {batch} sequences decode {rate} tokens per second"),
+        None => format!("and all sequences together decode {rate} tokens per second"),
+    };
+    let (first, each) = (ms(first.mean), ms(each.mean));
+    Some(format!("Time to first token is {first} ms; time per output token is {each} ms, {rate}."))
+}
+
+fn vision(analysis: &Analysis) -> Option<String> {
+    let note = analysis.stages.note("vision")?;
+    let parts =
+        analysis.stages.notes.iter().filter(|it| it.part != "vision" && it.part != COLD_PART);
+    let largest = parts.max_by(|a, b| a.ms.mean.total_cmp(&b.ms.mean));
+    let largest = largest
+        .map(|it| format!(", most of it in {} ({} ms)", it.part, ms(it.ms.mean)))
+        .unwrap_or_default();
+    Some(format!(
+        "Vision takes {} ms, {} of {PREFILL}{largest}.",
+        ms(note.ms.mean),
+        pct(note.share_pct?)
+    ))
+}
+
+fn operators(analysis: &Analysis, stage: &str) -> Option<String> {
+    let ranked = analysis.operators.ranked(stage);
+    let named: Vec<String> = ranked
+        .iter()
+        .take(3)
+        .filter_map(|(it, own)| Some(format!("{} ({})", it.path, pct(own.share_pct?))))
+        .collect();
+    if named.is_empty() {
+        return None;
+    }
+    let named = named.join(", ");
+    if ranked[0].1.on_device {
+        let shares = ranked.iter().filter_map(|(_, own)| own.share_pct);
+        let time = if graphs::of_stage(&analysis.graphs, stage).is_some() {
+            "recorded kernel time"
+        } else {
+            "kernel time"
+        };
+        return Some(format!(
+            "In {stage}, most {time} goes to {named}; operators account for {} of it.",
+            pct(shares.sum::<f64>())
+        ));
+    }
+    let covered = pct(analysis.operators.work.get(stage)?.covered_pct?);
+    Some(format!(
+        "In {stage}, most time goes to {named}; operators account for {covered} of the stage."
+    ))
+}
+
+fn kernels(analysis: &Analysis) -> Option<String> {
+    let first = analysis.kernels.measured().find(|it| !it.stage.is_empty())?;
+    let (name, stage) = (&first.kernel_name, &first.stage);
+    let calls = quantity(first.calls, "call");
+    let longest =
+        if analysis.graphs.is_empty() { "longest kernel" } else { "longest recorded kernel" };
+    Some(format!("The {longest} is {name} in {stage}: {} ms over {calls}.", ms(first.total_ms)))
+}
+
+fn whole_graphs(analysis: &Analysis, stage: &str) -> Option<String> {
+    let (launches, total) = graphs::of_stage(&analysis.graphs, stage)?;
+    Some(format!(
+        "CUDA graphs traced as a whole: {} in {stage}, {} ms on the GPU, at most {} ms each; the \
+         kernels inside are not recorded.",
+        quantity(launches, "launch"),
+        ms(total),
+        ms(graphs::longest(&analysis.graphs, stage)),
+    ))
+}
+
+fn utilisation(analysis: &Analysis) -> Option<String> {
+    let sentence = |stage: &str| {
+        let row = analysis.mfu.rows.iter().find(|row| row.scope == stage)?;
+        let shares =
+            [(row.datasheet_pct, "the datasheet's peak"), (row.measured_pct, "the measured GEMM")];
+        let shares: Vec<String> = shares
+            .into_iter()
+            .filter_map(|(share, of)| Some(format!("{} of {of}", pct(share?))))
+            .collect();
+        let shares =
+            if shares.is_empty() { String::new() } else { format!(", {}", shares.join(" and ")) };
+        Some(format!("{stage} reaches {}{shares}", scaled(row.flops_per_s?, "FLOP/s")))
+    };
+    let all: Vec<String> = [PREFILL, DECODE].into_iter().filter_map(sentence).collect();
+    (!all.is_empty()).then(|| format!("{}.", all.join("; ")))
+}
+
+fn proof(analysis: &Analysis) -> Option<String> {
+    let outputs = analysis.outputs;
+    let equal = outputs.traced_tokens_equal? && outputs.traced_logits_equal?;
+    equal.then(|| {
+        "The traced pass computed the same tokens and logits as the unprofiled one.".to_owned()
+    })
+}

@@ -1,0 +1,45 @@
+//! Stage rules of the captures of a run, and the steps inferred where they find none.
+
+use llmprof_analyze::timeline::inferred_steps;
+use llmprof_core::trace::{Trace, nsys::NsysTrace, stage::StageRules};
+
+use super::AnalyzeError;
+
+/// Sets the rules of a run's timelines; of one under the profiler of PyTorch if nsys has none. A
+/// rule of `is_named` was given by hand and must match.
+pub fn set(trace: &mut Trace, rules: StageRules, is_named: bool) -> Result<(), AnalyzeError> {
+    let pytorch = trace.pytorch.take().map(|it| apply(it, rules.clone()));
+    match &mut trace.nsys {
+        None => trace.nsys = pytorch,
+        Some(_) => trace.pytorch = pytorch,
+    }
+    if let Some(nsys) = trace.nsys.take() {
+        // A command may not reach a range that its settings name.
+        trace.nsys = Some(if is_named { with_rules(nsys, rules)? } else { apply(nsys, rules) });
+    }
+    Ok(())
+}
+
+/// Sets the stage rules of a capture, which must contain each range that they name.
+pub fn with_rules(nsys: NsysTrace, rules: StageRules) -> Result<NsysTrace, AnalyzeError> {
+    nsys.check_rules(&rules).map_err(|source| AnalyzeError::Rules { source })?;
+    Ok(apply(nsys, rules))
+}
+
+/// Sets the stage rules of a timeline, and infers its steps where they find no stage.
+pub fn apply(nsys: NsysTrace, rules: StageRules) -> NsysTrace {
+    let mut nsys = nsys.with_rules(rules);
+    nsys.inferred = inferred_steps::infer(&nsys);
+    nsys
+}
+
+/// The standard stage rules, with these before them.
+pub fn rules_of(
+    stages: &[String],
+    include_ranges: &[String],
+    exclude_ranges: &[String],
+) -> StageRules {
+    // Each was parsed when it was submitted.
+    let stages = stages.iter().filter_map(|rule| rule.parse().ok()).collect();
+    StageRules::with(stages, include_ranges.to_vec(), exclude_ranges.to_vec())
+}

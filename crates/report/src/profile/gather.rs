@@ -1,0 +1,177 @@
+//! Gathers `report.json` and the smaller JSON files from an analysis.
+
+use llmprof_analyze::{Analysis, roofline::Roofline};
+use llmprof_core::{
+    layout,
+    trace::{Trace, event::Start, stage::StageRules},
+};
+
+use super::{
+    Aggregates, CaptureRules, GemmsFile, KernelsFile, LLMProfileReport, ModelIdentity,
+    SCHEMA_VERSION, StagesFile,
+};
+use crate::{RunFacts, all_findings, narrative};
+
+/// Records of a long list that the report keeps; its `*_total` counts all of them.
+const MAX_RECORDS: usize = 200;
+
+/// Gathers the report of one run.
+pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfileReport {
+    LLMProfileReport {
+        schema_version: SCHEMA_VERSION,
+        run_id: facts.id,
+        state: facts.state,
+        mode: facts.spec.mode().cloned(),
+        model: identity(facts, analysis),
+        environment: facts.environment.clone(),
+        spec: facts.spec.clone(),
+        aggregates: aggregates(analysis),
+        stages: analysis.stages.rows.clone(),
+        stage_notes: analysis.stages.notes.clone(),
+        samples: analysis.samples.rows.clone(),
+        sample_spread: analysis.samples.spreads.clone(),
+        operators_pass: analysis.lists_pytorch().then(|| layout::TORCH_PROFILER.to_owned()),
+        operators: top(&analysis.listed_operators().rolled),
+        operators_total: analysis.listed_operators().rolled.len() as u64,
+        operators_by_path: top(&analysis.listed_operators().by_path),
+        operators_by_path_total: analysis.listed_operators().by_path.len() as u64,
+        operator_repeats: top(&analysis.operator_repeats),
+        kernels_topk: analysis.kernels.measured().take(MAX_RECORDS).cloned().collect(),
+        kernels_total: analysis.kernels.measured().count() as u64,
+        kernels_full: analysis.kernels.measured_full().take(MAX_RECORDS).cloned().collect(),
+        stage_kernels: analysis.kernels.stages.clone(),
+        stage_gpu: analysis.stage_gpu.totals.clone(),
+        stage_gpu_devices: analysis.stage_gpu.devices.clone(),
+        whole_graphs: top(&analysis.graphs),
+        engine_steps: top(&analysis.engine_steps),
+        collectives: top(&analysis.collectives.records),
+        ranks: top(&analysis.collectives.ranks),
+        requests: top(&analysis.requests.rows),
+        request_latency: analysis.requests.latency.clone(),
+        decode_step: analysis.step.clone(),
+        processes: analysis.processes.stages.clone(),
+        process_kernels: top(&analysis.processes.kernels),
+        process_ranges: top(&analysis.processes.ranges),
+        kernel_classes: analysis.kernels.classes.clone(),
+        classified_pct: analysis.kernels.classified_pct,
+        api_calls: top(&analysis.sums.calls),
+        ranges: top(&analysis.sums.ranges),
+        only_traced: analysis.only_traced,
+        stage_rules: trace.nsys.as_ref().and_then(|nsys| stage_rules(&nsys.rules)),
+        counters: top(&analysis.counters),
+        sampled_metrics: top(&analysis.sampled.kernels),
+        sampled_stages: analysis.sampled.stages.clone(),
+        sampled_operators: top(&analysis.sampled.operators),
+        gpu_sample_coverage: analysis.sampled.coverage.clone(),
+        roofline: Roofline { points: top(&analysis.roofline.points), ..analysis.roofline.clone() },
+        call_sites: top(&analysis.call_sites),
+        regions: top(&analysis.regions),
+        gemms: top(&analysis.gemms.records),
+        mfu: analysis.mfu.rows.clone(),
+        operator_mfu: top(&analysis.mfu.operators),
+        ceilings: analysis.mfu.ceilings.clone(),
+        costs: analysis.cost.clone(),
+        experts: analysis.experts.clone(),
+        ledger: analysis.ledger.rows.clone(),
+        ledger_members: analysis.ledger.members.clone(),
+        ledger_stages: analysis.ledger.stages.clone(),
+        overhead: analysis.overhead.clone(),
+        memory: top(&analysis.memory),
+        power: analysis.power.clone(),
+        outputs: analysis.outputs,
+        notes: narrative::narrative(analysis),
+        findings: all_findings(facts, trace, analysis),
+        inputs: facts.inputs.to_vec(),
+        steps: facts.steps.to_vec(),
+    }
+}
+
+/// The stages of one run.
+pub fn stages_file(facts: &RunFacts, analysis: &Analysis) -> StagesFile {
+    StagesFile {
+        schema_version: SCHEMA_VERSION,
+        run_id: facts.id,
+        aggregates: aggregates(analysis),
+        stages: analysis.stages.rows.clone(),
+        stage_notes: analysis.stages.notes.clone(),
+        decode_step_ms: analysis.stages.step_curve_ms.clone(),
+    }
+}
+
+/// The kernels of one run.
+pub fn kernels_file(facts: &RunFacts, analysis: &Analysis) -> KernelsFile {
+    KernelsFile {
+        schema_version: SCHEMA_VERSION,
+        run_id: facts.id,
+        stages: analysis.kernels.stages.clone(),
+        kernels: analysis.kernels.measured().cloned().collect(),
+        counters: analysis.counters.clone(),
+    }
+}
+
+/// The GEMMs of one run.
+pub fn gemms_file(facts: &RunFacts, analysis: &Analysis) -> GemmsFile {
+    let gemms = &analysis.gemms;
+    GemmsFile {
+        schema_version: SCHEMA_VERSION,
+        run_id: facts.id,
+        decode_steps: gemms.decode_steps,
+        gemms: gemms.records.clone(),
+    }
+}
+
+/// The rules of a capture; `None` for the standard ones.
+fn stage_rules(rules: &StageRules) -> Option<CaptureRules> {
+    let standard = StageRules::default();
+    if (&rules.stages, &rules.include_ranges, &rules.exclude_ranges)
+        == (&standard.stages, &standard.include_ranges, &standard.exclude_ranges)
+    {
+        return None;
+    }
+    let named = rules.stages != standard.stages;
+    let stages = rules.stages.iter().filter(|_| named).map(ToString::to_string).collect();
+    Some(CaptureRules {
+        stages,
+        include_ranges: rules.include_ranges.clone(),
+        exclude_ranges: rules.exclude_ranges.clone(),
+    })
+}
+
+fn identity(facts: &RunFacts, analysis: &Analysis) -> ModelIdentity {
+    let start = analysis.start.as_ref();
+    ModelIdentity {
+        name: facts.spec.model().map(str::to_owned),
+        description: facts.model.map(|it| it.description.clone()),
+        parameters: start.map(|it| it.parameters),
+        weight_bytes: start.map(|it| it.weight_bytes),
+        weights: start.map(|it| it.weights.clone()),
+        dtype: start.map(|it| it.dtype.clone()),
+        device: start.map(|it| it.device.clone()),
+        decode_graph: start.map(|it| it.decode_graph),
+        batch: start.map(Start::batch),
+        prompt_tokens: start.map(|it| it.prompt_tokens),
+        image_tokens: start.map(|it| it.image_tokens),
+        images: start.map(|it| it.images.clone()).unwrap_or_default(),
+    }
+}
+
+fn aggregates(analysis: &Analysis) -> Aggregates {
+    let stages = &analysis.stages;
+    Aggregates {
+        repeats: stages.repeats,
+        command: analysis.command.clone(),
+        stage_ms: stages.rows.iter().map(|row| (row.stage.clone(), row.ms)).collect(),
+        first_token_ms: stages.first_token_ms,
+        per_token_ms: stages.per_token_ms,
+        wall_ms: stages.wall_ms,
+        decode_tokens_per_s: stages.decode_tokens_per_s,
+        tokens_per_s: stages.tokens_per_s,
+        decode_steps: stages.decode_steps,
+        peak_rss_bytes: analysis.end.as_ref().map(|end| end.peak_rss_bytes),
+        peak_device_bytes: analysis.end.as_ref().and_then(|end| end.peak_device_bytes),
+    }
+}
+
+fn top<T: Clone>(records: &[T]) -> Vec<T> {
+    records.iter().take(MAX_RECORDS).cloned().collect()
+}

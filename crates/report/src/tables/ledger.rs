@@ -1,0 +1,196 @@
+//! The gap ledger: rows that add up to the measured time, their members, and the stages.
+
+use llmprof_analyze::{
+    Analysis,
+    ledger::{Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage},
+};
+
+use super::{
+    report_table::ReportTable,
+    schema::{TableCell, TableColumn, count, nanos, nested, number, percent, size, text},
+};
+use crate::format::{UNKNOWN, decimals, quantity};
+
+const SHOWN: [&str; 9] =
+    ["cause", "stage", "ns", "step_ns", "share_pct", "max_saving_ns", "largest", "pass", "counter"];
+const SHOWN_OF_MEMBERS: [&str; 9] = [
+    "kernel",
+    "operator",
+    "stage",
+    "cause",
+    "calls",
+    "ns",
+    "share_pct",
+    "max_saving_ns",
+    "evidence",
+];
+const SHOWN_OF_STAGES: [&str; 8] = [
+    "stage",
+    "measured_ns",
+    "traced_ns",
+    "floor_ns",
+    "times_floor",
+    "floor_of",
+    "capped_ns",
+    "evidence_pct",
+];
+
+/// Columns of [`LedgerRow`].
+pub fn columns() -> Vec<TableColumn<LedgerRow>> {
+    vec![
+        text("stage", "Stage", |it| (&it.stage).into()),
+        text("cause", "Cause", |it| it.cause.as_str().into()),
+        nanos("ns", "ms", |it| it.ns.into()),
+        nanos("step_ns", "ms per step", |it| it.step_ns.into()),
+        percent("share_pct", "Share of stage", |it| it.share_pct.into()),
+        count("members", "Members", |it| it.members.into()),
+        text("largest", "Largest", |it| (&it.largest).into()),
+        text("pass", "Pass", |it| it.pass.as_str().into()),
+        text("counter", "Evidence", |it| it.counter.as_str().into()),
+        count("samples", "Samples", |it| it.samples.into()),
+        nanos("max_saving_ns", "Max saving ms", |it| it.max_saving_ns.into()),
+    ]
+}
+
+/// Columns of [`LedgerMember`].
+pub fn member_columns() -> Vec<TableColumn<LedgerMember>> {
+    vec![
+        text("stage", "Stage", |it| (&it.stage).into()),
+        text("cause", "Cause", |it| it.cause.as_str().into()),
+        text("operator", "Operator", |it| (&it.operator).into()),
+        text("kernel", "Kernel or work before a gap", |it| (&it.kernel).into()),
+        size("grid", "Grid", |it| it.grid.into()),
+        size("block", "Block", |it| it.block.into()),
+        number("calls", "Calls", 0, |it: &LedgerMember| it.calls.into())
+            .shown(|it| shown_calls(it.calls)),
+        nanos("ns", "ms", |it| it.ns.into()),
+        percent("share_pct", "Share of stage", |it| it.share_pct.into()),
+        text("pass", "Pass", |it| it.pass.as_str().into()),
+        count("samples", "Samples", |it| it.samples.into()),
+        text("evidence", "Evidence", |it| it.evidence.as_str().into()),
+        nanos("max_saving_ns", "Max saving ms", |it| it.max_saving_ns.into()),
+    ]
+}
+
+/// Calls of one repeat: whole, or a part of a call where several repeats were traced.
+fn shown_calls(calls: f64) -> String {
+    decimals(calls, if (calls - calls.round()).abs() < 0.005 { 0 } else { 2 })
+}
+
+/// Columns of [`LedgerStage`].
+pub fn stage_columns() -> Vec<TableColumn<LedgerStage>> {
+    vec![
+        text("stage", "Stage", |it| (&it.stage).into()),
+        nanos("measured_ns", "Measured ms", |it| it.measured_ns.into()),
+        nanos("traced_ns", "Traced ms", |it| it.traced_ns.into()),
+        count("steps", "Steps", |it| it.steps.into()),
+        text("floor_of", "Floor of", |it| it.floor_of.map(|of| of.as_str()).into()),
+        nanos("floor_ns", "Floor ms", |it| it.floor_ns.into()),
+        number("times_floor", "Times floor", 2, |it| it.times_floor.into()),
+        text("flops_ceiling", "FLOP/s", |it| (&it.flops_ceiling).into()),
+        text("bytes_ceiling", "Bandwidth", |it| (&it.bytes_ceiling).into()),
+        count("capped_operators", "Capped operators", |it| it.capped_operators.into()),
+        nanos("capped_ns", "Capped ms", |it| it.capped_ns.into()),
+        nanos("overlap_ns", "Possible overlap ms", |it| it.overlap_ns.into()),
+        percent("evidence_pct", "Kernel time with counters", |it| it.evidence_pct.into()),
+        nested("missing", "Missing", |it| TableCell::nested(&it.missing)),
+    ]
+}
+
+/// The ledger of one stage.
+pub fn ledger(analysis: &Analysis) -> ReportTable {
+    let all = &analysis.ledger;
+    let mut table = ReportTable::of(
+        "ledger",
+        "Gap Ledger",
+        "From the floor to the measured time, one repeat; the rows of a stage add up to its \
+         measured time. Each cause has evidence other than the time itself.",
+        (&columns(), &SHOWN),
+        &all.rows,
+    );
+    for stage in &all.stages {
+        notes(all, stage).into_iter().for_each(|note| table.note(note));
+    }
+    table.or_gap(
+        "No stage has a time.",
+        "Read the findings; a command needs NVTX ranges prefill and decode_all, or stage rules.",
+    )
+}
+
+/// Remarks on one stage.
+fn notes(ledger: &Ledger, stage: &LedgerStage) -> Vec<String> {
+    let ms = |ns: i64| decimals(ns as f64 / 1e6, 3);
+    let name = &stage.stage;
+    let mut notes = Vec::new();
+    let source = |of: &Option<String>| of.clone().unwrap_or_else(|| UNKNOWN.into());
+    if stage.floor_of.is_some() {
+        let overlap = match stage.overlap_ns {
+            0 => String::new(),
+            ns => format!(
+                " Floors of operators limited by FLOPs and of those limited by bytes could \
+                 overlap by up to {} ms.",
+                ms(ns)
+            ),
+        };
+        notes.push(format!(
+            "{name}: FLOP/s ceiling: {}; bandwidth: {}.{overlap}",
+            source(&stage.flops_ceiling),
+            source(&stage.bytes_ceiling),
+        ));
+    }
+    if stage.capped_operators > 0 {
+        notes.push(format!(
+            "{name}: {} took {} ms less than the floor, because caches served some bytes; the \
+             floor is the time there.",
+            quantity(stage.capped_operators, "operator"),
+            ms(stage.capped_ns)
+        ));
+    }
+    let rest = ledger.of_stage(name).find(|it| it.cause == LedgerCause::Unexplained);
+    if let Some(largest) = rest.and_then(|it| it.largest.as_ref()) {
+        notes.push(format!("{name}: largest unexplained part: {largest}."));
+    }
+    notes.extend(stage.missing.iter().map(|text| format!("{name}: {text}")));
+    notes
+}
+
+/// Kernels and gaps of the ledger's rows.
+pub fn ledger_members(analysis: &Analysis) -> ReportTable {
+    let mut members: Vec<&LedgerMember> =
+        analysis.ledger.members.iter().filter(|it| it.cause.is_cause()).collect();
+    members.sort_by_key(|it| std::cmp::Reverse(it.ns));
+    let subjects: Vec<_> = members
+        .iter()
+        .map(|it| (it.stage.as_str(), it.kernel.as_deref().filter(|_| !it.cause.is_gap())))
+        .map(|(stage, kernel)| (stage, kernel.unwrap_or_default()))
+        .collect();
+    ReportTable::of(
+        "ledger-members",
+        "Causes by kernel",
+        "Kernels and gaps of the ledger's causes, largest first.",
+        (&member_columns(), &SHOWN_OF_MEMBERS),
+        members.iter().copied(),
+    )
+    .about(subjects)
+}
+
+/// Floors of the stages.
+pub fn ledger_stages(analysis: &Analysis) -> ReportTable {
+    ReportTable::of(
+        "ledger-stages",
+        "Floors",
+        "Measured and traced time of one repeat, and the floor.",
+        (&stage_columns(), &SHOWN_OF_STAGES),
+        &analysis.ledger.stages,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_call_is_shown_as_such() {
+        assert_eq!([0.5, 1.0, 1200.0, 2.333_3].map(shown_calls), ["0.50", "1", "1,200", "2.33"]);
+    }
+}

@@ -1,0 +1,172 @@
+//! Energy, power and clocks per stage.
+
+use llmprof_analyze::{
+    Analysis,
+    power::{EnergySource, Power, ReasonShare, StagePower},
+};
+use llmprof_core::trace::power::PowerSource;
+
+use super::{
+    report_table::ReportTable,
+    samples::first_sample_note,
+    schema::{TableCell, TableColumn, bytes, count, nested, number, percent, text},
+};
+use crate::{
+    RunFacts,
+    format::{count as counted, decimals, known, pct},
+};
+
+/// From this share of a stage on, percent, the length of one reading is worth a note.
+const COARSE_PCT: f64 = 5.0;
+
+const SHOWN: [&str; 13] = [
+    "stage",
+    "energy_j",
+    "joules_per_token",
+    "mean_w",
+    "peak_w",
+    "sm_mhz",
+    "memory_mhz",
+    "gpu_active_pct",
+    "memory_active_pct",
+    "memory_used_bytes",
+    "throttled_pct",
+    "samples",
+    "energy_source",
+];
+
+/// Columns of [`StagePower`].
+pub fn columns() -> Vec<TableColumn<StagePower>> {
+    vec![
+        text("stage", "Stage", |it| (&it.stage).into()),
+        count("instances", "Instances", |it| it.instances.into()),
+        count("samples", "Samples", |it| it.samples.into()),
+        number("energy_j", "Energy, J", 2, |it| it.energy_j.into()),
+        text("energy_source", "Energy from", |it| {
+            it.energy_source.map(EnergySource::as_str).into()
+        }),
+        number("back_to_back.seconds", "Back to back s", 2, |it| {
+            it.back_to_back.map(|it| it.seconds).into()
+        }),
+        number("back_to_back.instances", "Back to back", 0, |it| {
+            it.back_to_back.map(|it| it.instances).into()
+        }),
+        percent("reading_pct", "Length of a reading", |it| it.reading_pct.into()),
+        number("joules_per_token", "J per token", 4, |it| it.joules_per_token.into()),
+        number("mean_w", "Mean W", 1, |it| it.mean_w.into()),
+        number("peak_w", "Peak W", 1, |it| it.peak_w.into()),
+        number("sm_mhz", "SM MHz", 0, |it| it.sm_mhz.into()),
+        number("memory_mhz", "Memory MHz", 0, |it| it.memory_mhz.into()),
+        percent("gpu_active_pct", "GPU active", |it| it.gpu_active_pct.into()),
+        percent("memory_active_pct", "Memory active", |it| it.memory_active_pct.into()),
+        bytes("memory_used_bytes", "Memory used", |it| it.memory_used_bytes.into()),
+        percent("throttled_pct", "Throttled", |it| it.throttled_pct.into()),
+        nested("reasons", "Reasons", |it| TableCell::nested(&it.reasons)),
+        text("why", "Missing", |it| (&it.why).into()),
+    ]
+}
+
+/// Energy, power and clocks per stage. The table is empty with a reason where a GPU was not
+/// sampled, and without one where no GPU was used.
+pub fn power(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
+    let caption = "Of the sampled GPU during the unprofiled pass; energy per instance of a stage, \
+                   over all measured repeats.";
+    let stages = analysis.power.as_ref().map(|it| it.stages.as_slice()).unwrap_or_default();
+    let mut table =
+        ReportTable::of("power", "Power and Clocks", caption, (&columns(), &SHOWN), stages);
+    let Some(power) = &analysis.power else { return not_sampled(table, facts, analysis) };
+    table.note(sampling(power));
+    table.notes.extend(stages.iter().flat_map(stage_notes));
+    if stages.iter().any(|it| it.back_to_back.is_some()) {
+        table.notes.extend(first_sample_note(analysis, "Figures of executions back to back"));
+    }
+    table.or_gap("No stage ran while the device was sampled.", "Read the baseline step's log.")
+}
+
+/// The empty table of a run without samples.
+fn not_sampled(table: ReportTable, facts: &RunFacts, analysis: &Analysis) -> ReportTable {
+    let on_cpu = analysis.start.as_ref().is_some_and(|start| start.device == "cpu");
+    // An imported capture names its GPU, but nothing ran here that could have been sampled.
+    if on_cpu || facts.environment.gpus.is_empty() || facts.spec.passes().is_none() {
+        return table;
+    }
+    match facts.findings.iter().find(|it| it.id == "power_not_sampled") {
+        Some(finding) => table.or_gap(
+            &finding.message,
+            "Install NVIDIA's driver with its library libnvidia-ml.so.1.",
+        ),
+        None => table.or_gap(
+            "No GPU was sampled.",
+            "Read the findings; runs of older versions have no samples.",
+        ),
+    }
+}
+
+/// Remarks on the figures of one stage.
+fn stage_notes(of: &StagePower) -> Vec<String> {
+    let mut notes = Vec::new();
+    let stage = &of.stage;
+    notes.extend(of.why.as_ref().map(|why| format!("{stage}: figures are missing. {why}")));
+    if let Some(steady) = of.back_to_back {
+        notes.push(format!(
+            "{stage}: too short to be measured alone; its figures are those of {} executions back \
+             to back, {} s after the last repeat.",
+            decimals(steady.instances, 0),
+            decimals(steady.seconds, 2),
+        ));
+    }
+    // Back to back, the neighbours are executions of the same stage.
+    let coarse = of.reading_pct.filter(|share| *share >= COARSE_PCT && of.back_to_back.is_none());
+    if let Some(share) = coarse {
+        notes.push(format!(
+            "{stage}: one reading takes {} of the stage's length; energy at its edges is shared \
+             with its neighbours.",
+            pct(share)
+        ));
+    }
+    if of.samples > 0 && of.gpu_active_pct.is_none() {
+        notes.push(format!(
+            "{stage}: utilisation is missing, because the driver's value covers up to a second \
+             before each sample, and no such second lies in the stage."
+        ));
+    }
+    if !of.reasons.is_empty() {
+        notes.push(format!("{stage}: clocks were set by {}.", reasons(&of.reasons)));
+    }
+    notes
+}
+
+/// Source and rate of the samples.
+fn sampling(power: &Power) -> String {
+    let period = |ms: Option<f64>| known(ms, |ms| format!("{} ms", decimals(ms, 1)));
+    let reading = match power.device.power_source {
+        PowerSource::Instant => "Power is the instantaneous draw",
+        PowerSource::Average => {
+            "Power is the driver's mean over one second, so true peaks are higher"
+        }
+    };
+    let counter = match power.counter_period_ms {
+        Some(_) => {
+            format!("its energy counter is updated every {}", period(power.counter_period_ms))
+        }
+        None => "it has no energy counter".to_owned(),
+    };
+    let busy = power.busy_pct.map(|share| {
+        format!(" Driver calls took {} of that time, on a separate thread.", pct(share))
+    });
+    format!(
+        "{} ({}): {} samples, one every {}; {counter}. {reading}.{} Memory in use is that of the \
+         device, by all processes.",
+        power.device.name,
+        power.device.board_uuid,
+        counted(power.samples),
+        period(power.period_ms),
+        busy.unwrap_or_default(),
+    )
+}
+
+fn reasons(reasons: &[ReasonShare]) -> String {
+    let reasons: Vec<String> =
+        reasons.iter().map(|it| format!("{} {}", it.reason, pct(it.share_pct))).collect();
+    reasons.join(", ")
+}

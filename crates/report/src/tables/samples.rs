@@ -1,0 +1,93 @@
+//! Times of each sample, and the spread over samples next to that over repeats.
+
+use llmprof_analyze::{
+    Analysis,
+    samples::{SampleSpread, SampleTiming},
+    stats::ratio,
+};
+
+use super::{
+    report_table::ReportTable,
+    schema::{TableColumn, count, flag, millis, spread_columns, text},
+};
+use crate::format::{known, ms};
+
+/// Columns of [`SampleTiming`].
+pub fn columns() -> Vec<TableColumn<SampleTiming>> {
+    let mut columns: Vec<TableColumn<SampleTiming>> = vec![
+        count("sample", "Sample", |it| it.sample.into()),
+        count("prompt_tokens", "Prompt tokens", |it| it.prompt_tokens.into()),
+        count("image_tokens", "Image tokens", |it| it.image_tokens.into()),
+        count("images", "Images", |it| it.images.into()),
+        millis("prefill_ms.mean", "Prefill ms", |it| it.prefill_ms.map(|ms| ms.mean).into()),
+        millis("prefill_ms.std", "Prefill std ms", |it| it.prefill_ms.and_then(|ms| ms.std).into()),
+        millis("decode_ms.mean", "Decode ms", |it| it.decode_ms.map(|ms| ms.mean).into()),
+        millis("decode_ms.std", "Decode std ms", |it| it.decode_ms.and_then(|ms| ms.std).into()),
+    ];
+    columns.extend(spread_columns!("wall_ms", |it: SampleTiming| it.wall_ms));
+    columns.push(flag("slowest", "Slowest", |it| it.slowest.into()));
+    columns
+}
+
+/// Columns of [`SampleSpread`].
+pub fn spread_columns() -> Vec<TableColumn<SampleSpread>> {
+    let mut columns: Vec<TableColumn<SampleSpread>> =
+        vec![text("stage", "Stage", |it| (&it.stage).into())];
+    columns.extend(spread_columns!("over_samples_ms", |it: SampleSpread| it.over_samples_ms));
+    columns.extend([
+        millis("over_repeats_std_ms", "Std over repeats ms", |it: &SampleSpread| {
+            it.over_repeats_std_ms.into()
+        }),
+        count("slowest_sample", "Slowest sample", |it| it.slowest_sample.into()),
+    ]);
+    columns
+}
+
+/// Figures of ncu in [`first_sample_note`].
+pub(super) const COUNTERS_OF_FIRST: &str = "The counters of ncu";
+
+/// The remark of a table with figures of the first sample only; `None` for a run with one.
+/// `figures`: what they are, `The counters of ncu`.
+pub(super) fn first_sample_note(analysis: &Analysis, figures: &str) -> Option<String> {
+    let samples = analysis.samples.rows.len();
+    (samples > 1).then(|| format!("{figures} are of sample 0 of {samples}."))
+}
+
+/// Times of each sample; without rows for a run with one.
+pub fn samples(analysis: &Analysis) -> ReportTable {
+    let shown = [
+        "sample",
+        "prompt_tokens",
+        "images",
+        "prefill_ms.mean",
+        "prefill_ms.std",
+        "decode_ms.mean",
+        "decode_ms.std",
+        "wall_ms.mean",
+    ];
+    let rows = &analysis.samples.rows;
+    let caption = "Milliseconds per repeat of each sample: mean and sample deviation.";
+    let mut table = ReportTable::of("samples", "Samples", caption, (&columns(), &shown), rows);
+    for spread in &analysis.samples.spreads {
+        let (over, repeats) = (spread.over_samples_ms, spread.over_repeats_std_ms);
+        table.note(format!(
+            "{}: {} ms on average over {} samples, deviation {} ms over samples and {} ms over \
+             repeats.",
+            spread.stage,
+            ms(over.mean),
+            over.n,
+            known(over.std, ms),
+            known(repeats, ms),
+        ));
+    }
+    let mean = analysis.samples.spreads.last().map(|wall| wall.over_samples_ms.mean);
+    if let (Some(slowest), Some(mean)) = (rows.iter().find(|row| row.slowest), mean) {
+        let times = known(ratio(slowest.wall_ms.mean, mean), |times| format!("{times:.2}"));
+        table.note(format!(
+            "Sample {} is the slowest: {} ms, {times} times the mean of all.",
+            slowest.sample,
+            ms(slowest.wall_ms.mean)
+        ));
+    }
+    table
+}

@@ -1,0 +1,258 @@
+//! Everything that the templates of a run's report show.
+
+use llmprof_analyze::Analysis;
+use llmprof_core::{
+    domain::{
+        finding::{Finding, NOT_APPLICABLE},
+        mode::Mode,
+        state::{RunState, StepRecord, StepState},
+    },
+    trace::Trace,
+};
+use serde::Serialize;
+
+use super::{
+    RunFacts, all_findings, answer,
+    charts::{figures, tiles},
+    links, narrative, part,
+    tables::{self, NO_MESSAGE, ReportTable},
+};
+
+/// Rows of a table in the reports that has a file of its own.
+const TOP_ROWS: usize = 20;
+/// Rows of a table in the one-page summary.
+const SUMMARY_ROWS: usize = 5;
+/// Rows of the longest tables in files of their own.
+const ALL_ROWS: usize = 500;
+
+/// Values of the templates.
+#[derive(Serialize)]
+pub(super) struct ReportView<'a> {
+    id: String,
+    name: &'a str,
+    description: String,
+    mode: Option<String>,
+    labels: &'a [String],
+    state: &'static str,
+    state_means: String,
+    times_of: &'static str,
+    started: Option<&'a str>,
+    tiles: Vec<tiles::Tile>,
+    figures: figures::ReportCharts,
+    answer: answer::Answer,
+    ledger: ReportTable,
+    ledger_members: ReportTable,
+    ledger_stages: ReportTable,
+    /// The six tables, long ones cut for the report.
+    six: Vec<ReportTable>,
+    /// The six tables, long ones cut for one page.
+    brief: Vec<ReportTable>,
+    alignment: ReportTable,
+    operators: ReportTable,
+    kernels: ReportTable,
+    modules: ReportTable,
+    power: ReportTable,
+    samples: ReportTable,
+    operators_by_path: ReportTable,
+    stage_kernels: ReportTable,
+    kernels_full: ReportTable,
+    stage_gpu: ReportTable,
+    whole_graphs: ReportTable,
+    engine_steps: ReportTable,
+    request_latency: ReportTable,
+    requests: ReportTable,
+    collectives: ReportTable,
+    ranks: ReportTable,
+    processes: ReportTable,
+    classes: ReportTable,
+    api_calls: ReportTable,
+    ranges: ReportTable,
+    counters: ReportTable,
+    sampled_kernels: ReportTable,
+    sampled_stages: ReportTable,
+    sampled_operators: ReportTable,
+    roofline: ReportTable,
+    operator_mfu: ReportTable,
+    call_sites: ReportTable,
+    regions: ReportTable,
+    gemms: ReportTable,
+    costs: ReportTable,
+    experts: ReportTable,
+    memory: ReportTable,
+    overhead: ReportTable,
+    inputs: ReportTable,
+    decode_step: ReportTable,
+    step_slices: ReportTable,
+    steps: ReportTable,
+    narrative: Vec<String>,
+    recommendations: Vec<String>,
+    findings: Vec<Finding>,
+    missing: Vec<MissingStep<'a>>,
+    /// True if a part of prefill is vision.
+    vision: bool,
+}
+
+/// A requested step that left no data.
+#[derive(Serialize)]
+struct MissingStep<'a> {
+    step: &'static str,
+    state: &'static str,
+    message: &'a str,
+}
+
+/// The tables of the HTML report whose rows are linked.
+struct LinkedTables {
+    six: Vec<ReportTable>,
+    ledger_members: ReportTable,
+    counters: ReportTable,
+    sampled_kernels: ReportTable,
+    roofline: ReportTable,
+}
+
+impl LinkedTables {
+    /// Cuts the tables and links their rows.
+    fn of(facts: &RunFacts, analysis: &Analysis, six: &[ReportTable]) -> Self {
+        let mut linked = Self {
+            six: cut(six, TOP_ROWS),
+            ledger_members: tables::ledger_members(analysis)
+                .first(TOP_ROWS, "all are in ledger_members.csv"),
+            counters: tables::counters(facts, analysis).first(ALL_ROWS, "the rest are shorter"),
+            sampled_kernels: tables::sampled_kernels(facts, analysis)
+                .first(TOP_ROWS, "all are in sampled_metrics.csv"),
+            roofline: tables::roofline(analysis).first(TOP_ROWS, "all are in roofline.csv"),
+        };
+        linked.link(analysis);
+        linked
+    }
+
+    fn link(&mut self, analysis: &Analysis) {
+        let at = |id: &str| self.six.iter().position(|table| table.id == id);
+        let (Some(kernels), Some(operators)) = (at("kernels"), at("operators")) else { return };
+        let Ok([kernels, operators]) = self.six.get_disjoint_mut([kernels, operators]) else {
+            return;
+        };
+        let mut others = [
+            ("counters", &mut self.counters),
+            ("samples", &mut self.sampled_kernels),
+            ("roofline", &mut self.roofline),
+            ("causes", &mut self.ledger_members),
+        ];
+        links::link_kernels(analysis, kernels, operators, &mut others);
+    }
+}
+
+/// Gathers the values of the templates.
+pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis) -> ReportView<'a> {
+    let six = tables::six(facts, trace, analysis);
+    let all = |table: ReportTable| table.first(ALL_ROWS, "the rest are shorter");
+    let top = |table: ReportTable| table.first(TOP_ROWS, "the rest are shorter");
+    let findings = all_findings(facts, trace, analysis);
+    let linked = LinkedTables::of(facts, analysis, &six);
+    let LinkedTables { six: six_cut, ledger_members, counters, sampled_kernels, roofline } = linked;
+    ReportView {
+        id: facts.id.to_string(),
+        name: facts.spec.name(),
+        description: facts.description(),
+        mode: facts.spec.mode().map(Mode::to_string),
+        labels: &facts.spec.common.labels,
+        state: facts.state.as_str(),
+        state_means: state_means(facts),
+        times_of: analysis.times_of(),
+        started: facts.steps.first().map(|step| step.started_at.as_str()),
+        tiles: tiles::tiles(analysis),
+        figures: figures::figures(analysis),
+        answer: answer::of_analysis(analysis),
+        ledger: tables::ledger(analysis),
+        ledger_members,
+        ledger_stages: tables::ledger_stages(analysis),
+        brief: cut(&six, SUMMARY_ROWS),
+        six: six_cut,
+        alignment: part::table(facts.part),
+        operators: all(tables::operators(analysis)),
+        kernels: all(tables::kernels(facts, trace, analysis)),
+        modules: all(tables::modules(analysis)),
+        power: tables::power(facts, analysis),
+        samples: all(tables::samples(analysis)),
+        operators_by_path: all(tables::operators_by_path(analysis)),
+        stage_kernels: tables::stage_kernels(analysis),
+        kernels_full: all(tables::kernels_full(analysis)),
+        stage_gpu: tables::stage_gpu(analysis),
+        whole_graphs: top(tables::whole_graphs(analysis)),
+        engine_steps: tables::engine_steps(analysis)
+            .first(TOP_ROWS, "all are in the table engine_steps"),
+        request_latency: tables::request_latency(analysis),
+        requests: tables::requests(analysis).first(TOP_ROWS, "all are in requests.csv"),
+        collectives: tables::collectives(analysis).first(TOP_ROWS, "all are in collectives.csv"),
+        ranks: tables::ranks(analysis).first(TOP_ROWS, "all are in ranks.csv"),
+        processes: tables::processes(analysis),
+        classes: tables::classes(analysis),
+        api_calls: top(tables::api_calls(analysis)),
+        ranges: top(tables::ranges(analysis)),
+        roofline,
+        operator_mfu: tables::operator_mfu(analysis).first(TOP_ROWS, "all are in mfu.csv"),
+        call_sites: tables::call_sites(analysis).first(TOP_ROWS, "all are in the table call_sites"),
+        regions: tables::regions(analysis).first(TOP_ROWS, "all are in regions.csv"),
+        counters,
+        sampled_kernels,
+        sampled_stages: tables::sampled_stages(analysis),
+        sampled_operators: tables::sampled_operators(analysis)
+            .first(TOP_ROWS, "all are in the table sampled_operators"),
+        gemms: all(tables::gemms(facts, analysis)),
+        costs: tables::costs(analysis),
+        experts: tables::expert_use(analysis),
+        memory: all(tables::memory(analysis)),
+        overhead: tables::overhead(analysis),
+        inputs: tables::input_files(facts),
+        decode_step: tables::decode_step(analysis),
+        step_slices: tables::step_slices(analysis)
+            .first(ALL_ROWS, "all are in the table decode_step.slices"),
+        steps: tables::run_steps(facts),
+        narrative: narrative::narrative(analysis),
+        recommendations: narrative::recommendations(&findings),
+        findings,
+        missing: missing(facts),
+        vision: analysis.stages.note("vision").is_some(),
+    }
+}
+
+/// Cuts the long tables.
+fn cut(tables: &[ReportTable], limit: usize) -> Vec<ReportTable> {
+    let cut = |table: &ReportTable| match table.id {
+        "operators" => table.clone().first(limit, "all are in operators.md"),
+        "kernels" => table.clone().first(limit, "all are in kernels.md"),
+        _ => table.clone(),
+    };
+    tables.iter().map(cut).collect()
+}
+
+/// The requested steps that left no data, each with its message.
+fn missing<'a>(facts: &RunFacts<'a>) -> Vec<MissingStep<'a>> {
+    let lost = |step: &&StepRecord| {
+        matches!(step.state, StepState::Skipped | StepState::Failed | StepState::Cancelled)
+    };
+    let missing = |step: &'a StepRecord| MissingStep {
+        step: step.step.as_str(),
+        state: step.state.as_str(),
+        message: step.message.as_deref().unwrap_or(NO_MESSAGE),
+    };
+    facts.steps.iter().filter(lost).map(missing).collect()
+}
+
+/// Meaning of the run's state.
+fn state_means(facts: &RunFacts) -> String {
+    let left_out = facts.findings.iter().find(|finding| finding.id == NOT_APPLICABLE);
+    let runs_here = facts.spec.kind().runs_here();
+    let means = match facts.state {
+        RunState::Succeeded if left_out.is_some() => "everything that applies was collected",
+        RunState::Succeeded if runs_here => "everything requested was collected",
+        RunState::Succeeded => "every imported file was read",
+        RunState::Partial if runs_here => "some of the requested data could not be collected",
+        RunState::Partial => "some of the imported data is missing or unusable",
+        RunState::Failed => "the run failed; its partial data is shown",
+        RunState::Cancelled => "the run was cancelled; its partial data is shown",
+        RunState::Queued | RunState::Running => "the run has not ended",
+    };
+    let names = left_out
+        .map(|finding| finding.evidence.keys().map(String::as_str).collect::<Vec<_>>().join(", "));
+    names.map_or_else(|| means.to_owned(), |names| format!("{means}; not applicable here: {names}"))
+}

@@ -1,0 +1,154 @@
+//! The folder of a run or an alignment: set aside, restored, removed.
+//!
+//! A deletion deletes the row, sets the folder aside and removes it. What an interruption leaves is
+//! in the database's list of removals.
+
+use std::{
+    fmt::Display,
+    fs::{self, OpenOptions},
+    io,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use nix::libc;
+
+use crate::runtime::work::SlicedWork;
+
+/// Suffix of a folder whose run or alignment is being deleted.
+const ASIDE: &str = "removed";
+/// Bytes of a file that are freed between two checks whether to stop.
+const REMOVED_AT_ONCE: u64 = 1 << 30;
+
+/// The folder of this id.
+pub fn of(all: &Path, id: impl Display) -> PathBuf {
+    all.join(id.to_string())
+}
+
+fn aside(all: &Path, id: impl Display) -> PathBuf {
+    all.join(format!("{id}.{ASIDE}"))
+}
+
+/// Sets a folder aside; a missing one is not an error.
+pub fn set_aside(all: &Path, id: impl Display) -> io::Result<()> {
+    ignore_missing(fs::rename(of(all, &id), aside(all, &id)))
+}
+
+/// Restores a folder that was set aside.
+pub fn bring_back(all: &Path, id: impl Display) -> io::Result<()> {
+    ignore_missing(fs::rename(aside(all, &id), of(all, &id)))
+}
+
+/// Removes a folder whose row is deleted; a missing one is not an error.
+pub fn remove(all: &Path, id: impl Display, work: &SlicedWork) -> io::Result<()> {
+    set_aside(all, &id)?;
+    remove_aside(all, id, work)
+}
+
+/// Removes a folder that was set aside.
+pub fn remove_aside(all: &Path, id: impl Display, work: &SlicedWork) -> io::Result<()> {
+    remove_tree(&aside(all, id), work)
+}
+
+/// Removes the folder `dir` with everything in it, large files in slices; of a link the link
+/// alone. A missing one is not an error. When `work` is stopped, the rest stays.
+pub fn remove_tree(dir: &Path, work: &SlicedWork) -> io::Result<()> {
+    if dir.is_symlink() {
+        return ignore_missing(fs::remove_file(dir));
+    }
+    ignore_missing(remove_entries(dir, work))?;
+    ignore_missing(fs::remove_dir(dir))
+}
+
+/// Removes the entries of a folder. Links are not followed.
+fn remove_entries(dir: &Path, work: &SlicedWork) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        work.checkpoint()?;
+        let path = entry.path();
+        match entry.metadata() {
+            Ok(meta) if meta.is_dir() => remove_tree(&path, work)?,
+            Ok(meta) if meta.is_file() => {
+                shorten(&path, meta.blocks() * 512, meta.len(), work)?;
+                ignore_missing(fs::remove_file(&path))?;
+            }
+            _ => ignore_missing(fs::remove_file(&path))?,
+        }
+    }
+    Ok(())
+}
+
+/// Frees the space of a large file from its end, in slices: its removal at once may take seconds.
+/// A file with several names is left as it is.
+fn shorten(path: &Path, stored: u64, bytes: u64, work: &SlicedWork) -> io::Result<()> {
+    if stored <= REMOVED_AT_ONCE {
+        return Ok(());
+    }
+    let Ok(file) = OpenOptions::new().write(true).custom_flags(libc::O_NOFOLLOW).open(path) else {
+        return Ok(()); // read-only; removed as a whole
+    };
+    let mut left = if file.metadata()?.nlink() == 1 { bytes } else { 0 };
+    // A file with holes is shortened in as many steps as a full one of its space.
+    let step = REMOVED_AT_ONCE.max(bytes / (stored / REMOVED_AT_ONCE).max(1));
+    while left > step {
+        work.checkpoint()?;
+        left -= step;
+        file.set_len(left)?;
+    }
+    Ok(())
+}
+
+/// Ids whose folders are set aside.
+pub fn all_aside<T: FromStr + Ord>(all: &Path) -> io::Result<Vec<T>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(all)? {
+        let name = entry?.file_name();
+        let id: Option<T> = name
+            .to_str()
+            .and_then(|name| name.strip_suffix(ASIDE)?.strip_suffix('.')?.parse().ok());
+        found.extend(id);
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// `text` with the paths in `dir` relative to it. Tools print the paths of files that they write.
+pub fn without_path(text: &str, dir: &Path) -> String {
+    let Some(dir) = dir.to_str().filter(|dir| dir.len() > 1) else { return text.to_owned() };
+    text.replace(&format!("{dir}/"), "").replace(dir, ".")
+}
+
+/// Success where there was nothing.
+pub(super) fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use llmprof_core::domain::ids::RunId;
+
+    use super::*;
+
+    #[test]
+    fn a_folder_is_set_aside_and_restored_or_removed() {
+        let runs = tempfile::tempdir().unwrap();
+        let (first, second) = (RunId::now(), RunId::now());
+        for id in [first, second] {
+            fs::create_dir(of(runs.path(), id)).unwrap();
+            fs::write(of(runs.path(), id).join("report.md"), "#").unwrap();
+            set_aside(runs.path(), id).unwrap();
+        }
+        assert_eq!(all_aside::<RunId>(runs.path()).unwrap(), [first, second]);
+        bring_back(runs.path(), first).unwrap();
+        remove_aside(runs.path(), second, &SlicedWork::default()).unwrap();
+        assert!(
+            of(runs.path(), first).join("report.md").is_file() && !of(runs.path(), second).exists()
+        );
+        assert_eq!(all_aside::<RunId>(runs.path()).unwrap(), []);
+        set_aside(runs.path(), second).unwrap();
+    }
+}

@@ -1,0 +1,264 @@
+//! The size limit of a run's folder: the largest files are dropped until the rest is within it.
+//!
+//! A file counts with its size, as it costs that much to hash, download and bundle, also if it is
+//! sparse and occupies nothing on the disk. Space that is reserved behind its end is released, and
+//! counts where that fails. Dropped files are listed in a note, from which the finding is made.
+
+use std::{
+    cmp::Reverse,
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Write},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use llmprof_core::{
+    domain::finding::{Finding, Severity},
+    layout,
+};
+
+use crate::runtime::work::SlicedWork;
+
+/// Maximum difference of a file's size on disk from its size that is not reserved space.
+const ROUNDING: u64 = 1 << 20;
+/// Maximum bytes of a note that are read.
+const NOTE_BYTES: u64 = 64 << 10;
+/// Maximum files that a finding lists.
+const LISTED: usize = 20;
+/// Entries of a folder that are read between two checks whether to stop.
+const ENTRIES: usize = 256;
+
+/// A regular file of a folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SizedFile {
+    /// Relative to the folder.
+    pub path: PathBuf,
+    pub bytes: u64,
+    /// Bytes on disk.
+    pub stored: u64,
+}
+
+impl SizedFile {
+    /// The larger of both sizes, without the rounding to blocks.
+    fn counted(&self) -> u64 {
+        if self.stored > self.bytes.saturating_add(ROUNDING) { self.stored } else { self.bytes }
+    }
+
+    /// Releases the space behind the end of the file at `dir`.
+    fn release_reserved(&mut self, dir: &Path) {
+        if self.counted() == self.bytes {
+            return;
+        }
+        let path = dir.join(&self.path);
+        let released = OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .and_then(|file| file.set_len(self.bytes).and_then(|()| file.metadata()));
+        if let Ok(meta) = released {
+            self.stored = meta.blocks() * 512;
+        }
+    }
+}
+
+/// The regular files below `dir`, without links. Files that vanish meanwhile are left out.
+pub fn files(dir: &Path, work: &SlicedWork) -> io::Result<Vec<SizedFile>> {
+    let (mut found, mut folders) = (Vec::new(), vec![PathBuf::new()]);
+    let mut seen = 0_usize;
+    while let Some(folder) = folders.pop() {
+        let entries = match fs::read_dir(dir.join(&folder)) {
+            Err(error) if folder.as_os_str().is_empty() => return Err(error),
+            // It vanished, or the program made it unreadable.
+            Err(_) => continue,
+            Ok(entries) => entries,
+        };
+        for entry in entries {
+            if seen.is_multiple_of(ENTRIES) {
+                work.checkpoint()?;
+            }
+            seen += 1;
+            let entry = entry?;
+            let path = folder.join(entry.file_name());
+            match entry.metadata() {
+                Ok(meta) if meta.is_dir() => folders.push(path),
+                Ok(meta) if meta.is_file() => {
+                    found.push(SizedFile { path, bytes: meta.len(), stored: meta.blocks() * 512 })
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Removes the largest files below `dir` until the others have at most `max_bytes`, and adds them
+/// to a note; reports and journal are removed last. Returns the removed files.
+pub fn enforce(dir: &Path, max_bytes: u64, work: &SlicedWork) -> io::Result<Vec<SizedFile>> {
+    let mut files = files(dir, work)?;
+    // They are written after this, so a further seal would find the folder too large.
+    files.retain(|file| !is_of_seal(&file.path));
+    files.iter_mut().for_each(|file| file.release_reserved(dir));
+    let mut total = files.iter().fold(0_u64, |sum, file| sum.saturating_add(file.counted()));
+    if total <= max_bytes {
+        return Ok(Vec::new());
+    }
+    files.sort_by_cached_key(|file| (is_own(&file.path), Reverse(file.counted())));
+    let mut dropped = Vec::new();
+    for file in files {
+        if total <= max_bytes {
+            break;
+        }
+        // A sum of more than 2^64 bytes was cut off.
+        total = total.saturating_sub(file.counted());
+        work.checkpoint()?;
+        // Noted first: a removal that is interrupted leaves no file missing without a note.
+        note(dir, max_bytes, &file)?;
+        fs::remove_file(dir.join(&file.path))?;
+        tracing::warn!(
+            dir = %dir.display(), path = %file.path.display(), bytes = file.bytes,
+            stored = file.stored, max_bytes, "file dropped: the folder is too large"
+        );
+        dropped.push(file);
+    }
+    Ok(dropped)
+}
+
+/// Returns true for files of the seal itself, and those that are not sealed.
+fn is_of_seal(path: &Path) -> bool {
+    let name = path.to_str().unwrap_or_default();
+    name == layout::DROPPED || name == layout::MANIFEST || layout::is_unsealed(name)
+}
+
+/// Returns true for the files that llmprof itself writes about the run as a whole.
+fn is_own(path: &Path) -> bool {
+    let is_top = path.components().count() == 1;
+    let name = path.to_str().unwrap_or_default();
+    let is_report = layout::step_of(name).is_some();
+    is_top && (is_report || name == layout::PROGRESS || name == layout::SPEC)
+}
+
+/// Adds a file to the note of the folder.
+fn note(dir: &Path, max_bytes: u64, file: &SizedFile) -> io::Result<()> {
+    let path = dir.join(layout::DROPPED);
+    let is_new = !path.exists();
+    let mut note = OpenOptions::new().append(true).create(true).open(path)?;
+    if is_new {
+        writeln!(
+            note,
+            "The files of the run exceeded {max_bytes} bytes (limits.run_bytes); dropped:"
+        )?;
+    }
+    writeln!(note, "{}", line(&file.path, file))
+}
+
+/// Line of a note: path, size, and size on disk if it is another one.
+fn line(path: &Path, file: &SizedFile) -> String {
+    // A name with a line break would be two lines.
+    let path = path.to_string_lossy().replace(char::is_control, "?");
+    let sparse = file.stored.abs_diff(file.bytes) > ROUNDING;
+    let stored = if sparse { format!(" ({} on disk)", file.stored) } else { String::new() };
+    format!("{path}: {} bytes{stored}", file.bytes)
+}
+
+/// The finding about the files that the note of the folder lists; `None` without a note.
+pub fn finding(dir: &Path, max_bytes: u64) -> Option<Finding> {
+    let note = File::open(dir.join(layout::DROPPED)).ok()?;
+    let mut text = Vec::new();
+    // The part that was read before an error counts; a cut may be inside a character.
+    note.take(NOTE_BYTES).read_to_end(&mut text).ok();
+    let text = String::from_utf8_lossy(&text);
+    let files: Vec<(&str, &str)> =
+        text.lines().skip(1).filter_map(|line| line.rsplit_once(": ")).collect();
+    let names: Vec<&str> = files.iter().take(3).map(|(path, _)| *path).collect();
+    let more = if files.len() > names.len() { ", ..." } else { "" };
+    let message = format!(
+        "the run's files exceeded {max_bytes} bytes (limits.run_bytes); dropped: {}{more}",
+        names.join(", ")
+    );
+    let finding = Finding::new(TOO_LARGE, Severity::Warning, message);
+    let finding = finding.with("limit, bytes", max_bytes);
+    let list = files.iter().take(LISTED);
+    let finding = list.fold(finding, |finding, (path, size)| finding.with(path, *size));
+    Some(finding.advise(
+        "write fewer or smaller files below {out}, trace less, or raise limits.run_bytes; a sparse \
+         file counts with its full size",
+    ))
+}
+
+/// Id of the finding of a run whose files exceed the limit.
+pub const TOO_LARGE: &str = "run_too_large";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sparse(dir: &Path, path: &str, bytes: u64) {
+        let path = dir.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        File::create(path).unwrap().set_len(bytes).unwrap();
+    }
+
+    #[test]
+    fn the_largest_files_are_dropped_in_any_folder_sparse_or_not_until_the_rest_fits() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |path: &str| dir.path().join(path);
+        sparse(dir.path(), "nsys/out/deep/map.mdb", 4 << 40);
+        sparse(dir.path(), "report.json", 3000);
+        fs::write(at("nsys/out/full"), vec![1; 2000]).unwrap();
+        fs::write(at("nsys/small"), vec![1; 500]).unwrap();
+        let dropped = enforce(dir.path(), 4000, &SlicedWork::default()).unwrap();
+        let paths: Vec<_> = dropped.iter().map(|file| file.path.to_str().unwrap()).collect();
+        assert_eq!(paths, ["nsys/out/deep/map.mdb", "nsys/out/full"]);
+        assert!(at("report.json").exists() && at("nsys/small").exists());
+        assert_eq!(enforce(dir.path(), 4000, &SlicedWork::default()).unwrap(), [], "it fits now");
+        let finding = finding(dir.path(), 4000).unwrap();
+        assert_eq!(finding.id, TOO_LARGE);
+        let text = format!("{finding:?}");
+        assert!(text.contains("nsys/out/deep/map.mdb") && text.contains("4398046511104 bytes (0"));
+    }
+
+    #[test]
+    fn a_second_seal_of_a_full_folder_drops_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        sparse(dir.path(), "nsys/kept", 1000);
+        sparse(dir.path(), "nsys/dropped", 1001);
+        assert_eq!(enforce(dir.path(), 1000, &SlicedWork::default()).unwrap().len(), 1);
+        for written in [layout::MANIFEST, layout::RESULT, layout::PASSES] {
+            sparse(dir.path(), written, 500);
+        }
+        assert_eq!(enforce(dir.path(), 1000, &SlicedWork::default()).unwrap(), []);
+    }
+
+    #[test]
+    fn reserved_space_behind_the_end_of_a_file_is_released() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("reserved");
+        let file = File::create(&path).unwrap();
+        let keep = nix::fcntl::FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        if nix::fcntl::fallocate(&file, keep, 0, 8 << 20).is_err() {
+            return; // not on every file system
+        }
+        fs::write(dir.path().join("other"), "kept").unwrap();
+        assert_eq!(enforce(dir.path(), 4 << 20, &SlicedWork::default()).unwrap(), []);
+        assert!(fs::metadata(path).unwrap().blocks() * 512 < 8 << 20);
+    }
+
+    #[test]
+    fn a_note_that_is_cut_within_a_character_is_a_finding() {
+        let dir = tempfile::tempdir().unwrap();
+        let lines = format!("dropped:\n{}", "äöü/map: 5 bytes\n".repeat(5000));
+        for shift in 0..2 {
+            fs::write(dir.path().join(layout::DROPPED), format!("{}{lines}", "x".repeat(shift)))
+                .unwrap();
+            assert!(finding(dir.path(), 100).unwrap().message.contains("äöü/map"));
+        }
+    }
+
+    #[test]
+    fn a_folder_within_the_limit_has_neither_note_nor_finding() {
+        let dir = tempfile::tempdir().unwrap();
+        sparse(dir.path(), "a", 100);
+        assert_eq!(enforce(dir.path(), 100, &SlicedWork::default()).unwrap(), []);
+        assert_eq!(finding(dir.path(), 100), None);
+        assert!(!dir.path().join(layout::DROPPED).exists());
+    }
+}

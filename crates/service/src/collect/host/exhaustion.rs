@@ -1,0 +1,111 @@
+//! Failures of the host, not of a run: it has no more descriptors, processes, memory or space.
+
+use std::{error::Error, io};
+
+use llmprof_core::domain::{
+    finding::{Finding, Severity},
+    outcome::Outcome,
+    state::RunState,
+};
+use nix::errno::Errno;
+
+/// Id of the finding with which a run is requeued.
+const HOST_EXHAUSTED: &str = "host_exhausted";
+
+/// Exit code of a job that could not leave its result for such a reason (EX_TEMPFAIL).
+pub const EXIT: u8 = 75;
+
+/// The finding of a job that ended with [`EXIT`].
+pub fn of_exit() -> Finding {
+    let message = "the host had no resources to write the result; the run is requeued and no \
+                   attempt is counted";
+    Finding::new(HOST_EXHAUSTED, Severity::Warning, message)
+}
+
+/// Returns the finding of a run that is requeued: one for which the host lacked resources, and that
+/// did not succeed.
+pub fn of_outcome(outcome: &Outcome) -> Option<&Finding> {
+    let findings = outcome.findings.iter().filter(|_| outcome.state != RunState::Succeeded);
+    findings.into_iter().find(|finding| finding.id == HOST_EXHAUSTED)
+}
+
+/// Returns the finding if the error, or one of its causes, is a failure of the host.
+pub fn finding(error: &(dyn Error + 'static)) -> Option<Finding> {
+    finding_of(error, |_| true)
+}
+
+/// The same for a process with limits of its own on memory: a lack of memory, or of memory for a
+/// thread, may be due to them.
+pub fn finding_within_limits(error: &(dyn Error + 'static)) -> Option<Finding> {
+    finding_of(error, |code| !matches!(code, Errno::ENOMEM | Errno::EAGAIN))
+}
+
+fn finding_of(
+    error: &(dyn Error + 'static),
+    is_of_host: impl Fn(Errno) -> bool,
+) -> Option<Finding> {
+    let mut cause = Some(error);
+    let (lacks, remedy) = loop {
+        let error = cause?;
+        let code = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+        let code = code.map(Errno::from_raw).filter(|code| is_of_host(*code));
+        match code.and_then(missing) {
+            Some(found) => break found,
+            None => cause = error.source(),
+        }
+    };
+    let finding = Finding::new(
+        HOST_EXHAUSTED,
+        Severity::Warning,
+        format!("the host has no more {lacks}; the run is requeued and no attempt is counted"),
+    );
+    Some(finding.with("error", llmprof_core::chain(error)).advise(remedy))
+}
+
+/// The missing resource and the remedy.
+fn missing(error: Errno) -> Option<(&'static str, &'static str)> {
+    match error {
+        Errno::EMFILE | Errno::ENFILE => {
+            Some(("file descriptors", "raise the limit of open files (ulimit -Hn, fs.file-max)"))
+        }
+        Errno::ENOSPC | Errno::EDQUOT => {
+            Some(("space on the disk", "delete runs, or set budgets in [retention]"))
+        }
+        Errno::ENOMEM => Some(("memory", "stop other work on the host, or add memory")),
+        // A new process.
+        Errno::EAGAIN => Some(("processes", "raise the limit of processes (ulimit -u, pids.max)")),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collect::CollectError;
+
+    #[test]
+    fn only_failures_of_the_host_are_found_also_as_causes() {
+        let of = |code: Errno| {
+            let source = io::Error::from_raw_os_error(code as i32);
+            finding(&CollectError::Run { program: "nsys".into(), source })
+        };
+        for (code, lacks) in [
+            (Errno::EMFILE, "file descriptors"),
+            (Errno::ENOSPC, "space on the disk"),
+            (Errno::ENOMEM, "memory"),
+            (Errno::EAGAIN, "processes"),
+        ] {
+            let found = of(code).unwrap();
+            assert!(found.message.contains(lacks), "{}", found.message);
+        }
+        assert_eq!((of(Errno::ENOENT), of(Errno::EACCES)), (None, None));
+        assert_eq!(finding(&io::Error::other("no code")), None);
+    }
+
+    #[test]
+    fn a_lack_of_memory_is_not_the_hosts_where_the_process_has_a_limit() {
+        let of = |code: Errno| finding_within_limits(&io::Error::from_raw_os_error(code as i32));
+        assert_eq!((of(Errno::ENOMEM), of(Errno::EAGAIN)), (None, None));
+        assert!(of(Errno::ENOSPC).is_some() && of(Errno::EMFILE).is_some());
+    }
+}

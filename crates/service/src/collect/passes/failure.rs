@@ -1,0 +1,200 @@
+//! Failures of passes, and the findings of those with a known remedy.
+
+use std::{io, path::PathBuf};
+
+use llmprof_core::domain::finding::{Finding, Severity};
+
+use super::pass::LINK_IMPORTER;
+use crate::collect::{
+    process::{child::ExitReason, loader_errors},
+    tools::CounterRefusal,
+};
+
+/// A failed pass. Its folder and logs are kept.
+#[derive(Debug, thiserror::Error)]
+pub enum CollectError {
+    #[error("{tool} is not installed")]
+    NotInstalled { tool: &'static str },
+    #[error("cannot write {}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    #[error("cannot run {}", program.display())]
+    Run { program: PathBuf, source: io::Error },
+    #[error("program {} not found on this host", program.display())]
+    NoProgram { program: PathBuf },
+    #[error("the server was not ready within {within_s} s: {how}{}", quote(last_words))]
+    NotReady { how: String, within_s: u32, last_words: Vec<String> },
+    #[error("{what} {}", describe_exit(*ended, last_words))]
+    Ended { what: &'static str, ended: ExitReason, last_words: Vec<String> },
+    #[error("{what} exited with code 0 but left no {file}{}", quote(last_words))]
+    Empty { what: &'static str, file: String, last_words: Vec<String> },
+    #[error(
+        "no new trace matches {file} {within_s} s after the server's profiler was stopped; correct \
+         gate.collect of the command or raise its within_s"
+    )]
+    NoTrace { file: String, within_s: u32 },
+    #[error("nsys recorded no window: {why}")]
+    NoWindow { why: String },
+    #[error("the command of the session has no load any more; restore its load in targets.toml")]
+    NoLoad,
+    #[error("the server's profiler did not start: {why}; correct gate.start of the command")]
+    GateClosed { why: String },
+    #[error("{what} {}{}", ExitReason::QuotaExceeded, list_dropped(dropped))]
+    TooLarge { what: &'static str, max_bytes: u64, dropped: Vec<(String, u64)> },
+    #[error("{what} {}{}", ExitReason::DiskFull, list_dropped(dropped))]
+    DiskFull { what: &'static str, free_bytes: u64, dropped: Vec<(String, u64)> },
+    #[error("{tool} read no counters in {process}: {}; {}", complaint.why, complaint.remedy)]
+    NoCounters {
+        tool: &'static str,
+        /// Folder of the pass, or name of the process.
+        process: String,
+        complaint: CounterRefusal,
+        ended: ExitReason,
+    },
+    #[error(
+        "the report needs nsys {needs}, newer than the nsys of this host{}: export it with that \
+         version (nsys export --type sqlite --output run.sqlite REPORT.nsys-rep) and import \
+         run.sqlite",
+        installed.as_ref().map(|version| format!(" ({version})")).unwrap_or_default()
+    )]
+    NewerReport { needs: String, installed: Option<String> },
+    #[error(
+        "the ncu of this host printed no page of the report ({reason}): print it with the ncu that \
+         wrote it (ncu --import REPORT --csv --page raw) and import the page"
+    )]
+    UnreadableCounters { reason: String },
+    #[error(
+        "the importer of nsys did not run and left raw data; {LINK_IMPORTER}{}",
+        quote(last_words)
+    )]
+    NotImported { last_words: Vec<String> },
+}
+
+/// Describes the exit of a command, with the reason from its output.
+fn describe_exit(ended: ExitReason, last_words: &[String]) -> String {
+    let not_loaded = if ended == ExitReason::Exited(loader_errors::EXIT) {
+        loader_errors::explain(last_words)
+    } else {
+        None
+    };
+    not_loaded.map_or_else(
+        || format!("{ended}{}", quote(last_words)),
+        |why| format!("cannot start: {why}"),
+    )
+}
+
+/// Quotes the last line.
+fn quote(last_words: &[String]) -> String {
+    last_words.last().map(|line| format!(": {line}")).unwrap_or_default()
+}
+
+fn list_dropped(dropped: &[(String, u64)]) -> String {
+    let names: Vec<String> =
+        dropped.iter().map(|(name, bytes)| format!("{name} ({bytes} bytes)")).collect();
+    if names.is_empty() { String::new() } else { format!("; dropped: {}", names.join(", ")) }
+}
+
+impl CollectError {
+    /// The same for an imported report of counters, whose ncu may have been a newer one.
+    pub fn of_imported_counters(self) -> Self {
+        match &self {
+            Self::Ended { ended: ExitReason::Exited(_), last_words, .. }
+            | Self::Empty { last_words, .. } => {
+                let reason = last_words.last().cloned().unwrap_or_else(|| self.to_string());
+                Self::UnreadableCounters { reason }
+            }
+            _ => self,
+        }
+    }
+
+    /// Returns the finding of a failure with a known remedy.
+    pub fn finding(&self) -> Option<Finding> {
+        let message = self.to_string();
+        let warning = |id: &str, message: String| Finding::new(id, Severity::Warning, message);
+        match self {
+            Self::TooLarge { max_bytes, dropped, .. } => {
+                let finding = warning("run_too_large", message).with("limit, bytes", max_bytes);
+                Some(with_dropped(finding, dropped).advise(
+                    "generate fewer tokens, trace less (profiling.nsys: trace, duration_s, \
+                     cuda_graph_trace graph), or raise limits.run_bytes",
+                ))
+            }
+            Self::DiskFull { free_bytes, dropped, .. } => {
+                let finding = warning("disk_full", message).with("least free, bytes", free_bytes);
+                Some(with_dropped(finding, dropped).advise(
+                    "delete runs, or set budgets in [retention]; limits.free_bytes is the space to \
+                     keep free",
+                ))
+            }
+            Self::NoCounters { tool, process, complaint, .. } => {
+                let message = format!("{tool} read no counters in {process}: {}", complaint.why);
+                Some(warning(complaint.id, message).advise(complaint.remedy))
+            }
+            Self::NewerReport { needs, installed } => {
+                let message =
+                    format!("the report needs nsys {needs}, newer than the nsys of this host");
+                let finding = Finding::new("nsys_report_newer", Severity::Critical, message)
+                    .with("required", needs)
+                    .with("installed", installed.as_deref().unwrap_or("unknown"));
+                Some(finding.advise(format!(
+                    "run `nsys export --type sqlite --output run.sqlite REPORT.nsys-rep` with nsys \
+                     {needs} or newer and import run.sqlite, or install that version here"
+                )))
+            }
+            Self::UnreadableCounters { reason } => {
+                let message = "the ncu of this host printed no page of an imported report";
+                let finding = warning("ncu_report_unreadable", message.into()).with("ncu", reason);
+                Some(finding.advise(
+                    "run `ncu --import REPORT --csv --page raw` with the ncu that wrote it and \
+                     import the page, or install that version here",
+                ))
+            }
+            Self::NoWindow { .. } => Some(warning("window_failed", message).advise(
+                "read logs/server.stdout.log and logs/server.stderr.log, which have the output of \
+                 nsys; start another session, or update nsys",
+            )),
+            Self::NotReady { how, within_s, last_words } => {
+                let finding = warning("server_not_ready", message).with("looked for", how);
+                let last = last_words.last().into_iter();
+                let finding = last.fold(finding, |finding, line| finding.with("last line", line));
+                Some(finding.with("within, s", within_s).advise(
+                    "check the server's log; raise ready.within_s of the command in targets.toml, \
+                     or correct its url or log",
+                ))
+            }
+            Self::Ended { ended: ExitReason::DeadlinePassed, .. } => {
+                Some(warning("run_out_of_time", message).advise(
+                    "raise timeout_s up to limits.run_s, or reduce the run: fewer repeats and \
+                     tokens, a smaller profiling.ncu.max_launches",
+                ))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the exit of the command, if that is the failure.
+    pub fn ended(&self) -> Option<ExitReason> {
+        match self {
+            Self::Ended { ended, .. } | Self::NoCounters { ended, .. } => Some(*ended),
+            Self::TooLarge { .. } => Some(ExitReason::QuotaExceeded),
+            Self::DiskFull { .. } => Some(ExitReason::DiskFull),
+            Self::Empty { .. } | Self::NotImported { .. } => Some(ExitReason::Exited(0)),
+            _ => None,
+        }
+    }
+
+    /// Returns the last lines of the command's output.
+    pub fn last_words(&self) -> &[String] {
+        match self {
+            Self::Ended { last_words, .. }
+            | Self::Empty { last_words, .. }
+            | Self::NotImported { last_words } => last_words,
+            _ => &[],
+        }
+    }
+}
+
+fn with_dropped(finding: Finding, dropped: &[(String, u64)]) -> Finding {
+    dropped.iter().fold(finding, |finding, (name, bytes)| {
+        finding.with(name, format!("{bytes} bytes, dropped"))
+    })
+}

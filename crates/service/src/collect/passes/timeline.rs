@@ -1,0 +1,302 @@
+//! The passes of nsys: a target under it, with or without samples of the GPU's metrics, and the
+//! export of its report to SQLite.
+
+use std::{path::Path, time::Duration};
+
+use llmprof_core::{
+    domain::{
+        finding::{Finding, Severity},
+        profiling::{CaptureRange, NsysSettings},
+        runner::{self, RunnerRequest},
+    },
+    layout,
+};
+
+use super::{
+    pass::{self, CollectError, Pass, PassFolder},
+    server::ServedTarget,
+};
+use crate::collect::{
+    Collector, ExitReason, ProcessLimits,
+    process::{argv::Argv, child, watch::RuntimeWatch},
+    tools::{self, gpu_metrics, nsys, nsys_window},
+};
+
+/// Target of a recording.
+pub enum RecordedTarget<'a, 'b> {
+    /// Model-runner, which reports its own times.
+    Runner,
+    /// A program with its runtime, nanoseconds.
+    Program(&'a mut Option<i64>),
+    Server(&'a mut ServedTarget<'b>),
+}
+
+/// One pass of nsys.
+#[derive(Debug, Clone)]
+pub struct NsysPass<'a> {
+    pub settings: &'a NsysSettings,
+    /// The GPU's metrics to sample; `None` for the timeline pass.
+    pub metrics: Option<SampledPass>,
+}
+
+/// A pass that samples the GPU's metrics.
+#[derive(Debug, Clone, Copy)]
+pub struct SampledPass {
+    /// Samples per second.
+    pub rate_hz: u32,
+    /// Repeats and tokens of model-runner.
+    pub repeats: u32,
+    pub max_new_tokens: u32,
+}
+
+impl<'a> NsysPass<'a> {
+    /// The timeline pass.
+    pub fn timeline(settings: &'a NsysSettings) -> Self {
+        Self { settings, metrics: None }
+    }
+
+    fn rate_hz(&self) -> Option<u32> {
+        self.metrics.map(|it| it.rate_hz)
+    }
+
+    /// Its folder in the run's folder.
+    pub fn folder(&self) -> String {
+        self.metrics.map_or_else(|| layout::NSYS.to_owned(), |it| layout::metrics_pass(it.rate_hz))
+    }
+}
+
+impl Collector {
+    /// Runs a pass of nsys: the runner under it, exported to SQLite.
+    pub async fn nsys(
+        &self,
+        dir: &Path,
+        request: &RunnerRequest,
+        pass: &NsysPass<'_>,
+        limits: &ProcessLimits,
+    ) -> Result<Pass, CollectError> {
+        self.nsys.as_ref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
+        let (folder, settings) = (PassFolder::create(self, dir, &pass.folder())?, pass.settings);
+        // More repeats only enlarge a trace; ceilings are measured in the unprofiled pass.
+        let (repeats, max_new_tokens) = match pass.metrics {
+            Some(it) => (it.repeats, it.max_new_tokens),
+            None => (request.repeats.min(settings.repeats), settings.max_new_tokens),
+        };
+        let once = RunnerRequest {
+            repeats,
+            warmup: request.warmup.min(settings.warmup),
+            ceilings: false,
+            ..request.with_new_tokens(max_new_tokens)
+        };
+        let mut runner = self.runner_argv(&once, &folder)?;
+        if settings.capture_range != CaptureRange::None {
+            // By default nsys matches registered strings only.
+            runner = runner.env("NSYS_NVTX_PROFILER_REGISTER_ONLY", "0");
+        }
+        let on_gpu = request.device != "cpu";
+        let recorded = RecordedTarget::Runner;
+        let pass = self.record(&folder, pass, on_gpu, &runner, limits, recorded).await?;
+        folder.require(runner::EVENTS, "the model runner under nsys", &folder.log())?;
+        Ok(pass)
+    }
+
+    /// Records `target` with nsys and exports the report to SQLite. A recording that failed by a
+    /// race inside nsys is repeated.
+    pub(super) async fn record(
+        &self,
+        folder: &PassFolder<'_>,
+        pass: &NsysPass<'_>,
+        on_gpu: bool,
+        target: &Argv,
+        limits: &ProcessLimits,
+        mut recorded: RecordedTarget<'_, '_>,
+    ) -> Result<Pass, CollectError> {
+        let nsys = self.nsys.as_deref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
+        let report = folder.path().join(layout::NSYS_REPORT_FILE);
+        let stem = report.with_extension("");
+        let (settings, rate_hz) = (pass.settings, pass.rate_hz());
+        let profile = match &recorded {
+            RecordedTarget::Server(served) if served.window.is_some() => {
+                let run = limits.run.run.0.simple().to_string();
+                let session = (stem.as_path(), format!("llmprof-{run}"));
+                nsys_window::session(nsys, settings, rate_hz, on_gpu, session, target)
+            }
+            _ => nsys::profile(nsys, settings, rate_hz, on_gpu, &stem, target),
+        };
+        let (profile, exposed) = self.isolated(profile, folder.dir(), limits).await;
+        let mut retries = Vec::new();
+        let mut pass = loop {
+            let (stage, error) =
+                match self.record_once(nsys, folder, &profile, limits, &mut recorded).await {
+                    Ok(pass) => break pass,
+                    Err(failure) => failure,
+                };
+            // A race shows in the output of a command that exited by itself, as does a refusal.
+            let exited = matches!(error.ended(), Some(ExitReason::Exited(_)));
+            if let (Some(_), true, Some(ended)) = (pass.metrics, exited, error.ended())
+                && let Some(complaint) = gpu_metrics::find_refusal(&folder.output(&folder.log()))
+            {
+                let (tool, process) = ("nsys", folder.name().to_owned());
+                return Err(CollectError::NoCounters { tool, process, complaint, ended });
+            }
+            let output = folder.output(&stage);
+            match nsys::find_race(&output).filter(|_| exited) {
+                Some(line) if retries.len() < nsys::MAX_RETRIES => retries.push(line.clone()),
+                _ => return Err(error),
+            }
+            for partial in [&report, &report.with_extension("qdstrm")] {
+                let _ = std::fs::remove_file(partial); // it may not exist
+            }
+        };
+        pass.findings.extend(exposed);
+        pass.findings.extend(nsys::started_again(&retries));
+        Ok(pass)
+    }
+
+    /// Records and exports once; a failure has the name of the failed command's log.
+    async fn record_once(
+        &self,
+        nsys: &Path,
+        folder: &PassFolder<'_>,
+        profile: &Argv,
+        limits: &ProcessLimits,
+        recorded: &mut RecordedTarget<'_, '_>,
+    ) -> Result<Pass, (String, CollectError)> {
+        let report = folder.path().join(layout::NSYS_REPORT_FILE);
+        let name = folder.log();
+        let ran = match recorded {
+            RecordedTarget::Runner => folder.run("nsys profile", &name, profile, limits).await,
+            RecordedTarget::Program(wall) => {
+                let watch = RuntimeWatch::start(limits.run);
+                let ran = folder.run("nsys profile", &name, profile, limits).await;
+                **wall = watch.stop().await;
+                ran
+            }
+            RecordedTarget::Server(served) => {
+                served.run_profiled(folder, &name, profile, limits).await
+            }
+        };
+        let raw = report.with_extension("qdstrm");
+        // With a report or raw data, the target failed and not nsys.
+        let has_data = report.exists() || raw.exists();
+        let of_target = if has_data { format!("{name}-target") } else { name };
+        let pass = ran.map_err(|error| (of_target, error))?;
+        self.read_report(nsys, folder, limits, pass).await
+    }
+
+    /// Imports raw data where nsys left no report, and exports the report; a failure has the name
+    /// of the failed command's log.
+    pub(super) async fn read_report(
+        &self,
+        nsys: &Path,
+        folder: &PassFolder<'_>,
+        limits: &ProcessLimits,
+        mut pass: Pass,
+    ) -> Result<Pass, (String, CollectError)> {
+        let [report, export] =
+            [layout::NSYS_REPORT_FILE, layout::NSYS_EXPORT_FILE].map(|it| folder.path().join(it));
+        let name = folder.log();
+        let log = |command: &str| format!("{name}-{command}");
+        let raw = report.with_extension("qdstrm");
+        if !report.exists() {
+            let of_import = if raw.exists() { log("import") } else { name.clone() };
+            pass.findings.push(
+                self.import(nsys, folder, &raw, &report, limits)
+                    .await
+                    .map_err(|error| (of_import, error))?,
+            );
+        }
+        let of_export = log("export");
+        let exported = async {
+            folder.require(layout::NSYS_REPORT_FILE, "nsys profile", &name)?;
+            let command = nsys::export(nsys, &report, &export);
+            folder.run("nsys export", &of_export, &command, limits).await?;
+            folder.require(layout::NSYS_EXPORT_FILE, "nsys export", &of_export)
+        };
+        exported.await.map_err(|error| (log("export"), error))?;
+        Ok(pass)
+    }
+
+    /// Exports the report in the run's `nsys/`, possibly of another nsys, to SQLite next to it.
+    pub async fn export(&self, dir: &Path, limits: &ProcessLimits) -> Result<Pass, CollectError> {
+        let nsys = self.nsys.as_deref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
+        let folder = PassFolder::open(self, dir, layout::NSYS)?;
+        let command =
+            nsys::export(nsys, &dir.join(layout::NSYS_REPORT), &dir.join(layout::NSYS_EXPORT));
+        let exported = async {
+            let pass = folder.run("nsys export", "nsys-export", &command, limits).await?;
+            folder.require(layout::NSYS_EXPORT_FILE, "nsys export", "nsys-export")?;
+            Ok(pass)
+        };
+        match exported.await {
+            Err(error)
+                if matches!(error, CollectError::Ended { .. } | CollectError::Empty { .. }) =>
+            {
+                let Some(needs) = nsys::required_version(&folder.output("nsys-export")) else {
+                    return Err(error);
+                };
+                let installed =
+                    tools::version(nsys, &self.logs(dir, "nsys-version"), limits).await.ok();
+                Err(CollectError::NewerReport { needs, installed })
+            }
+            exported => exported,
+        }
+    }
+
+    /// Returns the command in a process tree of its own, or unchanged with a finding where the
+    /// system forbids that.
+    pub(super) async fn isolated(
+        &self,
+        command: Argv,
+        dir: &Path,
+        limits: &ProcessLimits,
+    ) -> (Argv, Option<Finding>) {
+        if !self.isolate {
+            return (command, None);
+        }
+        for isolation in nsys::ISOLATIONS {
+            let probe = nsys::isolated(isolation, Argv::new("true"));
+            let limits = limits.short(Duration::from_secs(10));
+            let probed = child::run(&probe, &self.logs(dir, "isolation"), &limits).await;
+            if matches!(probed, Ok(ExitReason::Exited(0))) {
+                return (nsys::isolated(isolation, command), None);
+            }
+        }
+        let message = "nsys could read the environments of this user's other processes: its report \
+                       may contain their secrets";
+        let remedy = "do not share nsys/run.nsys-rep and nsys/run.sqlite, or allow the service to \
+                      create namespaces (unshare of util-linux, and CAP_SYS_ADMIN or unprivileged \
+                      user namespaces)";
+        (
+            command,
+            Some(Finding::new("nsys_sees_environments", Severity::Warning, message).advise(remedy)),
+        )
+    }
+
+    /// Imports the raw data of nsys, if its importer is found.
+    async fn import(
+        &self,
+        nsys: &Path,
+        folder: &PassFolder<'_>,
+        qdstrm: &Path,
+        report: &Path,
+        limits: &ProcessLimits,
+    ) -> Result<Finding, CollectError> {
+        let unlinked = nsys.canonicalize().unwrap_or_else(|_| nsys.into());
+        let importer = nsys::importers(&unlinked).into_iter().find(|path| tools::is_program(path));
+        let (true, Some(importer)) = (qdstrm.exists(), importer) else {
+            return Err(folder.missing_report(qdstrm.exists(), &folder.log()));
+        };
+        let log = format!("{}-import", folder.log());
+        let command = nsys::import(&importer, qdstrm, report);
+        folder.run("QdstrmImporter", &log, &command, limits).await?;
+        folder.require(layout::NSYS_REPORT_FILE, "QdstrmImporter", &log)?;
+        let _ = std::fs::remove_file(qdstrm); // the report contains it
+        let message = "nsys did not find its importer and left raw data, which llmprof imported";
+        Ok(Finding::new("nsys_importer_unlinked", Severity::Info, message)
+            .with("importer", importer.display())
+            .advise(pass::LINK_IMPORTER))
+    }
+}
+
+#[cfg(test)]
+mod tests;

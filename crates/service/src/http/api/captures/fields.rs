@@ -1,0 +1,172 @@
+//! Fields of an upload: model, labels and rules for ranges, from its query and its form.
+
+use llmprof_core::{
+    domain::{
+        import::{Import, ImportedFile},
+        stated_model::{ModelStatement, StatedModel},
+        subject::{Common, RunSpec, Subject},
+    },
+    trace::stage::StageRule,
+};
+use sha2::{Digest, Sha256};
+
+use crate::{
+    config::Models,
+    http::{
+        api::runs::{check_labels, check_revision, deduplicated, submissions::Label},
+        error::{ApiError, ErrorCode},
+        extract::bounds::{check_length, check_range},
+    },
+};
+
+const MAX_RULES: usize = 32;
+const MAX_TEXT: usize = 200;
+/// Time limit of an import.
+const IMPORT_TIMEOUT_S: u32 = 1800;
+
+/// Hash of the fields and files of an upload, independent of the form's encoding.
+#[derive(Debug, Default)]
+pub(super) struct UploadHash(Sha256);
+
+impl UploadHash {
+    pub(super) fn add(&mut self, parts: &[&dyn AsRef<[u8]>]) {
+        for part in parts {
+            let part = (*part).as_ref();
+            self.0.update((part.len() as u64).to_le_bytes());
+            self.0.update(part);
+        }
+    }
+
+    pub(super) fn finish(self) -> [u8; 32] {
+        self.0.finalize().into()
+    }
+}
+
+/// Fields of an upload.
+#[derive(Debug, Clone, Default)]
+pub(super) struct UploadFields {
+    pub(super) name: String,
+    model: Option<String>,
+    labels: Vec<Label>,
+    revision: Option<String>,
+    stages: Vec<String>,
+    include_ranges: Vec<String>,
+    exclude_ranges: Vec<String>,
+    statement: ModelStatement,
+    /// Resolved from `statement` by [`Self::check`].
+    computes: Option<Box<StatedModel>>,
+    /// Check the files only.
+    pub(super) dry_run: bool,
+}
+
+impl UploadFields {
+    /// Adds fields and hashes them; `code` is the error of an unknown or repeated field.
+    pub(super) fn add_all(
+        &mut self,
+        fields: Vec<(String, String)>,
+        hash: &mut UploadHash,
+        code: ErrorCode,
+    ) -> Result<(), ApiError> {
+        for (name, text) in fields {
+            hash.add(&[&name, &text]);
+            self.add(&name, text).map_err(|message| ApiError::new(code, message))?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, name: &str, text: String) -> Result<(), String> {
+        match name {
+            "name" => self.name = text,
+            "model" => {
+                if self.model.replace(text).is_some() {
+                    return Err("model: given more than once".into());
+                }
+            }
+            "revision" => {
+                if self.revision.replace(text).is_some() {
+                    return Err("revision: given more than once".into());
+                }
+            }
+            "label" => self.labels.push(Label(text)),
+            "stage" => self.stages.push(text),
+            "include_ranges" => self.include_ranges.push(text),
+            "exclude_ranges" => self.exclude_ranges.push(text),
+            "dry_run" => {
+                let invalid = |_| format!("dry_run: {text:.20}; expected true or false");
+                self.dry_run = text.parse().map_err(invalid)?;
+            }
+            _ => {
+                let field = self.statement.field(name).ok_or_else(|| {
+                    format!(
+                        "unknown field {name:.40}; expected name, model, label, revision, \
+                         stage, include_ranges, exclude_ranges, {} or dry_run",
+                        ModelStatement::FIELDS.join(", ")
+                    )
+                })?;
+                if field.replace(text).is_some() {
+                    return Err(format!("{name}: given more than once"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks what a query may have less of than a form: the name of a model, not its text.
+    pub(super) fn check_query(&self) -> Result<(), ApiError> {
+        let model = self.statement.model_config.as_deref().unwrap_or_default();
+        check_length("model_config", model, 0..=MAX_TEXT)
+    }
+
+    /// Checks the fields against the contract and the configured models.
+    pub(super) fn check(&mut self, models: &Models) -> Result<(), ApiError> {
+        let invalid = |message: String| ApiError::new(ErrorCode::InvalidRequest, message);
+        self.computes = self
+            .statement
+            .resolve(models)
+            .map_err(|error| invalid(error.to_string()))?
+            .map(Box::new);
+        check_labels(&self.labels)?;
+        check_revision(self.revision.as_deref())?;
+        check_length("name", &self.name, 0..=MAX_TEXT)?;
+        if let Some(model) = &self.model {
+            check_length("model", model, 1..=MAX_TEXT)?;
+            if model.chars().any(char::is_control) {
+                return Err(invalid(format!("model {model:?} contains a control character")));
+            }
+        }
+        for (name, texts) in [
+            ("stage", &self.stages),
+            ("include_ranges", &self.include_ranges),
+            ("exclude_ranges", &self.exclude_ranges),
+        ] {
+            check_range(name, texts.len(), 0..=MAX_RULES)?;
+            for text in texts {
+                check_length(&format!("an item of {name}"), text, 1..=MAX_TEXT)?;
+            }
+        }
+        for rule in &self.stages {
+            rule.parse::<StageRule>().map_err(|error| invalid(format!("stage: {error}")))?;
+        }
+        Ok(())
+    }
+
+    /// An import of `files` with these rules.
+    pub(super) fn import(&self, files: Vec<ImportedFile>) -> Import {
+        let Self { model, stages, include_ranges, exclude_ranges, computes, .. } = self.clone();
+        let name = stem(files.first().map_or("", |file| &file.name));
+        Import { name, model, files, stages, include_ranges, exclude_ranges, computes }
+    }
+
+    pub(super) fn spec(self, import: Import) -> RunSpec {
+        let (labels, revision) = (deduplicated(self.labels), self.revision);
+        let common = Common { labels, revision, timeout_s: IMPORT_TIMEOUT_S, ..Common::default() };
+        RunSpec { subject: Subject::Import(import), common }
+    }
+}
+
+/// A file's name without its extensions.
+fn stem(file: &str) -> String {
+    let stem = file.strip_suffix(".zst").unwrap_or(file);
+    let stem = stem.rsplit_once('.').map_or(stem, |(stem, _)| stem);
+    if stem.is_empty() { "capture".into() } else { stem.to_owned() }
+}

@@ -1,0 +1,153 @@
+//! Checks that the submissions of models, commands and captures share.
+
+use std::collections::BTreeSet;
+
+use llmprof_core::domain::{
+    device::{Device, is_device, is_model},
+    dtype::Dtype,
+    mode::Mode,
+    subject::{Common, Passes},
+};
+
+use super::submissions::{Label, PassesRequest};
+use crate::{
+    artifact::inputs::InputsError,
+    http::{
+        error::{ApiError, ErrorCode},
+        extract::bounds::{check_length, check_range},
+        state::App,
+    },
+};
+
+const MAX_LABELS: usize = 16;
+const MAX_LABEL: usize = 64;
+
+/// Checks the settings that both forms of a submission have.
+pub(super) fn check_passes(
+    app: &App,
+    request: &PassesRequest,
+) -> Result<(Passes, Common), ApiError> {
+    let invalid = |message: String| ApiError::new(ErrorCode::InvalidRequest, message);
+    check_range("repeats", request.repeats, 1..=100)?;
+    check_range("warmup", request.warmup, 0..=100)?;
+    check_range("timeout_s", request.timeout_s, 1..=1800)?;
+    check_range("priority", request.priority, -100..=100)?;
+    check_labels(&request.labels)?;
+    check_device(app, &request.device)?;
+    let preset = app.presets.get(&request.mode).ok_or_else(|| unknown_mode(app, &request.mode))?;
+    let profiling = preset
+        .profiling
+        .with_changes(request.profiling.clone())
+        .map_err(|error| invalid(format!("profiling: {error}")))?;
+    let passes = Passes {
+        mode: request.mode.clone(),
+        repeats: request.repeats,
+        warmup: request.warmup,
+        device: request.device.clone(),
+        profiling: Some(profiling),
+    };
+    let common = Common {
+        labels: deduplicated(request.labels.clone()),
+        priority: request.priority,
+        timeout_s: request.timeout_s,
+        revision: check_revision(request.revision.as_deref())?,
+    };
+    Ok((passes, common))
+}
+
+/// Checks a revision against the bounds of its schema.
+pub(crate) fn check_revision(revision: Option<&str>) -> Result<Option<String>, ApiError> {
+    let Some(revision) = revision else { return Ok(None) };
+    check_length("revision", revision, 1..=MAX_LABEL)?;
+    if revision.chars().any(char::is_control) {
+        let message = format!("revision {revision:?} contains a control character");
+        return Err(ApiError::new(ErrorCode::InvalidRequest, message));
+    }
+    Ok(Some(revision.to_owned()))
+}
+
+fn unknown_mode(app: &App, mode: &Mode) -> ApiError {
+    let known: Vec<&str> = app.presets.keys().map(Mode::as_str).collect();
+    let message = format!("no mode {mode}; expected one of {}", known.join(", "));
+    ApiError::new(ErrorCode::ModeNotFound, message)
+}
+
+/// The labels in order, without duplicates.
+pub(crate) fn deduplicated(labels: Vec<Label>) -> Vec<String> {
+    labels.into_iter().collect::<BTreeSet<_>>().into_iter().map(|Label(label)| label).collect()
+}
+
+/// Checks labels against the bounds of their schema.
+pub(crate) fn check_labels(labels: &[Label]) -> Result<(), ApiError> {
+    check_range("labels", labels.len(), 0..=MAX_LABELS)?;
+    for Label(label) in labels {
+        check_length("a label", label, 1..=MAX_LABEL)?;
+        if label.chars().any(char::is_control) {
+            let message = format!("label {label:?} contains a control character");
+            return Err(ApiError::new(ErrorCode::InvalidRequest, message));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses an invalid device, and one without a worker.
+pub(crate) fn check_device(app: &App, device: &str) -> Result<(), ApiError> {
+    if !is_device(device) && !is_model(device) {
+        let message = format!(
+            "invalid device {device:?}; expected auto, cpu, cuda:INDEX, a UUID or a GPU model"
+        );
+        return Err(ApiError::new(ErrorCode::InvalidRequest, message));
+    }
+    if !app.accepts.is_empty() && !app.accepts.iter().any(|it| it == device) {
+        let message = format!(
+            "the cluster does not offer the device {device}; available: {}",
+            app.accepts.join(", ")
+        );
+        return Err(ApiError::new(ErrorCode::DeviceNotFound, message));
+    }
+    if serving(app, device).next().is_none() && !app.devices.is_empty() {
+        let names: Vec<&str> = app.devices.iter().map(|device| device.name.as_str()).collect();
+        let message = format!("no worker for the device {device}; available: {}", names.join(", "));
+        return Err(ApiError::new(ErrorCode::DeviceNotFound, message));
+    }
+    Ok(())
+}
+
+/// Devices of this service that match a requested device.
+fn serving<'a>(app: &'a App, device: &'a str) -> impl Iterator<Item = &'a Device> {
+    app.devices.iter().filter(move |it| it.matches(device))
+}
+
+/// Bytes of the largest memory among the devices that match, if that of each is known.
+pub(super) fn largest_memory(app: &App, device: &str) -> Option<u64> {
+    let sizes: Option<Vec<u64>> = serving(app, device).map(|it| it.memory_bytes).collect();
+    sizes?.into_iter().max()
+}
+
+/// Refuses bf16 where only the CPU matches the requested device.
+pub(super) fn check_dtype(app: &App, device: &str, dtype: Option<Dtype>) -> Result<(), ApiError> {
+    let mut devices = serving(app, device).peekable();
+    let only_cpu = devices.peek().is_some() && devices.all(Device::is_cpu);
+    if dtype == Some(Dtype::Bf16) && only_cpu {
+        return Err(ApiError::of(ErrorCode::DtypeUnavailable));
+    }
+    Ok(())
+}
+
+/// The error of inputs, without host paths other than the requested `name`.
+pub(crate) fn input_error(name: &str, error: &InputsError) -> ApiError {
+    match error {
+        InputsError::NotFound(_) => ApiError::new(ErrorCode::InputsNotFound, error.to_string()),
+        // The same answer as for a missing file: files outside the folder stay unknown.
+        InputsError::Outside(outside) if outside == name => {
+            let error = InputsError::NotFound(name.into());
+            ApiError::new(ErrorCode::InputsNotFound, error.to_string())
+        }
+        InputsError::Outside(_)
+        | InputsError::NotAManifest { .. }
+        | InputsError::BadImage { .. } => {
+            ApiError::new(ErrorCode::InputsInvalid, error.to_string())
+        }
+        InputsError::Read { .. } => ApiError::internal(error),
+    }
+}

@@ -1,0 +1,242 @@
+//! Bodies of submissions: a named object per kind of subject, so that generated clients know the
+//! fields of each.
+
+use llmprof_core::domain::{
+    command::CommandCall,
+    dtype::Dtype,
+    json_numbers::{integer, optional_object},
+    mode::Mode,
+    part::{AlignWith, MockChange, PartPath},
+    profiling::Profiling,
+    settings::Settings,
+};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// A label to find runs by.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(transparent)]
+#[schema(
+    min_length = 1,
+    max_length = 64,
+    pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$",
+    example = "nightly"
+)]
+pub struct Label(pub String);
+
+/// A submission: of a model, or of a command that this host allows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub enum SubmitRun {
+    Model(Box<SubmitModel>),
+    Command(Box<SubmitCommand>),
+}
+
+/// Id of stored inputs, or name of a manifest relative to the service's inputs folder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(transparent)]
+#[schema(min_length = 1, max_length = 200, example = "inputs.yaml")]
+pub struct InputsName(pub String);
+
+/// Inputs of a submission.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(
+    untagged,
+    expecting = "expected the id of stored inputs, the name of a manifest, or {prompt, images}"
+)]
+pub enum SubmittedInputs {
+    Name(InputsName),
+    Inline(InlineInputs),
+}
+
+/// A prompt with its images. They are stored like uploaded ones.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct InlineInputs {
+    #[schema(max_length = 65536, example = "Convert the document to markdown.")]
+    pub prompt: String,
+    /// `sha256:` and the hash of a stored image, or a data URL (`data:image/png;base64,...`); up to
+    /// 8 MiB of decoded data in total.
+    #[serde(default)]
+    #[schema(max_items = 64)]
+    pub images: Vec<String>,
+}
+
+/// Settings that both forms have: passes and queueing.
+#[derive(Debug, Clone)]
+pub(crate) struct PassesRequest {
+    pub mode: Mode,
+    pub repeats: u32,
+    pub warmup: u32,
+    pub device: String,
+    pub timeout_s: u32,
+    pub labels: Vec<Label>,
+    pub revision: Option<String>,
+    pub priority: i32,
+    pub profiling: Settings,
+}
+
+/// Declares submissions: the fields of each form, followed by the common ones.
+macro_rules! submissions {
+    ($($(#[$doc:meta])* $name:ident { $($fields:tt)* })+) => {
+        $(
+            $(#[$doc])*
+            #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+            #[serde(deny_unknown_fields)]
+            pub struct $name {
+                $($fields)*
+                /// Depth of the profile.
+                #[serde(default = "defaults::mode")]
+                #[schema(default = "deep")]
+                pub mode: Mode,
+                /// Measured repeats of the unprofiled pass.
+                #[serde(default = "defaults::repeats", deserialize_with = "integer")]
+                #[schema(default = 3, minimum = 1, maximum = 100)]
+                pub repeats: u32,
+                /// Unmeasured repeats before them.
+                #[serde(default = "defaults::warmup", deserialize_with = "integer")]
+                #[schema(default = 2, minimum = 0, maximum = 100)]
+                pub warmup: u32,
+                /// `auto`, `cpu`, `cuda:INDEX` in the order of nvidia-smi, the UUID of a GPU or of
+                /// an instance of one, or the model of either (`GET /devices`).
+                #[serde(default = "defaults::device")]
+                #[schema(
+                    default = "auto",
+                    pattern = "^(auto|cpu|cuda:(0|[1-9][0-9]?)\
+                               |(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\
+                               |[a-z][a-z0-9._-]{1,63})$"
+                )]
+                pub device: String,
+                /// Limit on the whole run, in seconds.
+                #[serde(default = "defaults::timeout_s", deserialize_with = "integer")]
+                #[schema(default = 1800, minimum = 1, maximum = 1800)]
+                pub timeout_s: u32,
+                /// Labels to find the run by: up to 16, each up to 64 characters without control
+                /// characters.
+                #[serde(default)]
+                #[schema(max_items = 16, inline)]
+                pub labels: Vec<Label>,
+                /// Revision of the profiled program, such as a commit.
+                #[serde(default)]
+                #[schema(
+                    min_length = 1,
+                    max_length = 64,
+                    pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$",
+                    example = "3f2c1ab"
+                )]
+                pub revision: Option<String>,
+                /// Higher runs first. A queued run gains one point every ten minutes.
+                #[serde(default, deserialize_with = "integer")]
+                #[schema(default = 0, minimum = -100, maximum = 100)]
+                pub priority: i32,
+                /// Settings of the passes that override the mode's (`GET /profiling`).
+                #[serde(default, deserialize_with = "optional_object")]
+                #[schema(value_type = Option<Profiling>)]
+                pub profiling: Option<Settings>,
+                /// Check everything and return the plan of the run; queue and store nothing.
+                #[serde(default)]
+                pub dry_run: bool,
+            }
+
+            impl $name {
+                pub(crate) fn passes(&self) -> PassesRequest {
+                    PassesRequest {
+                        mode: self.mode.clone(),
+                        repeats: self.repeats,
+                        warmup: self.warmup,
+                        device: self.device.clone(),
+                        timeout_s: self.timeout_s,
+                        labels: self.labels.clone(),
+                        revision: self.revision.clone(),
+                        priority: self.priority,
+                        profiling: self.profiling.clone().unwrap_or_default(),
+                    }
+                }
+            }
+        )+
+    };
+}
+
+submissions! {
+    /// A run of a model, or of a part of one. Only `model` is required.
+    SubmitModel {
+        /// Name of a configured model (`GET /models`).
+        #[schema(min_length = 1, max_length = 200, example = "deepseek-ocr-tiny")]
+        pub model: String,
+        /// Profile only this part of the model. The parts of a decoder are its layers and their
+        /// `self_attn` and `mlp`; of a vision side `vision.sam`, `vision.clip`, and their blocks
+        /// and layers.
+        #[serde(default)]
+        pub target: Option<PartPath>,
+        /// `e2e`: profile the whole model, the part alone (the mock) and the part taken out of its
+        /// layer (extracted) with the same inputs, and report whether the mock launches the same
+        /// kernels as the model. Requires `target` and a mode with a timeline.
+        #[serde(default)]
+        pub align_with: Option<AlignWith>,
+        /// Deliberate changes of the mock, to test whether the alignment detects them. Requires
+        /// `align_with`.
+        #[serde(default, deserialize_with = "optional_object")]
+        pub mock: Option<MockChange>,
+        /// The id of stored inputs or the name of a manifest (`GET /inputs`), or a prompt with
+        /// images. When absent, the bundled page, `inputs.yaml`; for a model that reads text only,
+        /// the bundled text, `inputs-text.yaml`.
+        #[serde(default)]
+        pub inputs: Option<SubmittedInputs>,
+        /// Name of a manifest, as in `inputs`.
+        #[serde(default)]
+        #[schema(min_length = 1, max_length = 200, example = "inputs.yaml")]
+        pub inputs_manifest: Option<String>,
+        /// Tokens to generate after prefill.
+        #[serde(default = "defaults::max_new_tokens", deserialize_with = "integer")]
+        #[schema(default = 64, minimum = 1, maximum = 4096)]
+        pub max_new_tokens: u32,
+        /// Sequences generated together, for a whole model. Of one, each sample of the inputs is
+        /// measured alone; a larger batch has the samples in order, again from the first after the
+        /// last.
+        #[serde(default = "defaults::batch", deserialize_with = "integer")]
+        #[schema(default = 1, minimum = 1, maximum = 1024)]
+        pub batch: u32,
+        /// Seed of synthetic weights.
+        #[serde(default, deserialize_with = "integer")]
+        #[schema(default = 0, minimum = 0, maximum = 9007199254740991i64)]
+        pub seed: u64,
+        /// Dtype; the model's default for the device when absent.
+        #[serde(default)]
+        pub dtype: Option<Dtype>,
+    }
+
+    /// A run of a command that this host allows (`GET /targets`): each repeat is a process of its
+    /// own or of its client.
+    SubmitCommand {
+        pub target: CommandCall,
+    }
+}
+
+pub(crate) mod defaults {
+    use llmprof_core::domain::mode::Mode;
+
+    pub fn inputs_manifest(reads_images: bool) -> String {
+        if reads_images { "inputs.yaml" } else { "inputs-text.yaml" }.into()
+    }
+    pub fn mode() -> Mode {
+        Mode::DEEP
+    }
+    pub fn repeats() -> u32 {
+        3
+    }
+    pub fn warmup() -> u32 {
+        2
+    }
+    pub fn max_new_tokens() -> u32 {
+        64
+    }
+    pub fn batch() -> u32 {
+        1
+    }
+    pub fn device() -> String {
+        "auto".into()
+    }
+    pub fn timeout_s() -> u32 {
+        1800
+    }
+}

@@ -1,0 +1,114 @@
+//! Errors of the API: one body for every status, a code from the contract, and the request's id.
+//!
+//! A 500 contains only the request's id; the log has the cause under the same id.
+
+mod codes;
+pub mod responses;
+
+use axum::{
+    Json,
+    body::Body,
+    http::{HeaderValue, Response, Uri, header},
+    response::IntoResponse,
+};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+pub use codes::ErrorCode;
+
+use crate::{http::request_id, store::StoreError};
+
+/// The body of every error.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ErrorBody {
+    pub error: ErrorDetail,
+}
+
+/// The error itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ErrorDetail {
+    pub code: ErrorCode,
+    /// For people: the failure, the value, and the remedy.
+    pub message: String,
+    /// Also in the header `x-request-id`, and in the service's log.
+    pub request_id: String,
+}
+
+/// An error of a request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ApiError {
+    code: ErrorCode,
+    message: String,
+    retry_after_s: Option<u64>,
+}
+
+impl ApiError {
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), retry_after_s: None }
+    }
+
+    /// Sets the seconds after which a retry can succeed.
+    pub fn retry_after(self, seconds: u64) -> Self {
+        Self { retry_after_s: Some(seconds), ..self }
+    }
+
+    /// The error of `code` with the message of its example.
+    pub fn of(code: ErrorCode) -> Self {
+        Self::new(code, code.example())
+    }
+
+    pub fn code(&self) -> ErrorCode {
+        self.code
+    }
+
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Logs `error` and returns a 500 without its cause.
+    pub fn internal(error: &dyn std::error::Error) -> Self {
+        let error = llmprof_core::chain(error);
+        tracing::error!(request_id = request_id::current(), %error, "request failed");
+        Self::of(ErrorCode::Internal)
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        Self::internal(&error)
+    }
+}
+
+impl IntoResponse for ApiError {
+    /// The response carries the error as an extension too, from which pages render it.
+    fn into_response(self) -> Response<Body> {
+        let detail = ErrorDetail {
+            code: self.code,
+            message: self.message.clone(),
+            request_id: request_id::current(),
+        };
+        let mut response = (self.code.status(), Json(ErrorBody { error: detail })).into_response();
+        let headers = response.headers_mut();
+        if self.code == ErrorCode::Unauthenticated {
+            let challenge = HeaderValue::from_static("Bearer realm=\"llmprof\"");
+            headers.insert(header::WWW_AUTHENTICATE, challenge);
+        }
+        if let Some(seconds) = self.retry_after_s {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+/// Refuses an unknown path.
+pub async fn no_route(uri: Uri) -> ApiError {
+    let message = format!("no route {}; the API is documented at /docs", uri.path());
+    ApiError::new(ErrorCode::RouteNotFound, message)
+}
+
+/// Returns a 500 for a handler that panicked.
+pub fn panicked(_: Box<dyn std::any::Any + Send>) -> Response<Body> {
+    tracing::error!(request_id = request_id::current(), "a handler panicked");
+    ApiError::of(ErrorCode::Internal).into_response()
+}

@@ -1,0 +1,83 @@
+//! JSON bodies, read within limits of size and time.
+
+use std::time::Duration;
+
+use axum::{
+    body::{Body, Bytes, to_bytes},
+    http::{HeaderMap, HeaderName, header},
+};
+use llmprof_core::domain::plain_words::plain_words;
+use serde::de::DeserializeOwned;
+
+use crate::http::error::{ApiError, ErrorCode};
+
+/// Bytes of a body without files.
+pub const MAX_BODY: usize = 1 << 20;
+/// Time in which a whole body must arrive.
+pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The text of a header; empty without it.
+pub fn header_text(headers: &HeaderMap, name: HeaderName) -> &str {
+    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+}
+
+/// The media type of a body, without parameters.
+pub fn media_type(headers: &HeaderMap) -> String {
+    let value = header_text(headers, header::CONTENT_TYPE);
+    value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+}
+
+/// The announced length of a body.
+pub fn content_length(headers: &HeaderMap) -> Option<u64> {
+    header_text(headers, header::CONTENT_LENGTH).parse().ok()
+}
+
+/// The error of a body that arrives too slowly.
+pub fn too_late() -> ApiError {
+    let seconds = BODY_TIMEOUT.as_secs();
+    let message = format!("the body did not arrive within {seconds} seconds");
+    ApiError::new(ErrorCode::BodyTimeout, message)
+}
+
+/// Reads the bytes of a JSON body, at most `max`.
+pub async fn read_json(headers: &HeaderMap, body: Body, max: usize) -> Result<Bytes, ApiError> {
+    if media_type(headers) != "application/json" {
+        return Err(ApiError::of(ErrorCode::UnsupportedMediaType));
+    }
+    let too_large =
+        || ApiError::new(ErrorCode::BodyTooLarge, format!("the body is larger than {max} bytes"));
+    if content_length(headers).is_some_and(|length| length > max as u64) {
+        return Err(too_large());
+    }
+    match tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, max)).await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(_)) => Err(too_large()),
+        Err(_) => Err(too_late()),
+    }
+}
+
+/// Parses a JSON object; an error names the path of the wrong field.
+pub fn parse_object<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    let malformed = |error: &serde_json::Error| {
+        ApiError::new(ErrorCode::MalformedBody, format!("malformed JSON body: {error}"))
+    };
+    let invalid = |message: &str| ApiError::new(ErrorCode::InvalidRequest, plain_words(message));
+    let mut reader = serde_json::Deserializer::from_slice(body);
+    let parsed = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        if error.inner().is_data() {
+            return invalid(&error.to_string());
+        }
+        // serde_json reports a number in place of a name, as in `"dtype": 4`, as a syntax error.
+        match serde_json::from_slice::<serde_json::Value>(body) {
+            Ok(_) => invalid(&format!("{}: expected a string", error.path())),
+            Err(_) => malformed(error.inner()),
+        }
+    })?;
+    reader.end().map_err(|error| malformed(&error))?;
+    // A derived deserializer accepts a list of a struct's fields too; the contract does not.
+    if body.trim_ascii_start().starts_with(b"{") {
+        Ok(parsed)
+    } else {
+        Err(ApiError::new(ErrorCode::InvalidRequest, "the body is not a JSON object"))
+    }
+}

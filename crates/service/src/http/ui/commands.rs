@@ -1,0 +1,347 @@
+//! Pages of the commands that this host allows: a list, and for each a form of its parameters that
+//! submits a run or starts a session.
+//!
+//! The API checks the body.
+
+use std::collections::BTreeMap;
+
+use axum::{
+    Extension,
+    extract::{Request, State},
+    response::{IntoResponse, Redirect, Response},
+};
+use llmprof_core::domain::command::{CommandCall, CommandTarget, Param};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+
+use super::{
+    forms::{self, Fields, field},
+    home::{FormOption, mode_options},
+    page::HtmlPage,
+    submit_form::SubmitForm,
+};
+use crate::http::{
+    api::{
+        devices::{self, DeviceView},
+        runs::{self, find_command, submit},
+        sessions::{self, SessionView},
+        targets::CommandView,
+    },
+    auth::access::Caller,
+    error::ApiError,
+    extract::params::{CommandPath, Params, parse_id},
+    state::App,
+};
+
+/// Prefix of the fields of parameters.
+const PARAM: &str = "param.";
+/// Fields of the command in addition to its parameters.
+const CALL: [&str; 3] = ["gpus", "session", "lifetime_s"];
+/// Settings that a session has, too.
+const OF_SESSIONS: [&str; 2] = ["mode", "device"];
+
+#[derive(Serialize)]
+struct CommandList {
+    commands: Vec<CommandView>,
+}
+
+#[derive(Serialize)]
+struct CommandPage<'a> {
+    command: CommandView,
+    params: Vec<ParamField<'a>>,
+    modes: Vec<FormOption<'a>>,
+    devices: Vec<DeviceView>,
+    /// Active sessions of the command.
+    sessions: Vec<SessionView>,
+    /// Reason why it cannot be a session.
+    session_refusal: Option<&'static str>,
+    /// Text of every common setting.
+    entered: &'a SubmitForm,
+    /// Text of the other fields.
+    call: BTreeMap<&'static str, &'a str>,
+    /// Reason why the submission was refused.
+    problem: Option<&'a str>,
+    /// Key of this form: submitting it twice queues one run.
+    key: Uuid,
+}
+
+/// A parameter as a field.
+#[derive(Serialize)]
+struct ParamField<'a> {
+    name: &'a str,
+    param: &'a Param,
+    /// Text of its default; `None`: it is required.
+    default: Option<String>,
+    entered: &'a str,
+}
+
+/// The run whose settings fill the form, or the session to run on.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct CommandQuery {
+    again: String,
+    session: String,
+}
+
+/// `GET /ui/commands`
+pub async fn list(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+) -> Result<HtmlPage, ApiError> {
+    let commands = app.targets.iter().map(|(name, it)| CommandView::of(name, it)).collect();
+    HtmlPage::render(Some(&caller), "commands.html", CommandList { commands })
+}
+
+/// `GET /ui/commands/{command}`
+pub async fn form(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    CommandPath(name): CommandPath,
+    Params(query): Params<CommandQuery>,
+) -> Result<HtmlPage, ApiError> {
+    let mut fields: Fields = Vec::new();
+    let mut entered = SubmitForm::empty();
+    if !query.again.is_empty() {
+        let run = runs::find(&app, parse_id(&query.again)?).await?;
+        entered = SubmitForm::from_spec(&run.spec);
+        fields = run.spec.call().map(fields_of).unwrap_or_default();
+    }
+    fields.push(("session".into(), query.session));
+    show(&app, &caller, &name, (&fields, &entered), None).await
+}
+
+/// `POST /ui/commands/{command}`: queues the form's run and redirects to its page.
+pub async fn submit(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    CommandPath(name): CommandPath,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let fields = forms::read(request).await?;
+    let entered = SubmitForm::from_fields(fields.clone());
+    let mut body = entered.body(false);
+    body["target"] = call(&name, find_command(&app, &name)?, &fields);
+    let body = body.to_string();
+    let key = forms::idempotency_key(field(&fields, "key"), &body);
+    match submit::queue(&app, caller.clone(), body.as_bytes(), Some(key), None).await {
+        Ok(run) => Ok(Redirect::to(&format!("/ui/runs/{}", run.id)).into_response()),
+        Err(refused) => refuse(&app, &caller, &name, (&fields, &entered), &refused).await,
+    }
+}
+
+/// `POST /ui/commands/{command}/session`: starts a session and redirects to the list of sessions.
+pub async fn start_session(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    CommandPath(name): CommandPath,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let fields = forms::read(request).await?;
+    let entered = SubmitForm::from_fields(fields.clone());
+    let common = entered.body(false);
+    let mut body = call(&name, find_command(&app, &name)?, &fields);
+    for setting in OF_SESSIONS {
+        if let Some(value) = common.get(setting) {
+            body[setting] = value.clone();
+        }
+    }
+    if let Some(label) = common["labels"].get(0) {
+        body["label"] = label.clone();
+    }
+    if let Some(lifetime_s) = given(&fields, "lifetime_s") {
+        body["lifetime_s"] = whole_number(lifetime_s);
+    }
+    match sessions::start_session(&app, &caller, body.to_string().as_bytes()).await {
+        Ok(session) => {
+            let to = format!("/ui/sessions#s-{}", session.session_id);
+            Ok(Redirect::to(&to).into_response())
+        }
+        Err(refused) => refuse(&app, &caller, &name, (&fields, &entered), &refused).await,
+    }
+}
+
+/// `GET` of a button's address: redirects to the form.
+pub async fn back(
+    State(app): State<App>,
+    CommandPath(name): CommandPath,
+) -> Result<Redirect, ApiError> {
+    find_command(&app, &name)?;
+    Ok(Redirect::to(&format!("/ui/commands/{name}")))
+}
+
+/// The form with the reason of the refusal.
+async fn refuse(
+    app: &App,
+    caller: &Caller,
+    name: &str,
+    entered: (&Fields, &SubmitForm),
+    refused: &ApiError,
+) -> Result<Response, ApiError> {
+    let page = show(app, caller, name, entered, Some(refused.message())).await?;
+    Ok(page.with_status(refused.code().status()).into_response())
+}
+
+async fn show(
+    app: &App,
+    caller: &Caller,
+    name: &str,
+    (fields, entered): (&Fields, &SubmitForm),
+    problem: Option<&str>,
+) -> Result<HtmlPage, ApiError> {
+    let command = find_command(app, name)?;
+    let param = |(name, param): (&'_ String, &'_ Param)| {
+        let default = param.default().map(|value| value.to_string());
+        (format!("{PARAM}{name}"), default)
+    };
+    let described: Vec<_> = command.params.iter().map(param).collect();
+    let params = command.params.iter().zip(&described).map(|((name, param), (id, default))| {
+        ParamField { name, param, default: default.clone(), entered: field(fields, id) }
+    });
+    let sessions = sessions::page(app).await?.sessions.into_iter();
+    let view = CommandPage {
+        command: CommandView::of(name, command),
+        params: params.collect(),
+        modes: mode_options(app),
+        devices: devices::devices(State(app.clone())).await?.0.devices,
+        sessions: sessions.filter(|it| it.command == name && !it.state.is_final()).collect(),
+        session_refusal: command.session_refusal(),
+        entered,
+        call: CALL.map(|name| (name, field(fields, name))).into(),
+        problem,
+        key: Uuid::now_v7(),
+    };
+    HtmlPage::render(Some(caller), "command.html", view)
+}
+
+/// The trimmed text of a field, unless it is empty.
+fn given<'a>(fields: &'a Fields, name: &str) -> Option<&'a str> {
+    Some(field(fields, name).trim()).filter(|text| !text.is_empty())
+}
+
+/// The call of the API: parameters of entered fields by their types.
+fn call(name: &str, command: &CommandTarget, fields: &Fields) -> Value {
+    let value = |(name, param): (&String, &Param)| {
+        let text = field(fields, &format!("{PARAM}{name}"));
+        let value = typed(param, text)?;
+        Some((name.clone(), value))
+    };
+    let params: Map<String, Value> = command.params.iter().filter_map(value).collect();
+    let mut call = json!({ "command": name, "params": params });
+    if let Some(gpus) = given(fields, "gpus") {
+        call["gpus"] = whole_number(gpus);
+    }
+    if let Some(session) = given(fields, "session") {
+        call["session"] = session.into();
+    }
+    call
+}
+
+/// The value of a parameter; `None`: its default. Text of another type is refused by the API, which
+/// names the parameter.
+fn typed(param: &Param, text: &str) -> Option<Value> {
+    let trimmed = text.trim();
+    if text.is_empty() || (trimmed.is_empty() && !matches!(param, Param::String { .. })) {
+        return None;
+    }
+    Some(match param {
+        Param::Int { .. } => whole_number(trimmed),
+        Param::Float { .. } => trimmed.parse::<f64>().map_or_else(|_| trimmed.into(), Value::from),
+        Param::Flag { .. } => trimmed.parse::<bool>().map_or_else(|_| trimmed.into(), Value::from),
+        Param::Enum { .. } => trimmed.into(),
+        Param::String { .. } => text.into(),
+    })
+}
+
+fn whole_number(text: &str) -> Value {
+    text.parse::<i64>().map_or_else(|_| text.into(), Value::from)
+}
+
+/// The fields of a call.
+fn fields_of(call: &CommandCall) -> Fields {
+    let params = call.params.iter();
+    let params = params.map(|(name, value)| (format!("{PARAM}{name}"), value.to_string()));
+    let gpus = call.gpus.map(|gpus| ("gpus".to_owned(), gpus.to_string()));
+    params.chain(gpus).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+
+    fn command() -> CommandTarget {
+        let source = r#"
+            description = "a"
+            program = "a"
+            args = ["{tokens}", "{rate}", "{text}", "{fast}", "{kind}"]
+            [params.tokens]
+            type = "int"
+            description = "a"
+            min = 1
+            max = 9
+            [params.rate]
+            type = "float"
+            description = "a"
+            min = 0.0
+            max = 9.0
+            [params.text]
+            type = "string"
+            description = "a"
+            pattern = ".*"
+            max_length = 9
+            [params.fast]
+            type = "flag"
+            description = "a"
+            on = "--fast"
+            [params.kind]
+            type = "enum"
+            description = "a"
+            values = ["x", "y"]
+        "#;
+        toml::from_str(source).unwrap()
+    }
+
+    fn sent(pairs: &[(&str, &str)]) -> Value {
+        let fields = pairs.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
+        call("go", &command(), &fields.collect())
+    }
+
+    #[test]
+    fn fields_become_values_of_their_types_and_empty_ones_defaults() {
+        let fields = [
+            ("param.tokens", " 4 "),
+            ("param.rate", "2.5"),
+            ("param.text", " a "),
+            ("param.fast", "true"),
+            ("param.kind", ""),
+            ("param.other", "1"),
+            ("gpus", "2"),
+            ("session", ""),
+        ];
+        let params = json!({ "tokens": 4, "rate": 2.5, "text": " a ", "fast": true });
+        assert_eq!(sent(&fields), json!({ "command": "go", "params": params, "gpus": 2 }));
+    }
+
+    #[test]
+    fn text_of_another_type_reaches_the_check_of_the_api() {
+        let sent = sent(&[("param.tokens", "many"), ("param.rate", "fast"), ("param.fast", "no")]);
+        assert_eq!(sent["params"], json!({ "tokens": "many", "rate": "fast", "fast": "no" }));
+    }
+
+    #[test]
+    fn a_call_fills_the_form_that_submits_it() {
+        for (name, command) in config::example_targets().unwrap() {
+            let params = command.params.iter();
+            let params = params.filter_map(|(name, it)| Some((name.clone(), it.default()?)));
+            let first = CommandCall {
+                command: name.clone(),
+                params: params.collect(),
+                gpus: Some(1),
+                session: None,
+            };
+            let again = call(&name, &command, &fields_of(&first));
+            assert_eq!(again, serde_json::to_value(&first).unwrap());
+        }
+    }
+}

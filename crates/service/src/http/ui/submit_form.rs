@@ -1,0 +1,165 @@
+//! The form of a submission: converted to the API's body, and filled from a run's spec.
+//!
+//! The API checks the body.
+
+use std::collections::BTreeMap;
+
+use llmprof_core::domain::subject::{RunSpec, Subject};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::artifact::inputs::staging::UploadedSamples;
+
+/// Fields that are numbers in the API.
+const NUMBERS: [&str; 7] =
+    ["repeats", "warmup", "max_new_tokens", "batch", "seed", "timeout_s", "priority"];
+const TEXTS: [&str; 8] =
+    ["model", "mode", "inputs", "dtype", "device", "revision", "target", "align_with"];
+/// Prompt of the form's images; not a field of the body.
+const PROMPT: &str = "prompt";
+/// Set if each image is a sample of its own; not a field of the body.
+const EACH_IMAGE: &str = "each_image";
+/// Labels separated by commas.
+const LABELS: &str = "labels";
+
+/// Prompt of images without one.
+const DEFAULT_PROMPT: &str = "Convert the document to markdown.";
+
+/// Text of every field.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SubmitForm(BTreeMap<String, String>);
+
+impl SubmitForm {
+    /// An empty form.
+    pub fn empty() -> Self {
+        let fields = NUMBERS.iter().chain(&TEXTS).chain([&LABELS, &PROMPT, &EACH_IMAGE]);
+        Self(fields.map(|field| ((*field).to_owned(), String::new())).collect())
+    }
+
+    /// The form of received fields; unknown fields are ignored.
+    pub fn from_fields(pairs: impl IntoIterator<Item = (String, String)>) -> Self {
+        let mut form = Self::empty();
+        for (field, text) in pairs {
+            if let Some(known) = form.0.get_mut(&field) {
+                text.trim().clone_into(known);
+            }
+        }
+        form
+    }
+
+    /// The form with the settings of a run.
+    pub fn from_spec(spec: &RunSpec) -> Self {
+        let common = serde_json::to_value(&spec.common).unwrap_or_default();
+        let workload = serde_json::to_value(spec.workload()).unwrap_or_default();
+        let passes = serde_json::to_value(spec.passes()).unwrap_or_default();
+        let parts =
+            [common, workload, passes].into_iter().filter_map(|part| part.as_object().cloned());
+        let mut fields: Map<String, Value> = parts.flatten().collect();
+        if let Some(inputs) = fields.remove("inputs_manifest") {
+            fields.insert("inputs".into(), inputs);
+        }
+        fields.insert(LABELS.into(), spec.common.labels.join(", ").into());
+        if let Subject::Part(part) = &spec.subject {
+            fields.insert("target".into(), part.part.0.as_str().into());
+            let with = part.align_with.map(|with| with.as_str().into());
+            fields.extend(with.map(|with| ("align_with".to_owned(), with)));
+        }
+        let text = |value: &Value| match value {
+            Value::String(text) => Some(text.clone()),
+            Value::Number(number) => Some(number.to_string()),
+            _ => None,
+        };
+        let texts = fields.iter().filter_map(|(field, value)| Some((field.clone(), text(value)?)));
+        Self::from_fields(texts)
+    }
+
+    /// The same form with these stored inputs or this manifest, unless the name is empty.
+    pub fn with_inputs(mut self, name: &str) -> Self {
+        if !name.is_empty() {
+            self.0.insert("inputs".into(), name.trim().to_owned());
+        }
+        self
+    }
+
+    /// The prompt of the form's inputs; `None` if it is empty.
+    pub fn prompt(&self) -> Option<&str> {
+        self.0.get(PROMPT).map(String::as_str).filter(|prompt| !prompt.is_empty())
+    }
+
+    /// Samples of images that the form has.
+    pub fn samples(&self) -> UploadedSamples {
+        let each_image = self.0.get(EACH_IMAGE).is_some_and(|text| !text.is_empty());
+        UploadedSamples { prompt: Some(self.prompt().unwrap_or(DEFAULT_PROMPT).into()), each_image }
+    }
+
+    /// The body of the submission, without empty fields. A prompt without images is a part of it.
+    pub fn body(&self, has_images: bool) -> Value {
+        let mut body = Map::new();
+        if let (Some(prompt), false) = (self.prompt(), has_images) {
+            body.insert("inputs".into(), json!({ "prompt": prompt, "images": [] }));
+        }
+        let is_field = |field: &str| ![PROMPT, EACH_IMAGE].contains(&field);
+        for (field, text) in
+            self.0.iter().filter(|(field, text)| !text.is_empty() && is_field(field))
+        {
+            // Both together contradict each other, which the API reports.
+            let is_second = field == "inputs" && (has_images || body.contains_key("inputs"));
+            let name = if is_second { "inputs_manifest" } else { field };
+            let value = match field.as_str() {
+                LABELS => text
+                    .split(',')
+                    .map(str::trim)
+                    .filter(|label| !label.is_empty())
+                    .map(Value::from)
+                    .collect(),
+                // The API refuses other text, and names the field.
+                field if NUMBERS.contains(&field) => {
+                    text.parse::<i64>().map_or_else(|_| Value::from(text.as_str()), Value::from)
+                }
+                _ => Value::from(text.as_str()),
+            };
+            body.insert(name.to_owned(), value);
+        }
+        Value::Object(body)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn of(pairs: &[(&str, &str)]) -> Value {
+        let pairs = pairs.iter().map(|(field, text)| ((*field).to_owned(), (*text).to_owned()));
+        SubmitForm::from_fields(pairs).body(false)
+    }
+
+    #[test]
+    fn a_form_becomes_the_body_of_the_api() {
+        let entered = [
+            ("model", "llama-tiny"),
+            ("repeats", " 4 "),
+            ("labels", "a, b,,c d "),
+            ("dtype", ""),
+            ("key", "x"),
+            ("priority", "-3"),
+            ("revision", " 3f2c1ab"),
+        ];
+        assert_eq!(
+            of(&entered),
+            json!({
+                "model": "llama-tiny", "repeats": 4, "labels": ["a", "b", "c d"], "priority": -3,
+                "revision": "3f2c1ab"
+            })
+        );
+    }
+
+    #[test]
+    fn text_in_a_number_field_is_unchanged() {
+        assert_eq!(
+            of(&[("repeats", "1e9"), ("seed", "99999999999999999999")]),
+            json!({ "repeats": "1e9", "seed": "99999999999999999999" })
+        );
+    }
+}

@@ -1,0 +1,182 @@
+//! Passes and formulas of the figures of tables.
+//!
+//! As in specs/formulas.md. A figure without an entry has no formula here: none is made up.
+
+use super::super::service_api::ApiRefusal;
+
+/// The pass that measured a figure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FigureSource {
+    /// The unprofiled pass; of a run without one, the traced pass.
+    Timed,
+    /// The timeline.
+    Traced,
+    /// Counters of kernels.
+    Counters,
+    /// Samples of the GPU's metrics.
+    Samples,
+    /// Logs of the libraries of matrix products, and the timeline.
+    GemmLog,
+    /// Arithmetic over several passes.
+    Derived,
+}
+
+impl FigureSource {
+    /// The steps whose files have the figure's data.
+    pub fn steps(self, has_baseline: bool) -> &'static [&'static str] {
+        match self {
+            Self::Timed if has_baseline => &["baseline"],
+            Self::Timed | Self::Traced => &["nsys", "torch_profiler"],
+            Self::Counters => &["ncu"],
+            Self::Samples => &["gpu_metrics"],
+            Self::GemmLog => &["gemm_log", "nsys", "torch_profiler"],
+            Self::Derived => &["baseline", "nsys", "torch_profiler", "gpu_metrics", "ncu"],
+        }
+    }
+}
+
+/// The pass of a column of a table.
+pub fn source(table: &str, column: &str) -> FigureSource {
+    let is_of_device = column.starts_with("device.");
+    match table {
+        _ if column.starts_with("counters.") => FigureSource::Counters,
+        "aggregates" | "stages" | "stage_notes" | "operator_repeats" | "power.stages"
+        | "memory" | "experts" => FigureSource::Timed,
+        "operators" | "operators_by_path" if !is_of_device => FigureSource::Timed,
+        "counters" if column.starts_with("values.") => FigureSource::Counters,
+        "gemms" => FigureSource::GemmLog,
+        "roofline.points" | "mfu" | "operator_mfu" | "ledger" | "ledger_members"
+        | "ledger_stages" | "overhead" => FigureSource::Derived,
+        _ if table.starts_with("sampled") => FigureSource::Samples,
+        _ => FigureSource::Traced,
+    }
+}
+
+/// The formula of a column of a table, and of a ledger by its cause.
+pub fn formula(table: &str, column: &str, cause: Option<&str>) -> Option<&'static str> {
+    let is_ledger = table == "ledger" || table == "ledger_members";
+    match (table, column) {
+        _ if is_ledger && matches!(column, "ns" | "step_ns") => of_cause(cause?),
+        _ if is_ledger && column == "max_saving_ns" => Some(
+            "the cause's time, at most the time in which the kernel ran alone; of all gaps at most \
+             the idle time that the unprofiled pass can have",
+        ),
+        _ if is_ledger && column == "share_pct" => {
+            Some("100 x time of the cause / measured time of the stage")
+        }
+        ("ledger_stages", "floor_ns") => Some(
+            "sum over operators of max(FLOPs / ceiling of the dtype, necessary bytes / bandwidth), \
+             each at most the time of its kernels",
+        ),
+        ("ledger_stages", "times_floor") => Some("measured_ns / floor_ns"),
+        ("ledger_stages", "measured_ns") => Some(
+            "mean over the unprofiled repeats = floor + causes + unexplained + difference of the \
+             passes",
+        ),
+        ("mfu" | "operator_mfu", "datasheet_pct" | "measured_pct" | "clocked_pct") => {
+            Some("required FLOPs / (time x peak FLOP/s)")
+        }
+        (
+            "mfu" | "operator_mfu",
+            "datasheet_bandwidth_pct" | "measured_bandwidth_pct" | "clocked_bandwidth_pct",
+        ) => Some("operand bytes / (time x peak bytes/s)"),
+        ("roofline.points", "flops_per_byte") => Some("FLOPs / bytes of device memory"),
+        ("roofline.points", "datasheet_pct" | "measured_pct") => {
+            Some("FLOP/s / min(peak FLOP/s, FLOPs per byte x peak bytes/s)")
+        }
+        ("roofline.points", "bound") => Some(
+            "latency if SM and memory are both below 60 % of their sustained rate, else the busier \
+             of compute and memory",
+        ),
+        ("gemms", "flops_per_call") => Some("2 x batch x m x n x k; 8 of complex operands"),
+        ("gemms", "flops_per_s") => {
+            Some("FLOPs of a call x launches / time of the kernels, reductions of split k included")
+        }
+        ("gemms", "tile_fill_pct") => {
+            Some("100 x m n k / the same sides rounded up to whole tiles")
+        }
+        ("kernels" | "kernels_full", "total_ms") => {
+            Some("sum over launches of end - start on the device")
+        }
+        ("kernels" | "kernels_full", "mean_ms") => Some("total_ms / calls"),
+        ("aggregates", "first_token_ms") => Some("mean over repeats of the time of prefill"),
+        ("aggregates", "per_token_ms") => {
+            Some("mean over repeats of the time of decode / decode steps")
+        }
+        _ => None,
+    }
+}
+
+/// The formula of a cause's time.
+fn of_cause(cause: &str) -> Option<&'static str> {
+    Some(match cause {
+        "floor" => "sum over operators of max(FLOPs / ceiling, necessary bytes / bandwidth)",
+        "collective_wait" => "time of the kernel's launches until the last rank started",
+        "collective_transfer" => "time of the kernel's launches after the last rank started",
+        "copies_and_casts" | "collectives" => "all time of these kernels and copies",
+        "more_bytes" => {
+            "(bytes moved - necessary bytes) / bandwidth of the operator, above its floor"
+        }
+        "tensor_cores" => "counted operations at the ceilings of the dtypes used, above the floor",
+        "tiles" => "time x (1 - tile fill)",
+        "waves" => {
+            "time x (1 - waves / ceil(waves)), waves = blocks / (SMs x blocks per SM); without \
+             counters 1 block per SM, only for grids with fewer blocks than SMs"
+        }
+        "instructions" => {
+            "use of the SMs' busiest unit x min(time, duration of the replay), above floor, bytes \
+             and tensor cores"
+        }
+        "memory_traffic" => {
+            "use of the memory system's busiest unit x min(time, duration of the replay), above \
+             floor, bytes and tensor cores"
+        }
+        "latency" => "time x (1 - use of the busiest unit)",
+        "profiler_overhead" => "idle time of the GPU in which the profiler recorded its own work",
+        "gap_host" | "gap_launch" | "gap_sync" | "gap_copy" => {
+            "idle time of the GPU, by the call of the host at that time"
+        }
+        "gap_in_graph" | "gap_queued" => "idle time of the GPU before work launched earlier",
+        "other_stages" => "time in which only work of other stages ran",
+        "unexplained" => "time of the stage - floor - all causes - difference of the passes",
+        "pass_difference" => "unprofiled time - traced time of the stage",
+        _ => return None,
+    })
+}
+
+/// The column of a headline figure among the aggregates.
+pub fn headline(figure: &str) -> Result<&'static str, ApiRefusal> {
+    match figure {
+        "ttft" | "first_token_ms" => Ok("first_token_ms"),
+        "tpot" | "per_token_ms" => Ok("per_token_ms"),
+        "wall" | "wall_ms" => Ok("wall_ms"),
+        "tokens_per_s" | "decode_tokens_per_s" => Ok("decode_tokens_per_s"),
+        _ => Err(super::super::arguments::invalid(format!(
+            "table aggregates has no column {figure:.60?}; it has ttft, tpot, wall and tokens_per_s"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use llmprof_analyze::ledger::LedgerCause;
+
+    use super::*;
+
+    #[test]
+    fn every_cause_of_the_ledger_has_a_formula() {
+        for cause in LedgerCause::ALL {
+            assert!(formula("ledger", "ns", Some(cause.as_str())).is_some(), "{}", cause.as_str());
+        }
+    }
+
+    #[test]
+    fn a_column_has_the_pass_that_measured_it() {
+        assert_eq!(source("kernels", "total_ms"), FigureSource::Traced);
+        assert_eq!(source("kernels", "counters.sm_pct"), FigureSource::Counters);
+        assert_eq!(source("operators", "inclusive_ms"), FigureSource::Timed);
+        assert_eq!(source("operators", "device.inclusive_ms"), FigureSource::Traced);
+        assert_eq!(FigureSource::Timed.steps(false), FigureSource::Traced.steps(true));
+        assert_eq!(formula("kernels", "grid", None), None);
+    }
+}

@@ -1,8 +1,0 @@
-//! Progress of commands that read and copy files, on standard error.
-
-use llmprof::runtime::work::SlicedWork;
-
-/// Work of a command, which the end of its process stops. Prints its progress every few seconds.
-pub(super) fn work(name: &'static str) -> SlicedWork {
-    SlicedWork::default().reporting(move |done, _| eprintln!("{name}: {:.1} GB", done as f64 / 1e9))
-}
