@@ -13,7 +13,7 @@ use tempfile::NamedTempFile;
 const PACKED: &str = "zst";
 /// Maximum size of an unpacked temporary file: several times the quota of a run.
 const MAX_UNPACKED: u64 = 64 << 30;
-/// Start of every name.
+/// Start of the name of every temporary file and folder.
 pub const TEMPORARY: &str = "llmprof.";
 /// Attempts to create an entry that a concurrent sweep removes before it is locked.
 pub const ATTEMPTS: u32 = 10;
