@@ -38,9 +38,9 @@ COPY . .
 # The service is built without the feature `cuda`, so that it starts where there is no driver.
 RUN built=$CARGO_TARGET_DIR/$PROFILE && if [ "$PROFILE" = dev ]; then built=$CARGO_TARGET_DIR/debug; fi \
     && if [ "$VARIANT" = cuda ]; then set -- --no-default-features --features service; fi \
-    && cargo build --locked --profile "$PROFILE" "$@" && install --strip "$built/llmprof" /opt/llmprof \
+    && cargo build --locked --package llmprof --profile "$PROFILE" "$@" && install --strip "$built/llmprof" /opt/llmprof \
     && if [ "$VARIANT" = cuda ]; then \
-        CUDA_COMPUTE_CAP="$CUDA_COMPUTE_CAP" cargo build --locked --profile "$PROFILE" --no-default-features --features cuda; \
+        CUDA_COMPUTE_CAP="$CUDA_COMPUTE_CAP" cargo build --locked --package llmprof --profile "$PROFILE" --no-default-features --features cuda; \
     fi \
     && install --strip "$built/model-runner" /opt/model-runner
 

@@ -42,7 +42,7 @@ deny:
 cuda:
     @command -v nvcc >/dev/null || { echo 'no nvcc on PATH: eval "$(scripts/cuda-toolchain.sh)" installs one' >&2; exit 1; }
     cargo clippy --locked --package llmprof-runner --features cuda --all-targets -- -D warnings
-    cargo build --locked --no-default-features --features cuda
+    cargo build --locked --package llmprof --no-default-features --features cuda
     scripts/check-linkage.sh all {{target}}/model-runner
 
 # Writes the contract again, after a change of the API.

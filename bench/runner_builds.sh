@@ -4,7 +4,7 @@
 #
 #   bench/runner_builds.sh RUNNER...
 #
-# RUNNER: executables of `cargo build --release --no-default-features --features cuda`. Needs nsys
+# RUNNER: executables of `cargo build --release --package llmprof --no-default-features --features cuda`. Needs nsys
 # and python3. Prints medians by wall clock, stages of the vision part by device time, in ms.
 set -uo pipefail
 cd "$(dirname "$0")/.."

@@ -6,7 +6,7 @@
 #
 # BIN: folder with `model-runner` and `model-runner-tests` (default: target/release). Build them on
 # a host with the CUDA toolkit:
-#   cargo build --release --no-default-features --features cuda
+#   cargo build --release --package llmprof --no-default-features --features cuda
 #   cargo test --release --package llmprof-runner --features cuda --no-run
 # and copy the executable named by the second command to model-runner-tests. Needs python3. Prints a
 # table; exits with 0 if every test passed and every bench ran.

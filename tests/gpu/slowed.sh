@@ -9,7 +9,7 @@
 # weights of the last product read twice) and `sync` (a wait of the host before each step). On a host
 # with the CUDA toolkit:
 #   git apply tests/gpu/slowed/NAME.patch
-#   cargo build --release --no-default-features --features cuda
+#   cargo build --release --package llmprof --no-default-features --features cuda
 #   cp target/release/model-runner target/release/model-runner-NAME
 #   git apply -R tests/gpu/slowed/NAME.patch
 # Profiles the same deep run with each, and prints the difference of each ledger of decode to that of
