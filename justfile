@@ -19,6 +19,10 @@ clippy:
 test *names:
     cargo nextest run --locked --workspace --features simulation {{names}}
 
+# The slowest tests of the last `NEXTEST_PROFILE=ci just test`.
+slowest count="40":
+    scripts/slowest-tests.py target/nextest/ci/junit.xml {{count}}
+
 # Random schedules of kills, power cuts and other faults, with the code of the service on simulated
 # time, disks and processes. Of a single one the events are shown: `just simulate 1 SEED`.
 simulate schedules="2000" first="0":
