@@ -4,8 +4,9 @@
 #
 #   bench/runner_builds.sh RUNNER...
 #
-# RUNNER: executables of `cargo build --release --package llmprof --no-default-features --features cuda`. Needs nsys
-# and python3. Prints medians by wall clock, stages of the vision part by device time, in ms.
+# RUNNER: executables of
+# `cargo build --release --package llmprof --no-default-features --features cuda`. Needs nsys and
+# python3. Prints medians by wall clock, stages of the vision part by device time, in ms.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; }
