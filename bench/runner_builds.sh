@@ -9,7 +9,7 @@
 # python3. Prints medians by wall clock, stages of the vision part by device time, in ms.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-[ $# -gt 0 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2; }
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 failed=0
 
