@@ -44,6 +44,19 @@ fn is_served(stream: &mut TcpStream) -> bool {
     read.is_ok() && answer == *b"HTTP/1.1 200 OK"
 }
 
+/// A connection that is served, once there is a place for it: the service notices one after the
+/// other that earlier ones have ended, as those of the wait for its start.
+fn served(service: &Service) -> TcpStream {
+    let start = Instant::now();
+    loop {
+        let mut stream = connect(service);
+        if is_served(&mut stream) {
+            return stream;
+        }
+        assert!(start.elapsed() < PATIENCE, "no place became free");
+    }
+}
+
 /// The value of a metric, once it is not 0.
 async fn counted(service: &Service, name: &str) -> String {
     let mut tick = tokio::time::interval(Duration::from_millis(50));
@@ -98,16 +111,11 @@ async fn connections_beyond_a_limit_are_closed_at_once() {
     let settings =
         [("LLMPROF__SERVER__CONNECTIONS", "16"), ("LLMPROF__SERVER__CONNECTIONS_PER_ADDRESS", "2")];
     let service = service(data.path(), &settings);
-    let mut held: Vec<_> = (0..16).map(|_| connect(&service)).collect();
-    assert!(held.iter_mut().all(is_served), "clients of one host share the loopback address");
+    // Clients of one host share the loopback address, which has no limit of its own.
+    let held: Vec<_> = (0..16).map(|_| served(&service)).collect();
     assert!(!is_served(&mut connect(&service)), "sixteen are open");
     drop(held);
-    // The service notices the ends one after the other.
-    let mut again = connect(&service);
-    while !is_served(&mut again) {
-        again = connect(&service);
-    }
-    drop(again);
+    drop(served(&service));
     let name = r#"llmprof_refused_total{reason="connections"}"#;
     assert!(counted(&service, name).await.parse::<u64>().unwrap() >= 1);
 }
@@ -118,7 +126,7 @@ async fn clients_that_read_nothing_leave_their_places_to_others() {
     let service = service(data.path(), &[("LLMPROF__SERVER__CONNECTIONS", "16")]);
     // The timeout of writes is a minute.
     let start = Instant::now();
-    let mut deaf: Vec<_> = (0..16).map(|_| connect(&service)).collect();
+    let mut deaf: Vec<_> = (0..16).map(|_| served(&service)).collect();
     for stream in &mut deaf {
         stream.write_all(&ASK.repeat(50)).unwrap();
     }
