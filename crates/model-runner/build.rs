@@ -63,7 +63,7 @@ fn compile_kernels() {
     }
 }
 
-/// The GPU generation to build for: `CUDA_COMPUTE_CAP`, or that of the first GPU.
+/// The GPU generation to build for: `CUDA_COMPUTE_CAP`, or the generation of the first GPU.
 fn capability() -> String {
     if let Ok(configured) = env::var("CUDA_COMPUTE_CAP") {
         return configured.replace('.', "");

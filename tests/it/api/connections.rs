@@ -44,8 +44,8 @@ fn is_served(stream: &mut TcpStream) -> bool {
     read.is_ok() && answer == *b"HTTP/1.1 200 OK"
 }
 
-/// A connection that is served, once there is a place for it: the service notices one after the
-/// other that earlier ones have ended, as those of the wait for its start.
+/// A connection that is served, once there is a place for it: the service notices the ends of
+/// earlier connections, such as the one that waited for its start, one after the other.
 fn served(service: &Service) -> TcpStream {
     let start = Instant::now();
     loop {

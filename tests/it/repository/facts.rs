@@ -11,6 +11,8 @@ use llmprof_analyze::findings;
 use llmprof_service::http;
 use regex::Regex;
 
+use super::sources::{ALL, Source, root, rust_files, sources};
+
 /// Limits that documents state: document, text with `{}` in place of the number, file and name of
 /// the constant, and the bits of the text's unit (10 for KiB, 20 for MiB).
 const LIMITS: &[(&str, &str, &str, &str, u32)] = &[
@@ -38,10 +40,6 @@ const OF_TOOLS: [&str; 4] = ["nsys_missing", "nsys_unusable", "ncu_missing", "nc
 /// Table of the library that applies the migrations.
 const APPLIED: &str = "_sqlx_migrations";
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
 fn read(path: impl AsRef<Path>) -> String {
     let path = root().join(path);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
@@ -64,26 +62,13 @@ fn files(folder: &str, extension: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Sources of the packages without their tests.
-fn sources() -> Vec<(PathBuf, String)> {
-    let is_test = |path: &Path| path.iter().any(|part| part == "tests" || part == "tests.rs");
-    let paths = files("crates", "rs").into_iter().filter(|path| !is_test(path));
-    paths
-        .map(|path| {
-            let text = read(&path);
-            let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap().to_owned();
-            (path, code)
-        })
-        .collect()
-}
-
 /// Value of a constant such as `12 << 20`, `64 * 1024` or `16_384`.
-fn constant(sources: &[(PathBuf, String)], file: &str, name: &str) -> u64 {
+fn constant(sources: &[Source], file: &str, name: &str) -> u64 {
     let declaration = Regex::new(&format!(r"const {name}: \w+ = ([^;]+);")).unwrap();
     let values: Vec<&str> = sources
         .iter()
-        .filter(|(path, _)| path.ends_with(file))
-        .filter_map(|(_, code)| Some(declaration.captures(code)?.get(1)?.as_str()))
+        .filter(|source| Path::new(&source.path()).ends_with(file))
+        .filter_map(|source| Some(declaration.captures(&source.code)?.get(1)?.as_str()))
         .collect();
     let [value] = values[..] else { panic!("{name} of {file}: {values:?}") };
     let number = |text: &str| text.trim().replace('_', "").parse::<u64>().unwrap();
@@ -123,7 +108,7 @@ fn documented_ids(document: &str) -> BTreeSet<String> {
 
 #[test]
 fn limits_in_documents_are_those_of_the_sources() {
-    let sources = sources();
+    let sources = sources(ALL);
     for (document, text, file, name, bits) in LIMITS {
         let value = constant(&sources, file, name);
         assert_eq!(value % (1 << bits), 0, "{name} is not a multiple of its unit");
@@ -196,8 +181,8 @@ fn fields_of_submissions_in_documents_have_their_defaults() {
 
 #[test]
 fn every_finding_is_documented_and_every_documented_one_exists() {
-    let sources = sources();
-    let text: String = sources.iter().map(|(_, code)| code.as_str()).collect();
+    let sources = sources(ALL);
+    let text: String = sources.iter().map(|source| source.code.as_str()).collect();
     let rules: BTreeSet<String> = findings::rules().map(|rule| rule.id.to_owned()).collect();
     let others = documented_ids("specs/step-findings.md");
     assert_eq!(rules, documented_ids("specs/findings.md"));
@@ -269,11 +254,11 @@ fn the_data_model_has_the_files_of_a_run() {
         .flat_map(alternatives)
         .map(|path| path.rsplit('/').next().unwrap().to_owned())
         .collect();
-    let (_, layout) =
-        sources().into_iter().find(|(path, _)| path.ends_with("core/src/layout.rs")).unwrap();
+    let core = sources(&["core"]);
+    let layout = core.iter().find(|source| source.module() == "layout").unwrap();
     let name = Regex::new(r#"pub const \w+: &str = "([^"]+\.[^"]+)""#).unwrap();
     let names: Vec<&str> =
-        name.captures_iter(&layout).map(|it| it.get(1).unwrap().as_str()).collect();
+        name.captures_iter(&layout.code).map(|it| it.get(1).unwrap().as_str()).collect();
     assert!(names.len() > 60, "only {} names found", names.len());
     for path in names {
         // A name with the number of a process is documented with `PID`.
@@ -304,7 +289,7 @@ fn every_file_named_in_the_specifications_exists() {
             if !folders.contains(folder) || path.contains(['<', '{']) {
                 continue;
             }
-            // Of a pattern, the folder; a name in capitals stands for one that is chosen.
+            // The folder of a pattern; a name in capitals stands for one that is chosen.
             let fixed: PathBuf = Path::new(path)
                 .iter()
                 .take_while(|part| {
@@ -327,8 +312,8 @@ fn every_file_named_in_the_specifications_exists() {
 
 #[test]
 fn every_test_named_in_contributing_exists() {
-    let sources = files("crates", "rs").into_iter().chain(files("tests", "rs"));
-    let code: String = sources.map(read).collect();
+    let files = ["crates", "tests"].iter().flat_map(|folder| rust_files(&root().join(folder)));
+    let code: String = files.map(read).collect();
     let text = read("CONTRIBUTING.md");
     let is_test = |it: &&str| {
         let is_name = |it: char| it.is_ascii_lowercase() || it.is_ascii_digit() || it == '_';

@@ -22,7 +22,7 @@ const PACKAGES: &[(&str, &str, &[&str], &[&str])] = &[
     ("cli", "llmprof-cli", &["core", "analyze", "report", "service"], MODEL),
     ("model-runner", "llmprof-runner", &["core"], &["rusqlite", "libsqlite3-sys"]),
 ];
-/// Packages of the service; those of `core`, `analyze`, `report` and the runner have none.
+/// Dependencies of the service that `core`, `analyze`, `report` and the runner lack.
 const SERVICE: &[&str] = &["tokio", "axum", "sqlx", "sqlx-core", "hyper", "reqwest", "rmcp"];
 /// Packages of the model runner, which no other program links.
 const MODEL: &[&str] = &["candle-core", "candle-nn", "cudarc"];
@@ -34,7 +34,7 @@ fn tree(package: &str, arguments: &[&str]) -> BTreeSet<String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .current_dir(root())
-        .args(["tree", "--locked", "--offline", "-e", "normal", "--prefix", "none"])
+        .args(["tree", "--locked", "-e", "normal", "--prefix", "none"])
         .args(["-p", package])
         .args(arguments)
         .output()

@@ -83,7 +83,7 @@ pub struct CounterRecord {
     pub values: CounterValues,
     /// FLOPs per byte of device memory; `null` when operations were not counted.
     pub flops_per_byte: Option<f64>,
-    /// Of the timeline's kernel, from [`llmprof_core::trace::names::signature`].
+    /// Signature of the timeline's kernel ([`llmprof_core::trace::names::signature`]).
     #[serde(skip)]
     pub signature: String,
     /// The launches of the timeline.

@@ -1,7 +1,7 @@
 //! Tables: one schema per table, and every form that derives from it.
 //!
 //! [`schema`] defines columns; each file of a subject lists the columns of its records and picks
-//! those of the reports. [`run_tables()`] writes them as data, [`stored`] reads them back.
+//! the columns of reports. [`run_tables()`] writes the tables as data, [`stored`] reads them.
 
 mod aggregates;
 mod collectives;

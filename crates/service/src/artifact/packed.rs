@@ -1,5 +1,5 @@
-//! Packed files of old runs: `NAME.zst` in place of `NAME`. All readers of a run's files use this
-//! module.
+//! Packed files of old runs: `NAME.zst` in place of `NAME`. [`llmprof_analyze::parse::stored`]
+//! reads them.
 //!
 //! A manifest lists contents, not their form on disk, so packing changes neither manifest nor
 //! database. The original is removed only after the packed file was synced, read back, and has the
