@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 /// Longest line that a reader accepts; log lines are cut far below it.
 const MAX_LINE: u64 = 64 * 1024;
 /// Maximum bytes without an event that a reader skips at a time.
-pub const MAX_SKIPPED: u64 = 16 << 20;
+const MAX_SKIPPED: u64 = 16 << 20;
 
 /// An event of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -53,7 +53,7 @@ pub enum JournalEvent {
 pub struct Position {
     /// Lines read so far: the id of the last one.
     pub line: u64,
-    pub offset: u64,
+    offset: u64,
 }
 
 /// Reads up to `max` complete lines after `position`, and advances it. Lines without an event are
@@ -122,4 +122,20 @@ pub fn last_steps(events: impl IntoIterator<Item = JournalEvent>) -> Vec<StepRec
         }
     }
     steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sparse_file_in_place_of_a_journal_is_read_in_pieces() {
+        let dir = tempfile::tempdir().unwrap();
+        File::create(dir.path().join(layout::PROGRESS)).unwrap().set_len(50 << 30).unwrap();
+        let mut position = Position::default();
+        assert_eq!(read_from(dir.path(), &mut position, 10).unwrap(), []);
+        assert_eq!(position.offset, MAX_SKIPPED);
+        assert_eq!(read_from(dir.path(), &mut position, 10).unwrap(), []);
+        assert_eq!(position.offset, 2 * MAX_SKIPPED);
+    }
 }
