@@ -11,7 +11,7 @@ use tempfile::tempdir;
 use crate::{
     api::imports::{META, PACKED, PLAIN, timeline},
     runs::align::MOCK,
-    support::service::{Service, Setup, command, processes_of},
+    support::service::{Service, Setup, command, pause, processes_of},
 };
 
 /// An export of `ranges` ranges, compressed.
@@ -151,7 +151,7 @@ async fn a_killed_service_leaves_no_process_of_an_import() {
     let killed = Instant::now();
     while !processes_of(&id).is_empty() {
         assert!(killed.elapsed().as_secs() < 5);
-        tokio::task::yield_now().await;
+        pause().await;
     }
 }
 
@@ -165,7 +165,7 @@ async fn a_running_alignment_is_requeued_by_a_stop_and_fails_beyond_its_memory()
     assert_eq!(status, 202, "{queued}");
     let alignment = queued["links"]["self"].as_str().unwrap().to_owned();
     while service.json(&alignment).await["state"] == "queued" {
-        tokio::task::yield_now().await;
+        pause().await;
     }
     let stopped = Instant::now();
     assert!(service.stop(Signal::SIGTERM).success());

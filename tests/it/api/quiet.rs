@@ -12,7 +12,7 @@ use crate::{
         router::Api,
     },
     runs::align::MOCK,
-    support::service::{Service, Setup, command, processes_of, script},
+    support::service::{Service, Setup, command, pause, processes_of, script},
 };
 
 const WAITING: &str = "waiting: a pass is measuring";
@@ -77,13 +77,13 @@ async fn a_running_import_is_stopped_while_a_pass_measures_and_for_a_bounded_tim
     service.submit(json!({})).await;
     let stopped = |states: &[String]| !states.is_empty() && states.iter().all(|it| it == "T");
     while !stopped(&states(&run)) {
-        tokio::task::yield_now().await;
+        pause().await;
     }
     let view = service.json(&format!("/runs/{run}")).await;
     assert_eq!((&view["state"], &view["message"]), (&json!("running"), &json!(WAITING)));
     // The pass does not end; the import continues.
     while stopped(&states(&run)) {
-        tokio::task::yield_now().await;
+        pause().await;
     }
     service.post(&format!("/runs/{run}/cancel"), &json!({})).await;
     assert_eq!(service.end(&run).await["state"], "cancelled");

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::service::{self, Service, Setup};
+use crate::support::service::{self, Service, Setup, pause};
 
 /// A service without workers: points wait.
 fn paused(data: &std::path::Path) -> Service {
@@ -183,6 +183,7 @@ async fn runs_of_others_wait_for_a_few_points_only() {
         if counts["queued"] == 2 {
             break;
         }
+        pause().await;
     }
     let run = service.submit(json!({})).await;
     assert_eq!(service.json(&format!("/runs/{run}")).await["queue_position"], 3);

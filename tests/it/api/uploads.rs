@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     runs::align::{E2E, MOCK},
-    support::service::{Service, Setup, command},
+    support::service::{Service, Setup, command, pause},
 };
 
 /// Requires that no run and no file is left.
@@ -339,7 +339,7 @@ async fn an_upload_does_not_delay_the_end_of_the_service() {
         .send();
     let sent = tokio::spawn(send);
     while fs::read_dir(data.path().join("incoming")).unwrap().count() == 0 {
-        tokio::task::yield_now().await;
+        pause().await;
     }
     let start = Instant::now();
     assert!(tokio::task::spawn_blocking(|| service.stop(Signal::SIGTERM)).await.unwrap().success());

@@ -13,7 +13,8 @@ use jiff::Timestamp;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::support::service::{self, LLMPROF, RUNNER, Service, Setup, script};
+use super::survive::quick;
+use crate::support::service::{self, LLMPROF, RUNNER, Service, Setup, pause, script};
 
 const DAY_S: i64 = 86_400;
 /// Longest wait for background work.
@@ -65,11 +66,6 @@ impl WallClock {
     }
 }
 
-fn quick() -> Value {
-    let inputs = "inputs-small.yaml";
-    json!({ "repeats": 1, "warmup": 0, "max_new_tokens": 2, "inputs_manifest": inputs })
-}
-
 fn on(device: &str) -> Value {
     let mut asked = quick();
     asked["device"] = device.into();
@@ -102,6 +98,7 @@ async fn until(service: &Service, path: &str, wanted: impl AsyncFn(reqwest::Resp
     let started = Instant::now();
     while !wanted(service.get(path).await).await {
         assert!(started.elapsed() < PATIENCE, "{path} is not answered as it should be");
+        pause().await;
     }
 }
 
@@ -234,6 +231,7 @@ async fn a_token_expires_by_the_clock_and_a_clock_set_back_refuses_no_valid_toke
                 ),
                 (other, _) => return other,
             }
+            pause().await;
         }
     };
     let limited = async || {

@@ -16,7 +16,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::survive::{assert_in_order, quick};
-use crate::support::service::{self, Service, Setup};
+use crate::support::service::{self, Service, Setup, pause};
 
 /// Time for all faults of one error.
 const BUDGET: Duration = Duration::from_secs(20);
@@ -95,7 +95,6 @@ impl Faults {
 /// Submits a run; `None` if the service refused it.
 async fn submit(service: &Service) -> Option<String> {
     let mut body = quick();
-    body["model"] = "deepseek-ocr-tiny".into();
     body["mode"] = "basic".into();
     let sent = reqwest::Client::new().post(format!("{}/runs", service.base)).json(&body).send();
     let response = sent.await.ok()?;
@@ -156,7 +155,7 @@ async fn ended(service: &Service, id: &str) {
         if run["ended_at"].is_string() {
             return;
         }
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        pause().await;
     }
 }
 
@@ -192,7 +191,7 @@ async fn a_folder_whose_removal_failed_is_removed_later_without_a_restart() {
         let is_of_run = |entry: fs::DirEntry| entry.file_name().to_string_lossy().contains(&id);
         while fs::read_dir(data.join("runs")).unwrap().flatten().any(is_of_run) {
             assert!(started.elapsed() < BUDGET, "the folder stays");
-            std::thread::yield_now();
+            pause().await;
         }
     }
     assert!(service.stop(Signal::SIGTERM).success());

@@ -15,7 +15,7 @@ use super::survive::{assert_in_order, numbers, quick};
 use crate::support::{
     deep::{DeepHost, deep},
     disk::Disk,
-    service::{self, FAKE_NSYS, LLMPROF, Service, Setup, processes_of, script},
+    service::{self, FAKE_NSYS, LLMPROF, POLL, Service, Setup, pause, processes_of, script},
 };
 
 /// Cuts of one test.
@@ -30,7 +30,7 @@ fn cut(disk: &Disk, service: Service, runs: &[String]) {
     disk.cut_power();
     service.stop(Signal::SIGKILL);
     while runs.iter().any(|id| !processes_of(id).is_empty()) {
-        std::thread::yield_now();
+        std::thread::sleep(POLL);
     }
     disk.restore_power();
 }
@@ -51,7 +51,9 @@ async fn a_result_that_was_answered_survives_a_power_cut() {
         let mut settings = quick();
         settings["mode"] = mode.into();
         let id = service.submit(settings).await;
-        while service.json(&format!("/runs/{id}")).await["ended_at"].is_null() {}
+        while service.json(&format!("/runs/{id}")).await["ended_at"].is_null() {
+            pause().await;
+        }
         cut(&disk, service, &[]);
         assert_in_order(&data);
         let service = Service::start(&data, &Setup::default());

@@ -6,7 +6,9 @@ use nix::sys::signal::Signal;
 use rusqlite::{Connection, TransactionBehavior};
 use serde_json::{Value, json};
 
-use crate::support::service::{self, FAKE_NSYS, LLMPROF, Service, Setup, processes_of, script};
+use crate::support::service::{
+    self, FAKE_NSYS, LLMPROF, POLL, Service, Setup, processes_of, script,
+};
 
 /// Kills in one test.
 const KILLS: usize = 30;
@@ -19,9 +21,10 @@ pub fn numbers(mut seed: u64) -> impl FnMut(u64) -> u64 {
     }
 }
 
+/// The cheapest run of a model.
 pub fn quick() -> Value {
-    let inputs = "inputs-small.yaml";
-    json!({ "repeats": 1, "warmup": 0, "max_new_tokens": 2, "inputs_manifest": inputs })
+    json!({ "model": "llama-tiny", "repeats": 1, "warmup": 0, "max_new_tokens": 2,
+        "inputs_manifest": "inputs-text.yaml" })
 }
 
 /// Database, manifests and files of the folder agree, and no incomplete file is left.
@@ -100,11 +103,11 @@ async fn a_run_that_was_sealed_before_a_kill_ends_with_its_result() {
     let write = db.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
     let folder = service.run_dir(&id);
     while !folder.join("manifest.json").exists() {
-        std::thread::yield_now();
+        std::thread::sleep(POLL);
     }
     let sealed = std::time::Instant::now();
     while !folder.join("result.json").exists() && sealed.elapsed().as_secs() < 5 {
-        std::thread::yield_now();
+        std::thread::sleep(POLL);
     }
     service.stop(Signal::SIGKILL);
     drop(write);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     recovery::survive::assert_in_order,
-    support::service::{Service, Setup},
+    support::service::{Service, Setup, pause},
 };
 
 /// Waits until so many points of the sweep have figures; returns the sweep.
@@ -18,6 +18,7 @@ pub async fn until(service: &Service, id: &str, measured: u64) -> Value {
             if sweep["counts"]["measured"].as_u64().unwrap() >= measured {
                 return sweep;
             }
+            pause().await;
         }
     };
     let limit = std::time::Duration::from_secs(300);

@@ -315,15 +315,10 @@ async fn a_text_only_model_is_profiled_by_its_name_alone() {
 async fn twenty_queued_runs_all_succeed_one_at_a_time() {
     let data = tempfile::tempdir().unwrap();
     let service = Service::start(data.path(), &Setup::default());
+    let run = json!({ "model": "llama-tiny", "repeats": 1, "warmup": 0, "max_new_tokens": 1 });
     let mut ids = Vec::new();
     for _ in 0..20 {
-        ids.push(
-            service
-                .submit(
-                    json!({ "repeats": 1, "warmup": 0, "inputs_manifest": "inputs-small.yaml" }),
-                )
-                .await,
-        );
+        ids.push(service.submit(run.clone()).await);
     }
     let mut times = Vec::new();
     for id in &ids {

@@ -101,6 +101,7 @@ async fn a_deep_run_names_the_sample_of_its_counters_and_gemms() {
     host.put("inputs/two.yaml", two);
     let service = host.serve();
     let mut settings = deep();
+    settings["model"] = json!("deepseek-ocr-tiny");
     settings["inputs_manifest"] = json!("two.yaml");
     let id = service.submit(settings).await;
     let run = service.end(&id).await;

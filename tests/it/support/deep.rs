@@ -82,7 +82,7 @@ impl DeepHost {
         rusqlite::Connection::open(&sampled).unwrap().execute_batch(sql).unwrap();
         let inputs = host.folder().join("inputs");
         fs::create_dir(&inputs).unwrap();
-        for name in ["inputs-small.yaml", "small.png"] {
+        for name in ["inputs-text.yaml", "inputs-small.yaml", "small.png"] {
             let sample = Path::new(env!("CARGO_MANIFEST_DIR")).join("samples").join(name);
             fs::copy(sample, inputs.join(name)).unwrap();
         }
@@ -167,8 +167,9 @@ impl DeepHost {
 /// A small deep run.
 pub fn deep() -> Value {
     json!({
-        "mode": "deep", "dtype": "f32", "repeats": 2, "warmup": 1, "max_new_tokens": 8,
-        "inputs_manifest": "inputs-small.yaml", "profiling": { "nvml": { "steady_ms": 0 } }
+        "model": "llama-tiny", "mode": "deep", "dtype": "f32", "repeats": 2, "warmup": 1,
+        "max_new_tokens": 8, "inputs_manifest": "inputs-text.yaml",
+        "profiling": { "nvml": { "steady_ms": 0 } }
     })
 }
 

@@ -12,6 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use super::service::POLL;
+
 /// `_IOR('X', 125, __u32)` of `fs/ext4/ext4.h`.
 const EXT4_IOC_SHUTDOWN: nix::libc::Ioctl = 0x8004_587d;
 /// Do not write the journal out.
@@ -81,12 +83,12 @@ impl Disk {
         let deadline = Instant::now() + PATIENCE;
         while let Err(error) = run(Command::new("umount").arg(self.root())) {
             assert!(Instant::now() < deadline, "cannot unmount: {error}");
-            std::thread::yield_now();
+            std::thread::sleep(POLL);
         }
         // Mount namespaces of other processes may still use it.
         while self.is_attached() {
             assert!(Instant::now() < deadline, "the image stays attached to a loop device");
-            std::thread::yield_now();
+            std::thread::sleep(POLL);
         }
     }
 

@@ -21,6 +21,15 @@ pub const RUNNER: &str = env!("CARGO_BIN_EXE_model-runner");
 /// Time limit of a wait for a run; machines that build are slow.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
+/// Between two looks at something that has no events. A test that looked without a pause would take
+/// the time of what it waits for.
+pub const POLL: Duration = Duration::from_millis(20);
+
+/// See [`POLL`].
+pub async fn pause() {
+    tokio::time::sleep(POLL).await;
+}
+
 /// A service on a free loopback port; killed when dropped.
 pub struct Service {
     pub child: Child,
@@ -51,7 +60,7 @@ impl Service {
     pub fn spawn(command: &mut Command, data: &Path) -> Self {
         let service = Self::spawn_recovering(command, data);
         while service.is_recovering() {
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(POLL);
         }
         service
     }
@@ -182,13 +191,15 @@ impl Drop for Service {
     }
 }
 
-/// `llmprof serve` as the tests start it: quiet, alone, with short leases.
+/// `llmprof serve` as the tests start it: quiet, alone, with short leases. Its runner computes on
+/// one thread: several wait for one another in busy loops, which take the cores of other tests.
 pub fn command(data: &Path, setup: &Setup) -> Command {
     let mut command = Command::new(LLMPROF);
     command
         .args(["serve", "--listen", "127.0.0.1:0", "--data"])
         .arg(data)
         .env("LLMPROF_LOG", "warn")
+        .env("RAYON_NUM_THREADS", "1")
         .env("LLMPROF__TOOLS__MODEL_RUNNER", &setup.runner)
         .env("LLMPROF__TOOLS__NSYS", &setup.nsys)
         .env("LLMPROF__TOOLS__NCU", "none")
