@@ -111,9 +111,9 @@ pub fn contract_yaml() -> String {
 }
 
 fn contract_text() -> ContractText {
-    static TEXTS: LazyLock<(String, String)> =
-        LazyLock::new(|| (contract().to_string(), contract_yaml()));
-    ContractText { json: &TEXTS.0, yaml: &TEXTS.1 }
+    static JSON: LazyLock<String> = LazyLock::new(|| contract().to_string());
+    static YAML: LazyLock<String> = LazyLock::new(contract_yaml);
+    ContractText { json: || &JSON, yaml: || &YAML }
 }
 
 /// The access rule of a path of a page or of the API.
