@@ -21,7 +21,7 @@ FROM ${RUST} AS rust
 FROM ${BUILD_BASE} AS build
 ARG VARIANT=cpu
 # Cargo's profile: CI builds the image with its warm one, `dev`.
-ARG PROFILE=release
+ARG PROFILE=dist
 # Generation of the GPUs that kernels are compiled for: 80 A100, 90 H100 and H200.
 ARG CUDA_COMPUTE_CAP=90
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]

@@ -1,9 +1,13 @@
-# Tasks of developers; CI runs `just check`, `just simulate` and `just cuda`.
+# Tasks of developers; CI runs what `just check-all`, `just simulate` and `just cuda` do.
 
 target := env('CARGO_TARGET_DIR', 'target') / 'debug'
 
-# Checks everything: format, lints, tests, links, licences.
-check: fmt words clippy test linkage deny
+# Checks a change in minutes: format, lints, licences, and the tests but those of whole services that
+# run, fail and recover.
+check: fmt words clippy quick linkage deny
+
+# The same with all tests.
+check-all: fmt words clippy test linkage deny
 
 fmt:
     cargo fmt --all --check
@@ -19,9 +23,17 @@ clippy:
 test *names:
     cargo nextest run --locked --workspace --features simulation {{names}}
 
+# The tests of `just check`.
+quick:
+    cargo nextest run --locked --workspace --features simulation --profile quick
+
 # The slowest tests of the last `NEXTEST_PROFILE=ci just test`.
 slowest count="40":
     scripts/slowest-tests.py target/nextest/ci/junit.xml {{count}}
+
+# All tests RUNS times, next to BUSY loops: `just repeat 10 4`.
+repeat runs busy="0":
+    scripts/repeat-tests.sh {{runs}} {{busy}}
 
 # Random schedules of kills, power cuts and other faults, with the code of the service on simulated
 # time, disks and processes. Of a single one the events are shown: `just simulate 1 SEED`.
