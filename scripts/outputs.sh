@@ -11,6 +11,7 @@ captures=$(cd "$(dirname "$0")/.." && pwd)/tests/fixtures/captures
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$out"
+[ -z "$(ls -A "$out")" ] || { echo "$out is not empty: older outputs would stay" >&2; exit 1; }
 cd "$work"
 # Paths are part of some outputs: each capture has the same one in each run of this script.
 for packed in "$captures"/*.sqlite.zst; do

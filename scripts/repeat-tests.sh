@@ -18,7 +18,7 @@ for run in $(seq "$runs"); do
     started=$SECONDS
     just test >"$log" 2>&1 || failed=$((failed + 1))
     count() { grep -o "[0-9]* $1" <<<"$summary" | cut -d' ' -f1 || true; }
-    summary=$(grep 'Summary \[' "$log" | tail -1)
+    summary=$(grep 'Summary \[' "$log" | tail -1 || true)
     [ -n "$summary" ] || { tail -20 "$log" >&2; exit 1; }
     passed=$(count passed) flaky=$(count flaky) wrong=$(count failed)
     printf '| %s | %s | %s | %s | %s | %s |\n' "$run" "$busy" "${passed:-0}" "${flaky:-0}" \

@@ -82,7 +82,7 @@ impl DeepHost {
         rusqlite::Connection::open(&sampled).unwrap().execute_batch(sql).unwrap();
         let inputs = host.folder().join("inputs");
         fs::create_dir(&inputs).unwrap();
-        for name in ["inputs-text.yaml", "inputs-small.yaml", "small.png"] {
+        for name in ["inputs-text.yaml", "small.png"] {
             let sample = Path::new(env!("CARGO_MANIFEST_DIR")).join("samples").join(name);
             fs::copy(sample, inputs.join(name)).unwrap();
         }

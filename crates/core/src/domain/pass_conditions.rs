@@ -125,37 +125,32 @@ mod tests {
 
     #[test]
     fn every_condition_counts() {
-        let other = |change: fn(&mut PassConditions)| {
+        type Change = fn(&mut PassConditions);
+        let alone: [(Change, &str); 9] = [
+            (
+                |it| it.program = Some("81".repeat(32)),
+                "program: 5f5f5f5f5f5f then, 818181818181 now",
+            ),
+            (|it| it.inputs = None, "inputs: a then, unknown now"),
+            (|it| it.settings = Some("c".into()), "settings: b then, c now"),
+            (|it| it.devices = Some("cpu".into()), "device: GPU-1 then, cpu now"),
+            (|it| it.host = Some("another".into()), "host: a CPU then, another now"),
+            (|it| it.driver = None, "driver: 580.159 then, unknown now"),
+            (|it| it.nsys = Some("2025.5".into()), "nsys: 2025.3 then, 2025.5 now"),
+            (|it| it.ncu = Some("2025.3".into()), "ncu: unknown then, 2025.3 now"),
+            (|it| it.llmprof = Some("0.3.0".into()), "llmprof: 0.2.0 then, 0.3.0 now"),
+        ];
+        let mut all = conditions();
+        for (change, text) in alone {
             let mut now = conditions();
             change(&mut now);
+            change(&mut all);
             let changes = conditions().changes(&now);
-            assert_eq!(changes.len(), 1, "{changes:?}");
-            format!("{}: {}", changes[0].condition, changes[0].values)
-        };
-        let changed = || Some("other".to_owned());
-        assert_eq!(
-            other(|it| it.program = Some("81".repeat(32))),
-            "program: 5f5f5f5f5f5f then, 818181818181 now"
-        );
-        for (change, condition) in [
-            (other(|it| it.inputs = None), "inputs: a then, unknown now"),
-            (other(|it| it.ncu = Some("2025.3".into())), "ncu: unknown then, 2025.3 now"),
-            (other(|it| it.driver = None), "driver: 580.159 then, unknown now"),
-        ] {
-            assert_eq!(change, condition);
+            let texts: Vec<_> =
+                changes.iter().map(|it| format!("{}: {}", it.condition, it.values)).collect();
+            assert_eq!(texts, [text]);
         }
-        let all = PassConditions {
-            program: changed(),
-            inputs: changed(),
-            settings: changed(),
-            devices: changed(),
-            host: changed(),
-            driver: changed(),
-            nsys: changed(),
-            ncu: changed(),
-            llmprof: changed(),
-        };
-        assert_eq!(conditions().changes(&all).len(), 9);
+        assert_eq!(conditions().changes(&all).len(), alone.len());
     }
 
     #[test]
