@@ -33,6 +33,40 @@ fn ranges_by_sql(export: &Path) -> [(&'static str, f64); 2] {
         .map(|(stage, name)| (stage, export.query_row(sql, [name], |row| row.get(0)).unwrap()))
 }
 
+/// Each pass before and after the window sent `requests` requests; the median of the pass without a
+/// profiler lies between the middle two of its `end_ms`, of which there is an even number.
+async fn check_requests(service: &Service, id: &str, requests: usize) -> [f64; 2] {
+    let csv = read(service, id, "requests.csv");
+    for pass in ["unprofiled", "before_window", "after_window"] {
+        let of_pass = csv.lines().filter(|line| line.starts_with(&format!("{pass},")));
+        assert_eq!(of_pass.count(), requests, "{pass}: {csv}");
+    }
+    let mut took: Vec<f64> = csv
+        .lines()
+        .filter(|line| line.starts_with("unprofiled,"))
+        .map(|line| line.split(',').nth(7).unwrap().parse().unwrap())
+        .collect();
+    took.sort_by(f64::total_cmp);
+    let p50 = median(service, id, "unprofiled").await;
+    let (below, above) = (took[took.len() / 2 - 1], took[took.len() / 2]);
+    assert!(below - 1e-6 <= p50 && p50 <= above + 1e-6, "{p50} of {took:?}");
+    [p50, median(service, id, "traced").await]
+}
+
+/// The report has the cost of a window and its proof; its stages are those of plain SQL.
+fn check_report(service: &Service, id: &str) {
+    let report = json(service, id, "report.json");
+    let ids: Vec<&str> =
+        report["findings"].as_array().unwrap().iter().filter_map(|it| it["id"].as_str()).collect();
+    assert!(ids.contains(&"window_cost") && ids.contains(&"window_proven"), "{ids:?}");
+    let stage_ms = &report["aggregates"]["stage_ms"];
+    for (stage, mean) in ranges_by_sql(&service.run_dir(id).join("nsys/run.sqlite")) {
+        let reported = stage_ms[stage]["mean"].as_f64().unwrap();
+        // Steps sleep 5 ms; what they take beyond is the host's load.
+        assert!((reported / mean - 1.0).abs() < 1e-9 && mean >= 5.0, "{mean}: {stage_ms:#}");
+    }
+}
+
 #[tokio::test]
 async fn under_the_real_nsys_three_windows_on_one_session_agree() {
     let Some(nsys) = nsys() else { return };
@@ -59,42 +93,14 @@ async fn under_the_real_nsys_three_windows_on_one_session_agree() {
         let run = service.end(id).await;
         assert_eq!(run["state"], "succeeded", "{run:#}");
         assert_eq!(run["spec"]["subject"]["call"]["session"], session.as_str());
-        let csv = read(&service, id, "requests.csv");
-        for pass in ["unprofiled", "before_window", "after_window"] {
-            let of_pass = csv.lines().filter(|line| line.starts_with(&format!("{pass},")));
-            assert_eq!(of_pass.count(), *requests, "{pass}: {csv}");
-        }
-        // `end_ms` of each request, of an even number of them.
-        let mut took: Vec<f64> = csv
-            .lines()
-            .filter(|line| line.starts_with("unprofiled,"))
-            .map(|line| line.split(',').nth(7).unwrap().parse().unwrap())
-            .collect();
-        took.sort_by(f64::total_cmp);
-        let p50 = median(&service, id, "unprofiled").await;
-        let (below, above) = (took[took.len() / 2 - 1], took[took.len() / 2]);
-        assert!(below - 1e-6 <= p50 && p50 <= above + 1e-6, "{p50} of {took:?}");
         let window = json(&service, id, "nsys/window.json");
         assert!(window["recorded_s"].as_f64() >= Some(1.0), "{window}");
         assert_eq!(window["is_cut"], false);
         let attached = finding(&run, "session_attached").unwrap();
         assert_eq!(attached["evidence"]["earlier runs"], at.to_string(), "{attached}");
         assert!(finding(&run, "window_failed").is_none(), "{:#}", run["findings"]);
-        let report = json(&service, id, "report.json");
-        let ids: Vec<&str> = report["findings"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .filter_map(|it| it["id"].as_str())
-            .collect();
-        assert!(ids.contains(&"window_cost") && ids.contains(&"window_proven"), "{ids:?}");
-        let stage_ms = &report["aggregates"]["stage_ms"];
-        for (stage, mean) in ranges_by_sql(&service.run_dir(id).join("nsys/run.sqlite")) {
-            let reported = stage_ms[stage]["mean"].as_f64().unwrap();
-            // Steps sleep 5 ms; what they take beyond is the host's load.
-            assert!((reported / mean - 1.0).abs() < 1e-9 && mean >= 5.0, "{mean}: {stage_ms:#}");
-        }
-        medians.push([p50, median(&service, id, "traced").await]);
+        check_report(&service, id);
+        medians.push(check_requests(&service, id, *requests).await);
         reports.push(fs::read(service.run_dir(id).join("nsys/run.nsys-rep")).unwrap());
         assert_eq!(processes_of(id), [""; 0]);
     }
