@@ -7,7 +7,7 @@ use rusqlite::{Connection, TransactionBehavior};
 use serde_json::{Value, json};
 
 use crate::support::service::{
-    self, FAKE_NSYS, LLMPROF, POLL, Service, Setup, processes_of, script,
+    self, FAKE_NSYS, LLMPROF, MODEL, POLL, Service, Setup, processes_of, script,
 };
 
 /// Kills in one test.
@@ -23,7 +23,7 @@ pub fn numbers(mut seed: u64) -> impl FnMut(u64) -> u64 {
 
 /// The cheapest run of a model.
 pub fn quick() -> Value {
-    json!({ "model": "llama-tiny", "repeats": 1, "warmup": 0, "max_new_tokens": 2,
+    json!({ "model": MODEL, "repeats": 1, "warmup": 0, "max_new_tokens": 2,
         "inputs_manifest": "inputs-text.yaml" })
 }
 

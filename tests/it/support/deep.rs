@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::service::{self, RUNNER, Service, Setup};
+use super::service::{self, MODEL, RUNNER, Service, Setup};
 
 const RUNNER_LINES: &str = r#"
 case $1 in features) echo '{"cuda": true, "version": "0.1.0"}'; exit 0;; esac
@@ -76,6 +76,9 @@ impl DeepHost {
             let file = fs::File::open(packed).unwrap();
             host.put(name, zstd::stream::decode_all(file).unwrap());
         }
+        let recorded = rusqlite::Connection::open(host.folder().join("run.sqlite")).unwrap();
+        recorded.execute_batch(include_str!("../../fixtures/measured-repeat.sql")).unwrap();
+        drop(recorded);
         let sampled = host.folder().join("sampled.sqlite");
         fs::copy(host.folder().join("run.sqlite"), &sampled).unwrap();
         let sql = include_str!("../../fixtures/gpu-metrics.sql");
@@ -167,7 +170,7 @@ impl DeepHost {
 /// A small deep run.
 pub fn deep() -> Value {
     json!({
-        "model": "llama-tiny", "mode": "deep", "dtype": "f32", "repeats": 2, "warmup": 1,
+        "model": MODEL, "mode": "deep", "dtype": "f32", "repeats": 2, "warmup": 1,
         "max_new_tokens": 8, "inputs_manifest": "inputs-text.yaml",
         "profiling": { "nvml": { "steady_ms": 0 } }
     })

@@ -18,6 +18,12 @@ use serde_json::{Value, json};
 pub const LLMPROF: &str = env!("CARGO_BIN_EXE_llmprof");
 pub const RUNNER: &str = env!("CARGO_BIN_EXE_model-runner");
 
+/// Folder of the models that services have beside the bundled ones.
+const MODELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models");
+
+/// The model that takes the least time: it reads text.
+pub const MODEL: &str = "llama-mini";
+
 /// Time limit of a wait for a run; machines that build are slow.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -120,15 +126,23 @@ impl Service {
                 if let Some(id) = self.json("/series").await["series"][0]["id"].as_str() {
                     return id.to_owned();
                 }
+                pause().await;
             }
         };
         tokio::time::timeout(PATIENCE, series).await.expect("no series appears")
     }
 
-    /// Submits a small run with `settings` over it, and returns its id.
+    /// Submits a small run with `settings` over it, and returns its id. The run is of the model that
+    /// takes the least time, unless they name what is particular to one.
     pub async fn submit(&self, settings: Value) -> String {
-        let mut body = json!({ "model": "deepseek-ocr-tiny", "mode": "basic", "repeats": 2,
-            "warmup": 1, "max_new_tokens": 4 });
+        let mut body = json!({ "mode": "basic", "repeats": 2, "warmup": 1, "max_new_tokens": 4 });
+        let names = |field: &str| settings.get(field).is_some();
+        if ["model", "target", "inputs", "inputs_manifest"].into_iter().any(names) {
+            body["model"] = json!("deepseek-ocr-tiny");
+        } else {
+            body["model"] = json!(MODEL);
+            body["inputs_manifest"] = json!("inputs-text.yaml");
+        }
         for (key, value) in settings.as_object().unwrap() {
             body[key] = value.clone();
         }
@@ -200,6 +214,7 @@ pub fn command(data: &Path, setup: &Setup) -> Command {
         .arg(data)
         .env("LLMPROF_LOG", "warn")
         .env("RAYON_NUM_THREADS", "1")
+        .env("LLMPROF__SERVER__MODELS", MODELS)
         .env("LLMPROF__TOOLS__MODEL_RUNNER", &setup.runner)
         .env("LLMPROF__TOOLS__NSYS", &setup.nsys)
         .env("LLMPROF__TOOLS__NCU", "none")
