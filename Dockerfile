@@ -31,9 +31,10 @@ RUN apt-get update && apt-get install -y --no-install-recommends build-essential
 COPY --from=rust /usr/local/cargo /usr/local/cargo
 COPY --from=rust /usr/local/rustup /usr/local/rustup
 # Cargo recompiles what it built at other paths: CI, which mounts its builds, names its own.
-ARG CARGO_HOME=/usr/local/cargo CARGO_TARGET_DIR=/src/target
+ARG SOURCE=/src
+ARG CARGO_HOME=/usr/local/cargo CARGO_TARGET_DIR=$SOURCE/target
 ENV CARGO_HOME=$CARGO_HOME CARGO_TARGET_DIR=$CARGO_TARGET_DIR RUSTUP_HOME=/usr/local/rustup PATH=/usr/local/cargo/bin:/usr/local/cuda/bin:$PATH
-WORKDIR /src
+WORKDIR $SOURCE
 COPY . .
 # The service is built without the feature `cuda`, so that it starts where there is no driver.
 RUN built=$CARGO_TARGET_DIR/$PROFILE && if [ "$PROFILE" = dev ]; then built=$CARGO_TARGET_DIR/debug; fi \

@@ -61,7 +61,7 @@ mounts+=(--volume "$home/registry:$home/registry" --build-arg CARGO_HOME="$home"
 # chroot: where cgroups cannot be delegated, as in a virtual machine of CI; docker: SHELL and
 # HEALTHCHECK.
 podman build --quiet --format docker --isolation chroot --network host "${mounts[@]}" \
-    --build-arg RUST="$rust" --build-arg PROFILE=dev \
+    --build-arg RUST="$rust" --build-arg PROFILE=dev --build-arg SOURCE="$PWD" \
     --build-arg BUILD_BASE="$base" --build-arg BASE="$base" --tag "$image" . >"$data/log" 2>&1 ||
     { tail -40 "$data/log"; exit 1; }
 size=$(podman image inspect --format '{{.Size}}' "$image")

@@ -128,8 +128,7 @@ impl Disk {
                 if start >= end || random.chance(50) {
                     continue;
                 }
-                left.resize(left.len().max(end), 0);
-                left[start..end].copy_from_slice(&file.content[start..end]);
+                put(&mut left, start, &file.content[start..end]);
             }
             (file.content, file.durable) = (left.clone(), left);
         }
@@ -186,10 +185,8 @@ impl File {
     }
 
     pub fn write(&mut self, at: usize, from: &[u8]) {
-        let end = at + from.len();
-        self.content.resize(self.content.len().max(end), 0);
-        self.content[at..end].copy_from_slice(from);
-        self.unsynced.extend(at / SECTOR..end.div_ceil(SECTOR));
+        put(&mut self.content, at, from);
+        self.unsynced.extend(at / SECTOR..(at + from.len()).div_ceil(SECTOR));
     }
 
     pub fn truncate(&mut self, length: usize) {
@@ -201,10 +198,20 @@ impl File {
             let start = sector * SECTOR;
             let end = (start + SECTOR).min(self.content.len());
             if start < end {
-                self.durable.resize(self.durable.len().max(end), 0);
-                self.durable[start..end].copy_from_slice(&self.content[start..end]);
+                put(&mut self.durable, start, &self.content[start..end]);
             }
         }
         self.durable.truncate(self.content.len());
     }
+}
+
+/// Writes into a file's bytes. What is appended is copied at once: a resize of a vector is a loop
+/// over its bytes where nothing is optimised.
+fn put(bytes: &mut Vec<u8>, at: usize, from: &[u8]) {
+    if bytes.len() < at {
+        bytes.resize(at, 0);
+    }
+    let inside = (bytes.len() - at).min(from.len());
+    bytes[at..at + inside].copy_from_slice(&from[..inside]);
+    bytes.extend_from_slice(&from[inside..]);
 }

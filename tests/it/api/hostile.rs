@@ -11,7 +11,7 @@ use tempfile::tempdir;
 use crate::{
     api::imports::{META, PACKED, PLAIN, timeline},
     runs::align::MOCK,
-    support::service::{Service, Setup, command, pause, processes_of},
+    support::service::{self, Service, Setup, command, pause, processes_of},
 };
 
 /// An export of `ranges` ranges, compressed.
@@ -32,7 +32,7 @@ pub fn ranges(ranges: u32) -> Vec<u8> {
 }
 
 async fn upload(service: &Service, name: &str, kind: (&str, &str), body: Vec<u8>) -> (u16, Value) {
-    let request = reqwest::Client::new().post(format!("{}/captures?name={name}", service.base));
+    let request = service::client().post(format!("{}/captures?name={name}", service.base));
     let answer = request.header(kind.0, kind.1).body(body).send().await.unwrap();
     (answer.status().as_u16(), answer.json().await.unwrap())
 }

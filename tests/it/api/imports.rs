@@ -12,7 +12,7 @@ use tempfile::tempdir;
 use crate::{
     api::router::{Answer, Api},
     runs::align::{E2E, MOCK},
-    support::service::{Service, Setup, command, script},
+    support::service::{self, Service, Setup, command, script},
 };
 
 pub const META: &str = "create table META_DATA_EXPORT (name text, value text);
@@ -319,7 +319,7 @@ async fn an_nsys_report_is_exported_by_the_hosts_nsys() {
     let report = fs::read(stem.with_extension("nsys-rep")).unwrap();
     let send = async |bytes: Vec<u8>| {
         let request =
-            reqwest::Client::new().post(format!("{}/captures?name=true.nsys-rep", service.base));
+            service::client().post(format!("{}/captures?name=true.nsys-rep", service.base));
         let answer = request
             .header(PLAIN.0, PLAIN.1)
             .timeout(Duration::from_secs(120))
@@ -368,7 +368,7 @@ async fn reports_of_ncu_are_printed_by_the_hosts_ncu() {
     let export = timeline("hf-llama-e2e");
     let (report, newer) = (&b"NVR\0 version 1"[..], &b"NVR\0 version 2"[..]);
     let send = async |files: &[(&str, &[u8])]| {
-        let request = reqwest::Client::new().post(format!("{}/captures", service.base));
+        let request = service::client().post(format!("{}/captures", service.base));
         let request = request.header("content-type", "multipart/form-data; boundary=b");
         let answer = request.body(form(files, &[])).send().await.unwrap();
         let answer: Value = answer.json().await.unwrap();

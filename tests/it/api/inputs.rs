@@ -25,7 +25,7 @@ use super::{
     imports::FORM,
     router::{Answer, Api},
 };
-use crate::support::service::{Service, Setup, command};
+use crate::support::service::{self, Service, Setup, command};
 
 pub const TAR: (&str, &str) = ("content-type", "application/x-tar");
 pub const TAR_ZST: (&str, &str) = ("content-type", "application/zstd");
@@ -338,7 +338,7 @@ async fn a_service_with_an_inputs_folder_runs_the_bundled_page_and_stored_inputs
     command.arg("--inputs").arg(inputs.path());
     let service = Service::spawn(&mut command, data.path());
     let default = service.submit(json!({})).await;
-    let sent = reqwest::Client::new()
+    let sent = service::client()
         .post(format!("{}/inputs", service.base))
         .header(FORM.0, FORM.1)
         .body(form(&[("a.png", &png(7))], None, &[("prompt", "read")]))

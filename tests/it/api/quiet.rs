@@ -12,14 +12,14 @@ use crate::{
         router::Api,
     },
     runs::align::MOCK,
-    support::service::{Service, Setup, command, pause, processes_of, script},
+    support::service::{self, Service, Setup, command, pause, processes_of, script},
 };
 
 const WAITING: &str = "waiting: a pass is measuring";
 
 /// Submits the capture of the mock to a service, and returns its run.
 async fn import(service: &Service) -> String {
-    let request = reqwest::Client::new().post(format!("{}/captures?name=mock.zst", service.base));
+    let request = service::client().post(format!("{}/captures?name=mock.zst", service.base));
     let answer = request.header(PACKED.0, PACKED.1).body(timeline(MOCK)).send().await.unwrap();
     let answer: Value = answer.json().await.unwrap();
     answer["run_id"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()

@@ -78,7 +78,7 @@ async fn a_form_starts_a_sweep_and_keeps_what_was_entered_in_a_refused_one() {
     let data = tempfile::tempdir().unwrap();
     let service = paused(data.path());
     let client =
-        reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+        service::plain_client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
     let send = async |fields: &'static str| {
         let request = client.post(format!("{}/ui/sweeps", service.base)).body(fields);
         let form = "application/x-www-form-urlencoded";
@@ -156,7 +156,7 @@ async fn a_sweep_is_paused_resumed_cancelled_and_deleted() {
     assert_eq!((resumed.0, &resumed.1["state"]), (200, &json!("running")));
     let delete = || async {
         let url = format!("{}/sweeps/{id}", service.base);
-        reqwest::Client::new().delete(url).send().await.unwrap().status().as_u16()
+        service::client().delete(url).send().await.unwrap().status().as_u16()
     };
     assert_eq!(delete().await, 409);
     for _ in 0..2 {

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     runs::align::{E2E, MOCK},
-    support::service::{Service, Setup, command, pause},
+    support::service::{self, Service, Setup, command, pause},
 };
 
 /// Requires that no run and no file is left.
@@ -112,7 +112,7 @@ async fn a_schema_of_100000_tables_is_refused_in_bounded_time_and_memory() {
     let data = tempdir().unwrap();
     let service = Service::start(data.path(), &Setup::default());
     let before = peak_kib(&service);
-    let client = reqwest::Client::new();
+    let client = service::client();
     let sent = client
         .post(format!("{}/captures?name=bomb.sqlite", service.base))
         .header(PLAIN.0, PLAIN.1)
@@ -310,7 +310,7 @@ async fn a_trickling_upload_is_ended_without_a_trace() {
             tick.tick().await;
         }
     };
-    let send = reqwest::Client::new()
+    let send = service::client()
         .post(format!("{}/captures", service.base))
         .header(PLAIN.0, PLAIN.1)
         .body(reqwest::Body::wrap_stream(body.into_data_stream()))
@@ -332,7 +332,7 @@ async fn an_upload_does_not_delay_the_end_of_the_service() {
     let data = tempdir().unwrap();
     let service = Service::start(data.path(), &Setup::default());
     let (_sender, body) = endless();
-    let send = reqwest::Client::new()
+    let send = service::client()
         .post(format!("{}/captures", service.base))
         .header(PLAIN.0, PLAIN.1)
         .body(reqwest::Body::wrap_stream(body.into_data_stream()))

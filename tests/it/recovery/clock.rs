@@ -210,7 +210,7 @@ async fn a_token_expires_by_the_clock_and_a_clock_set_back_refuses_no_valid_toke
         ["token", "create", "--role", "viewer", "--name", "ann", "--expires", "1d", "--data"];
     let made = Command::new(LLMPROF).args(arguments).arg(data.path()).output().unwrap();
     let token = String::from_utf8(made.stdout).unwrap().trim().to_owned();
-    let client = reqwest::Client::new();
+    let client = service::client();
     let status = async || {
         let asked =
             client.get(format!("{}/runs", service.base)).bearer_auth(&token).send().await.unwrap();

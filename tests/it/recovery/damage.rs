@@ -231,7 +231,7 @@ async fn a_scrub_finds_a_damaged_file_of_an_alignment_and_forgets_a_restored_one
 async fn a_deletion_that_fails_on_a_full_disk_changes_nothing_and_succeeds_later() {
     let Some(disk) = Disk::create() else { return };
     let data = disk.root().join("data");
-    let client = reqwest::Client::new();
+    let client = service::client();
     let service = Service::start(&data, &Setup::default());
     let id = service.submit(quick()).await;
     service.end(&id).await;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::service::{Service, Setup, script};
+use crate::support::service::{self, Service, Setup, script};
 
 /// The start of a report of nsys.
 const REPORT: &[u8] = b"NVIDIA Tegra Profiler Report 1.\n\x0b\0\0";
@@ -29,7 +29,7 @@ async fn an_import_for_which_there_is_no_space_is_requeued_without_counting_the_
         );
         let setup = Setup { nsys: script(&folder, &lines), ..Setup::default() };
         let service = Service::start(&folder.join("data"), &setup);
-        let sent = reqwest::Client::new()
+        let sent = service::client()
             .post(format!("{}/captures?name=run.nsys-rep", service.base))
             .header("content-type", "application/octet-stream")
             .body(REPORT)

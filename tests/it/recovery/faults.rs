@@ -18,8 +18,10 @@ use serde_json::Value;
 use super::survive::{assert_in_order, quick};
 use crate::support::service::{self, Service, Setup, pause};
 
-/// Time for all faults of one error.
-const BUDGET: Duration = Duration::from_secs(20);
+/// Calls of a run that fail with each error, one at a time.
+const FAULTS: i64 = 16;
+/// Time limit of a removal that is repeated every second.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The library and its shared page.
 struct Faults {
@@ -87,7 +89,8 @@ impl Faults {
         let mut command = service::command(data, &Setup::default());
         command
             .env("LD_PRELOAD", self.folder.path().join("faults.so"))
-            .env("LLMPROF__WORKER__LEASE_S", "3");
+            .env("LLMPROF__WORKER__LEASE_S", "3")
+            .env("LLMPROF__WORKER__EXHAUSTED_WAIT_S", "1");
         command
     }
 }
@@ -96,7 +99,7 @@ impl Faults {
 async fn submit(service: &Service) -> Option<String> {
     let mut body = quick();
     body["mode"] = "basic".into();
-    let sent = reqwest::Client::new().post(format!("{}/runs", service.base)).json(&body).send();
+    let sent = service::client().post(format!("{}/runs", service.base)).json(&body).send();
     let response = sent.await.ok()?;
     if response.status() != 202 {
         return None;
@@ -105,25 +108,23 @@ async fn submit(service: &Service) -> Option<String> {
     Some(answer["run_id"].as_str()?.to_owned())
 }
 
-/// Fails one write after another until the budget is spent; returns the acknowledged runs.
-async fn sweep(faults: &mut Faults, data: &Path, error: i32) -> Vec<String> {
+/// Fails one write after another, in steps of the golden ratio, which spread over all.
+async fn sweep(faults: &mut Faults, data: &Path, error: i32) {
     let mut service = faults.service(data);
     let before = faults.seen();
     let whole = service.end(&submit(&service).await.unwrap()).await;
     assert_eq!(whole["state"], "succeeded", "{whole:#}");
     let calls = faults.seen() - before;
     assert!(calls > 100, "the library counted {calls} calls of a run");
-    let (started, mut acknowledged, mut tried) = (Instant::now(), Vec::new(), 0);
-    while started.elapsed() < BUDGET {
-        // Steps of the golden ratio spread over all calls, however many the budget permits.
-        let nth = 1 + ((f64::from(tried) * 0.618_034).fract() * calls as f64) as i64;
+    let mut acknowledged = Vec::new();
+    for fault in 0..FAULTS {
+        let nth = 1 + ((fault as f64 * 0.618_034).fract() * calls as f64) as i64;
         faults.fail_after(nth, error);
         let submitted = submit(&service).await;
         if let Some(id) = &submitted {
             ended(&service, id).await;
         }
         faults.stop_failing();
-        tried += 1;
         if service.child.try_wait().unwrap().is_some() {
             service = faults.service(data);
         }
@@ -137,19 +138,19 @@ async fn sweep(faults: &mut Faults, data: &Path, error: i32) -> Vec<String> {
         };
         acknowledged.push(id);
     }
-    println!("{error}: {tried} of {calls} calls failed");
+    println!("{error}: {FAULTS} of {calls} calls failed");
     for id in &acknowledged {
         let run = service.end(id).await;
         assert!(run["ended_at"].is_string(), "{run:#}");
     }
     service.stop(Signal::SIGTERM);
-    acknowledged
 }
 
 /// Waits until a run has ended, or the service.
 async fn ended(service: &Service, id: &str) {
+    let client = service::client();
     loop {
-        let sent = reqwest::get(format!("{}/runs/{id}", service.base)).await;
+        let sent = client.get(format!("{}/runs/{id}", service.base)).send().await;
         let Ok(response) = sent else { return };
         let run: Value = response.json().await.unwrap_or_default();
         if run["ended_at"].is_string() {
@@ -178,7 +179,7 @@ async fn a_folder_whose_removal_failed_is_removed_later_without_a_restart() {
     let mut command = faults.command(&data);
     command.env("LLMPROF__RETENTION__INTERVAL_S", "1");
     let service = Service::spawn(&mut command, &data);
-    let client = reqwest::Client::new();
+    let client = service::client();
     for call in 1..=3 {
         let id = submit(&service).await.unwrap();
         service.end(&id).await;
@@ -190,7 +191,7 @@ async fn a_folder_whose_removal_failed_is_removed_later_without_a_restart() {
         let started = Instant::now();
         let is_of_run = |entry: fs::DirEntry| entry.file_name().to_string_lossy().contains(&id);
         while fs::read_dir(data.join("runs")).unwrap().flatten().any(is_of_run) {
-            assert!(started.elapsed() < BUDGET, "the folder stays");
+            assert!(started.elapsed() < PATIENCE, "the folder stays");
             pause().await;
         }
     }

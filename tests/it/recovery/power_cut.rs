@@ -74,7 +74,7 @@ fn packing(data: &Path, tools: &Path) -> Service {
 async fn import(service: &Service) -> String {
     let capture = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures/captures/hf-llama-attention-mock.sqlite.zst");
-    let sent = reqwest::Client::new()
+    let sent = service::client()
         .post(format!("{}/captures?name=mock.sqlite", service.base))
         .header("content-type", "application/zstd")
         .body(fs::read(capture).unwrap())

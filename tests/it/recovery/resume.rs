@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::survive::assert_in_order;
 use crate::support::{
     deep::{DeepHost, PASSES, deep},
-    service::{Service, processes_of},
+    service::{self, Service, processes_of},
 };
 
 /// A part of the model of these runs.
@@ -288,7 +288,7 @@ async fn ids_and_events(
     last: Option<u64>,
     wanted: impl Fn(&Value) -> bool,
 ) -> Vec<(Option<u64>, Value)> {
-    let mut request = reqwest::Client::new().get(format!("{}/runs/{run}/events", service.base));
+    let mut request = service::client().get(format!("{}/runs/{run}/events", service.base));
     if let Some(last) = last {
         request = request.header("last-event-id", last.to_string());
     }

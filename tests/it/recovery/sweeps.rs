@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     recovery::survive::assert_in_order,
-    support::service::{Service, Setup, pause},
+    support::service::{MODEL, Service, Setup, pause},
 };
 
 /// Waits until so many points of the sweep have figures; returns the sweep.
@@ -30,7 +30,7 @@ async fn a_sweep_of_24_points_killed_twice_measures_each_point_once() {
     let data = tempfile::tempdir().unwrap();
     let service = Service::start(data.path(), &Setup::default());
     let body = json!({
-        "base": { "model": "llama-tiny", "repeats": 1, "warmup": 0 },
+        "base": { "model": MODEL, "repeats": 1, "warmup": 0 },
         "axes": {
             "new_tokens": { "from": 1, "to": 4 }, "prompt_tokens": [8, 16, 32],
             "dtype": ["f32", "f16"],

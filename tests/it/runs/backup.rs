@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{
     runs::align::MOCK,
-    support::service::{LLMPROF, Service, Setup},
+    support::service::{self, LLMPROF, Service, Setup},
 };
 
 fn llmprof(arguments: &[&str], data: &Path) -> Output {
@@ -164,8 +164,8 @@ async fn imported_and_aligned(data: &Path) -> [String; 3] {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures/captures")
         .join(format!("{MOCK}.sqlite.zst"));
-    let sent = reqwest::Client::new()
-        .post(format!("{}/captures?name=mock.sqlite&label=night", service.base));
+    let sent =
+        service::client().post(format!("{}/captures?name=mock.sqlite&label=night", service.base));
     let sent = sent
         .header("content-type", "application/zstd")
         .body(fs::read(path).unwrap())

@@ -12,7 +12,7 @@ use crate::{
     },
     support::{
         deep::{DeepHost, deep},
-        service::{RUNNER, Service, Setup, command},
+        service::{self, RUNNER, Service, Setup, command},
     },
 };
 
@@ -28,7 +28,7 @@ fn start(home: &Path) -> Service {
 }
 
 async fn upload(service: &Service, body: Vec<u8>, kind: (&str, &str)) -> String {
-    let sent = reqwest::Client::new()
+    let sent = service::client()
         .post(format!("{}/inputs", service.base))
         .header(kind.0, kind.1)
         .body(body)

@@ -12,7 +12,7 @@ use crate::{
     },
     support::{
         deep::{DeepHost, deep},
-        service::{Service, Setup},
+        service::{self, Service, Setup},
     },
 };
 
@@ -32,7 +32,7 @@ async fn each_sample_is_measured_and_the_slowest_is_named() {
     let images: [(&str, &[u8]); 3] =
         [("a.png", &pages[0]), ("b.png", &pages[1]), ("c.png", &pages[2])];
     let texts = [("prompt", "read"), ("each_image", "true")];
-    let sent = reqwest::Client::new()
+    let sent = service::client()
         .post(format!("{}/inputs", service.base))
         .header(FORM.0, FORM.1)
         .body(form(&images, None, &texts))

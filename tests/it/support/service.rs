@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 pub const LLMPROF: &str = env!("CARGO_BIN_EXE_llmprof");
 pub const RUNNER: &str = env!("CARGO_BIN_EXE_model-runner");
 
-/// Folder of the models that services have beside the bundled ones.
+/// Folder of the models that services have in addition to the bundled ones.
 const MODELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models");
 
 /// The model that takes the least time: it reads text.
@@ -34,6 +34,17 @@ pub const POLL: Duration = Duration::from_millis(20);
 /// See [`POLL`].
 pub async fn pause() {
     tokio::time::sleep(POLL).await;
+}
+
+/// A client of services on this machine. It reads no certificates: that takes a tenth of a second
+/// of processor where nothing is optimised.
+pub fn client() -> reqwest::Client {
+    plain_client().build().unwrap()
+}
+
+/// See [`client`].
+pub fn plain_client() -> reqwest::ClientBuilder {
+    reqwest::Client::builder().tls_built_in_root_certs(false)
 }
 
 /// A service on a free loopback port; killed when dropped.
@@ -94,7 +105,7 @@ impl Service {
             .strip_prefix("listening on ")
             .unwrap_or_else(|| panic!("unexpected first line {line:?}"))
             .to_owned();
-        Self { child, base, data: data.to_owned(), client: reqwest::Client::new() }
+        Self { child, base, data: data.to_owned(), client: client() }
     }
 
     pub async fn get(&self, path: &str) -> reqwest::Response {
@@ -132,8 +143,8 @@ impl Service {
         tokio::time::timeout(PATIENCE, series).await.expect("no series appears")
     }
 
-    /// Submits a small run with `settings` over it, and returns its id. The run is of the model that
-    /// takes the least time, unless they name what is particular to one.
+    /// Submits a small run with `settings` over it, and returns its id. The run is of the model
+    /// that takes the least time, unless they name what is particular to one.
     pub async fn submit(&self, settings: Value) -> String {
         let mut body = json!({ "mode": "basic", "repeats": 2, "warmup": 1, "max_new_tokens": 4 });
         let names = |field: &str| settings.get(field).is_some();

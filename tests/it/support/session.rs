@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::service::Service;
+use super::service::{self, Service};
 
 /// Time limit of a wait for a state; machines that build are slow.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -84,5 +84,5 @@ pub async fn try_submit(
 /// Requests the end of a session; returns the status.
 pub async fn end(service: &Service, id: &str) -> u16 {
     let url = format!("{}/sessions/{id}", service.base);
-    reqwest::Client::new().delete(url).send().await.unwrap().status().as_u16()
+    service::client().delete(url).send().await.unwrap().status().as_u16()
 }

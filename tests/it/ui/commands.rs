@@ -14,7 +14,7 @@ use crate::{
     api::{imports::timeline, router::Api},
     runs::align::MOCK,
     support::{
-        service::{Service, Setup, command},
+        service::{self, Service, Setup, command},
         session::fake_server,
     },
 };
@@ -116,7 +116,7 @@ async fn the_form_of_a_server_starts_a_session_and_submits_runs_on_it() {
     let mut command: Command = command(data.path(), &Setup::default());
     command.env("LLMPROF__SERVER__TARGETS", targets).env("LLMPROF__WORKER__PAUSED", "true");
     let service = Service::spawn(&mut command, data.path());
-    let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none());
+    let client = service::plain_client().redirect(reqwest::redirect::Policy::none());
     let client = client.build().unwrap();
     let send = async |path: &str, fields: &[(&str, &str)]| {
         let body = reqwest::Url::parse_with_params("http://localhost", fields).unwrap();

@@ -137,7 +137,7 @@ impl Browser {
         ] {
             let at = format!("{}/session/{id}/goog/cdp/execute", self.base);
             let body = json!({ "cmd": cmd, "params": params });
-            reqwest::Client::new()
+            crate::support::service::client()
                 .post(at)
                 .json(&body)
                 .send()

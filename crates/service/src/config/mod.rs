@@ -200,6 +200,7 @@ pub struct WorkerSettings {
     pub grace_s: u32,
     pub stop_s: u32,
     pub background_wait_s: u32,
+    pub exhausted_wait_s: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -36,8 +36,6 @@ use crate::{
 
 /// End of an attempt for which the host lacked resources.
 const EXHAUSTED: &str = "exhausted";
-/// Pause of a worker after that.
-const EXHAUSTED_DELAY: Duration = Duration::from_secs(10);
 
 /// Reason to stop a run before its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,10 +79,11 @@ pub async fn run_to_end<E: Executor>(
     match recorded {
         Ok(EXHAUSTED) => {
             tracing::warn!("run is requeued: the host lacks resources");
+            let wait = Duration::from_secs(cx.config.worker.exhausted_wait_s.into());
             tokio::select! {
                 biased;
                 () = stop.cancelled() => {}
-                () = tokio::time::sleep(EXHAUSTED_DELAY) => {}
+                () = tokio::time::sleep(wait) => {}
             }
         }
         Ok(state) => tracing::info!(state, "run ends"),
