@@ -26,12 +26,20 @@ struct Relation {
     keeps_zero: bool,
     /// The rows of each table are reversed.
     reverses: bool,
+    /// Calls of the runtime of CUDA are those of HIP with the same names.
+    is_hip: bool,
     /// Fields of the report that state what the change changes.
     fields: &'static [&'static str],
 }
 
-const NONE: Relation =
-    Relation { name: "", grow: &[], keeps_zero: false, reverses: false, fields: &[] };
+const NONE: Relation = Relation {
+    name: "",
+    grow: &[],
+    keeps_zero: false,
+    reverses: false,
+    is_hip: false,
+    fields: &[],
+};
 
 /// Columns that refer to a text.
 const TEXTS: [&str; 8] = [
@@ -45,7 +53,7 @@ const TEXTS: [&str; 8] = [
     "contentId",
 ];
 
-const RELATIONS: [Relation; 7] = [
+const RELATIONS: [Relation; 8] = [
     Relation {
         name: "recorded later",
         grow: &[(&["start", "end", "timestamp"], 3_000_000_007)],
@@ -80,6 +88,7 @@ const RELATIONS: [Relation; 7] = [
         ..NONE
     },
     Relation { name: "rows in the reverse order", reverses: true, ..NONE },
+    Relation { name: "calls of HIP", is_hip: true, ..NONE },
 ];
 
 impl Relation {
@@ -91,6 +100,10 @@ impl Relation {
         let tables =
             names("select name from sqlite_master where type = 'table' and name not like 'ENUM%'");
         let run = |sql: &str| export.execute_batch(sql).unwrap_or_else(|it| panic!("{sql}: {it}"));
+        if self.is_hip {
+            run("update StringIds set value = 'hip' || substr(value, 5) \
+                 where value glob 'cuda[A-Z]*'");
+        }
         for table in tables {
             let columns = names(&format!("select name from pragma_table_info('{table}')"));
             for (grown, by) in self.grow {
@@ -149,7 +162,7 @@ fn is_near(before: &Value, after: &Value) -> bool {
     numbers.is_some_and(|(a, b)| (a - b).abs() <= TOLERANCE * a.abs().max(b.abs()))
 }
 
-/// The report of a capture with these changes.
+/// The report of a capture with these changes, with the names of CUDA for those of HIP.
 fn report(name: &str, relations: &[Relation]) -> Value {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.sqlite");
@@ -160,7 +173,7 @@ fn report(name: &str, relations: &[Relation]) -> Value {
     let mut analyze = Command::new(env!("CARGO_BIN_EXE_llmprof"));
     let output = analyze.arg("analyze").arg(&path).args(["--format", "json"]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
+    serde_json::from_str(&String::from_utf8(output.stdout).unwrap().replace("hip", "cuda")).unwrap()
 }
 
 /// All changes together on each capture, and each change alone on one of them.

@@ -2,23 +2,19 @@
 //!
 //! A launch into a stream under graph capture runs nothing and is not counted.
 
-use std::collections::HashSet;
+use llmprof_core::trace::{nsys::NsysTrace, runtime_call::CallKind};
 
-use llmprof_core::trace::nsys::NsysTrace;
-
-use crate::{
-    stages::coverage::{CudaCallKind, kind},
-    timeline::{
-        launches::{CallSet, Cursor, LaunchIndex},
-        open_ranges::NONE,
-    },
+use crate::timeline::{
+    launches::{CallSet, Cursor, LaunchIndex},
+    open_ranges::NONE,
+    running::RunningLaunches,
 };
 
 /// The launches of a capture.
 pub struct CaptureLaunches {
     /// By call: a kernel of it is recorded.
     recorded: CallSet,
-    kinds: Vec<CudaCallKind>,
+    kinds: Vec<CallKind>,
 }
 
 impl CaptureLaunches {
@@ -30,11 +26,7 @@ impl CaptureLaunches {
             .iter()
             .filter(|(call, _)| *call != NONE)
             .for_each(|(call, _)| recorded.insert(call));
-        let kind = |name: u32| kind(trace.strings.get(name as usize).map_or("", String::as_str));
-        Self {
-            recorded,
-            kinds: trace.cuda_calls.sites().iter().map(|(name, _)| kind(*name)).collect(),
-        }
+        Self { recorded, kinds: trace.call_kinds() }
     }
 
     /// Launches of single kernels that `wanted` selects by thread, time and instance of a stage;
@@ -46,25 +38,18 @@ impl CaptureLaunches {
         mut wanted: impl FnMut(i64, i64, u32) -> bool,
     ) -> (u64, u64) {
         let (mut all, mut recorded) = (0, 0);
-        let mut capturing = HashSet::new();
+        let mut running = RunningLaunches::of(trace, &self.kinds);
         let mut cursor = Cursor::default();
         for (at, (site, call)) in trace.cuda_calls.with_sites().enumerate() {
-            let kind = &self.kinds[site as usize];
-            if matches!(kind, CudaCallKind::Other | CudaCallKind::Graph) {
+            let kind = self.kinds[site as usize];
+            if !running.launches(kind, &call) || kind != CallKind::Kernel {
                 continue;
             }
-            match kind {
-                CudaCallKind::BeginCapture => _ = capturing.insert(call.global_tid),
-                CudaCallKind::EndCapture => _ = capturing.remove(&call.global_tid),
-                _ if capturing.contains(&call.global_tid) => {}
-                _ => {
-                    let instance = cursor
-                        .at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
-                    if wanted(call.global_tid, call.start_ns, instance) {
-                        all += 1;
-                        recorded += u64::from(self.recorded.contains(at));
-                    }
-                }
+            let instance =
+                cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
+            if wanted(call.global_tid, call.start_ns, instance) {
+                all += 1;
+                recorded += u64::from(self.recorded.contains(at));
             }
         }
         (all, recorded)
@@ -78,12 +63,12 @@ impl CaptureLaunches {
         counted: &impl Fn(u32) -> bool,
     ) -> (u64, u64) {
         let (mut all, mut empty) = (0, 0);
-        if !self.kinds.iter().any(|kind| matches!(kind, CudaCallKind::Graph)) {
+        if !self.kinds.contains(&CallKind::Graph) {
             return (all, empty);
         }
         let mut cursor = Cursor::default();
         for (at, (site, call)) in trace.cuda_calls.with_sites().enumerate() {
-            if !matches!(self.kinds[site as usize], CudaCallKind::Graph) {
+            if self.kinds[site as usize] != CallKind::Graph {
                 continue;
             }
             if counted(

@@ -158,7 +158,9 @@ pub fn align(mock: &AlignmentSide, e2e: &AlignmentSide, question: &Question) -> 
     let mut names = NameNumbers::default();
     let level = question.thresholds.names;
     let keys = [names.of(mock.trace, level), names.of(e2e.trace, level)];
-    let found_mock = isolate(mock.trace, &question.operation, stage, &keys[0], None);
+    let isolate_mock =
+        |needle: Option<&[u32]>| isolate(mock.trace, &question.operation, stage, &keys[0], needle);
+    let mut found_mock = isolate_mock(None);
     let named = matches!(question.operation, Operation::Range { .. } | Operation::Operator(_));
     let mut found_e2e = None;
     if named {
@@ -170,6 +172,10 @@ pub fn align(mock: &AlignmentSide, e2e: &AlignmentSide, question: &Question) -> 
     let found_e2e = found_e2e.unwrap_or_else(|| {
         let needle: Vec<u32> =
             found_mock.usual().iter().map(|kind| keys[0][*kind as usize]).collect();
+        if !named {
+            // One rule cuts both sides: where the mock repeats is known only now.
+            found_mock = isolate_mock(Some(&needle));
+        }
         let operation = if named { &Operation::Sequence } else { &question.operation };
         isolate(e2e.trace, operation, stage, &keys[1], Some(&needle))
     });

@@ -55,6 +55,8 @@ pub struct IsolatedOperation {
     pub empty: u64,
     /// Uncertainty of the method of isolation.
     pub caveat: Option<String>,
+    /// Share of the kernel time outside all instances, percent, where a sequence cuts them.
+    pub outside_pct: Option<f64>,
     pub instances: Vec<OperationInstance>,
     /// Distinct sequences of kinds of launches.
     pub sequences: Vec<Vec<u32>>,
@@ -200,13 +202,13 @@ fn method(operation: &Operation, other: bool) -> String {
         Operation::Range { name, domain: None } => format!("ranges named {name}"),
         Operation::Operator(path) => format!("operators at {path}"),
         Operation::Kernels(patterns) if other => {
-            format!("kernels named like {}, cut at the mock's start", patterns.join(", "))
+            format!("kernels named like {}, cut at the mock's usual sequence", patterns.join(", "))
         }
         Operation::Kernels(patterns) => {
             format!("kernels named like {}, cut where they repeat", patterns.join(", "))
         }
         Operation::Sequence if other => {
-            "occurrences of the mock's sequence of kernels in the timeline".into()
+            "occurrences of the mock's usual sequence of kernels in the timeline".into()
         }
         Operation::Sequence => "all kernels, cut where they repeat".into(),
     }

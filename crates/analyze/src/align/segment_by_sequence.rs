@@ -8,6 +8,7 @@ use llmprof_core::trace::nsys::NsysTrace;
 use super::period::{occurrences, period};
 use crate::{
     align::operation_instances::{InstanceKernel, IsolatedOperation},
+    stats::percent,
     timeline::{launches::LaunchIndex, open_ranges::NONE},
 };
 
@@ -46,6 +47,7 @@ pub fn by_sequence(
         }
     }
     let mut known = HashMap::new();
+    let all_ns: i64 = stages.iter().flatten().map(|kernel| kernel.2).sum();
     for kernels in stages {
         let keys: Vec<u32> = kernels.iter().map(|kernel| names[kernel.1 as usize]).collect();
         let places = cut.places(&keys);
@@ -59,6 +61,8 @@ pub fn by_sequence(
         }
     }
     (found.ranges, found.counted) = (found.instances.len() as u64, found.instances.len() as u64);
+    let inside_ns: i64 = found.instances.iter().map(|it| it.ns).sum();
+    found.outside_pct = percent((all_ns - inside_ns) as f64, all_ns as f64);
     found.caveat = matches!(cut, InstanceStart::Only(_)).then(|| {
         "kernels right before and after that sequence in the whole model may belong to it or to \
          other operations"

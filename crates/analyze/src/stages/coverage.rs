@@ -19,10 +19,11 @@ use llmprof_core::{
     trace::{
         event::STAGE_DOMAIN,
         nsys::{NsysTrace, process_of},
+        runtime_call::CallKind,
     },
 };
 
-use crate::stats::percent;
+use crate::{stats::percent, timeline::running::RunningLaunches};
 
 /// Min recorded share of the launched kernels, percent, of a complete capture.
 const COMPLETE_PCT: f64 = 99.0;
@@ -47,20 +48,14 @@ pub fn coverage(trace: &NsysTrace, expected: &[&str]) -> Coverage {
         recorded.insert(process_of(kernel.global_pid), kernel.correlation_id);
     }
     let mut coverage = Coverage::default();
-    let mut capturing: HashSet<i64> = HashSet::default();
-    let name = |at: u32| trace.strings.get(at as usize).map_or("", String::as_str);
-    let kinds: Vec<CudaCallKind> =
-        trace.cuda_calls.sites().iter().map(|(at, _)| kind(name(*at))).collect();
+    let kinds = trace.call_kinds();
+    let mut running = RunningLaunches::of(trace, &kinds);
     for (site, call) in trace.cuda_calls.with_sites() {
-        match kinds[site as usize] {
-            CudaCallKind::BeginCapture => _ = capturing.insert(call.global_tid),
-            CudaCallKind::EndCapture => _ = capturing.remove(&call.global_tid),
-            CudaCallKind::Kernel if !capturing.contains(&call.global_tid) => {
-                coverage.launched += 1;
-                let process = process_of(call.global_tid);
-                coverage.recorded += u64::from(recorded.contains(process, call.correlation_id));
-            }
-            CudaCallKind::Kernel | CudaCallKind::Graph | CudaCallKind::Other => {}
+        let kind = kinds[site as usize];
+        if running.launches(kind, &call) && kind == CallKind::Kernel {
+            coverage.launched += 1;
+            let process = process_of(call.global_tid);
+            coverage.recorded += u64::from(recorded.contains(process, call.correlation_id));
         }
     }
     let (launched, recorded) = graph_coverage(trace);
@@ -106,14 +101,7 @@ impl LaunchSet {
 /// Kernels expected from and recorded for launches of graphs. A launch traced as a whole counts as
 /// one recorded kernel.
 pub(crate) fn graph_coverage(trace: &NsysTrace) -> (u64, u64) {
-    let is_graph = |name: u32| {
-        matches!(
-            kind(trace.strings.get(name as usize).map_or("", String::as_str)),
-            CudaCallKind::Graph
-        )
-    };
-    let sites: Vec<bool> =
-        trace.cuda_calls.sites().iter().map(|(name, _)| is_graph(*name)).collect();
+    let sites: Vec<bool> = trace.call_kinds().iter().map(|it| *it == CallKind::Graph).collect();
     if !sites.contains(&true) {
         return (0, 0);
     }
@@ -128,28 +116,6 @@ pub(crate) fn graph_coverage(trace: &NsysTrace) -> (u64, u64) {
     let (whole, by_node): (Vec<_>, Vec<_>) = launches.partition(|launch| whole.contains(launch));
     let (launched, recorded) = graph_kernels(&by_node, &nodes);
     (launched + whole.len() as u64, recorded + whole.len() as u64)
-}
-
-pub(crate) enum CudaCallKind {
-    Kernel,
-    Graph,
-    BeginCapture,
-    EndCapture,
-    Other,
-}
-
-/// Classifies a CUDA runtime or driver call: `cudaLaunchKernelExC_v11060`, `cuGraphLaunch`.
-pub(crate) fn kind(name: &str) -> CudaCallKind {
-    let name = name.strip_prefix("cuda").or_else(|| name.strip_prefix("cu")).unwrap_or_default();
-    match name {
-        _ if name.starts_with("LaunchKernel") || name.starts_with("LaunchCooperativeKernel") => {
-            CudaCallKind::Kernel
-        }
-        _ if name.starts_with("GraphLaunch") => CudaCallKind::Graph,
-        _ if name.starts_with("StreamBeginCapture") => CudaCallKind::BeginCapture,
-        _ if name.starts_with("StreamEndCapture") => CudaCallKind::EndCapture,
-        _ => CudaCallKind::Other,
-    }
 }
 
 /// Distinct nodes by launch of their graph, in order.

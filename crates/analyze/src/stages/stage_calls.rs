@@ -4,10 +4,12 @@
 
 use std::collections::BTreeMap;
 
-use llmprof_core::{domain::units::Nanos, trace::nsys::NsysTrace};
+use llmprof_core::{
+    domain::units::Nanos,
+    trace::{nsys::NsysTrace, runtime_call::CallKind},
+};
 
 use crate::timeline::{
-    gpu::waits,
     launches::{Cursor, LaunchIndex},
     open_ranges::NONE,
 };
@@ -35,11 +37,11 @@ enum CallRole {
     Other,
 }
 
-fn role(name: &str) -> CallRole {
-    match waits(name) {
-        Some(true) => CallRole::Wait,
+fn role(kind: CallKind) -> CallRole {
+    match kind {
+        CallKind::Synchronise { .. } | CallKind::Query => CallRole::Wait,
         // A fill moves no data between host and device.
-        Some(false) if name.contains("emcpy") => CallRole::Copy,
+        CallKind::Copy { .. } => CallRole::Copy,
         _ => CallRole::Other,
     }
 }
@@ -55,9 +57,7 @@ pub fn stage_calls(trace: &NsysTrace, launches: &LaunchIndex) -> BTreeMap<String
     {
         sums[it.label + 1].host_ms += Nanos(it.end_ns - it.start_ns).as_ms();
     }
-    let name = |name: u32| trace.strings.get(name as usize).map_or("", String::as_str);
-    let roles: Vec<CallRole> =
-        trace.cuda_calls.sites().iter().map(|(at, _)| role(name(*at))).collect();
+    let roles: Vec<CallRole> = trace.call_kinds().into_iter().map(role).collect();
     let mut cursor = Cursor::default();
     let sites: Vec<bool> = roles.iter().map(|role| *role != CallRole::Other).collect();
     for (_, site, call) in trace.cuda_calls.at_sites(&sites) {

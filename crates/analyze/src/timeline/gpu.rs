@@ -21,7 +21,6 @@ mod waits;
 use serde::{Deserialize, Serialize};
 
 pub use self::cells::EarlyStart;
-pub(crate) use self::waits::waits;
 use llmprof_core::{domain::units::Nanos, trace::nsys::NsysTrace};
 
 use self::{

@@ -16,5 +16,6 @@ pub mod open_ranges;
 pub mod operator_entries;
 pub mod processes;
 pub mod regions;
+pub mod running;
 pub mod stage_spans;
 pub mod tables;

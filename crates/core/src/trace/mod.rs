@@ -25,6 +25,7 @@ pub mod packed;
 pub mod power;
 pub mod range;
 pub mod requests;
+pub mod runtime_call;
 pub mod stage;
 pub mod unclosed;
 pub mod windows;

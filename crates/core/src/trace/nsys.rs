@@ -13,6 +13,7 @@ use super::{
     kernel::KernelTrace,
     packed::{PackedIter, PackedReader, PackedRows},
     range::Range,
+    runtime_call::CallKind,
     stage::{StageRules, UnknownRange},
     unclosed::{self, Unclosed},
 };
@@ -71,6 +72,12 @@ pub struct NsysTrace {
 }
 
 impl NsysTrace {
+    /// Kind of the calls of each site of [`Self::cuda_calls`].
+    pub fn call_kinds(&self) -> Vec<CallKind> {
+        let name = |at: u32| self.strings.get(at as usize).map_or("", String::as_str);
+        self.cuda_calls.sites().iter().map(|(at, _)| CallKind::of(name(*at))).collect()
+    }
+
     /// Counts each kernel once, with a finding where the capture has some of them twice. The
     /// kernels are sorted.
     pub fn drop_repeated_kernels(&mut self) {

@@ -129,3 +129,43 @@ fn replayed_kernels_belong_to_the_range_that_was_open_at_capture() -> Result<()>
     );
     Ok(())
 }
+
+#[test]
+fn both_sides_of_a_capture_aligned_with_itself_are_cut_by_one_rule_and_never_differ() -> Result<()>
+{
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/captures");
+    let mut tried = 0;
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name().into_string().unwrap();
+        let Some(name) = name.strip_suffix(".sqlite.zst") else { continue };
+        let dir = tempfile::tempdir()?;
+        for side in ["mock.sqlite", "e2e.sqlite"] {
+            capture(name, &dir.path().join(side), "")?;
+        }
+        for how in [&[][..], &["--kernels", "gemm"]] {
+            let (code, alignment) = align(&dir, &[how])?;
+            assert_ne!(code, Some(1), "{name} {how:?}\n{}", lines(&alignment));
+            assert_ne!(code, Some(3), "{name} {how:?}");
+            assert_eq!(with(&alignment, "fail"), [""; 0], "{name} {how:?}");
+            for side in ["mock", "e2e"] {
+                assert_eq!(alignment[side]["kernels"], alignment["mock"]["kernels"], "{name}");
+            }
+            tried += 1;
+        }
+    }
+    assert!(tried >= 18, "{tried}");
+    Ok(())
+}
+
+#[test]
+fn a_mock_whose_time_is_mostly_outside_its_usual_sequence_is_not_judged() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    for side in ["mock.sqlite", "e2e.sqlite"] {
+        capture(E2E, &dir.path().join(side), "")?;
+    }
+    let (code, alignment) = align(&dir, &[])?;
+    assert_eq!(code, Some(2), "{}", lines(&alignment));
+    let observed = check(&alignment, "isolation")["observed"].as_str().unwrap();
+    assert!(observed.contains("is outside its usual sequence of kernels"), "{observed}");
+    Ok(())
+}

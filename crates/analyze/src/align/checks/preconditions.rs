@@ -86,6 +86,7 @@ pub fn isolation(evidence: &AlignmentEvidence) -> AlignmentCheck {
     let mut reasons: Vec<String> =
         [0, 1].into_iter().filter_map(|at| missing(evidence, at)).collect();
     reasons.extend(unmatched(evidence));
+    reasons.extend(scattered(evidence));
     let each = |of: fn(&IsolatedOperation) -> String| evidence.operations.map(of);
     let facts = [
         ("isolated by", each(|it| it.isolated_by.clone())),
@@ -134,6 +135,20 @@ fn unmatched(evidence: &AlignmentEvidence) -> Option<String> {
         patterns.iter().filter(|it| !is_found(it)).map(|it| format!("{it:?}")).collect();
     (!unmatched.is_empty())
         .then(|| format!("neither side has kernels named like {}", unmatched.join(", ")))
+}
+
+/// The reason why the mock's usual sequence does not stand for the mock; `None` if most of its
+/// kernel time is inside.
+fn scattered(evidence: &AlignmentEvidence) -> Option<String> {
+    let outside = evidence.operations[0].outside_pct?;
+    let most = 100.0 - evidence.question.thresholds.matched_time_pct;
+    (outside > most).then(|| {
+        format!(
+            "{}: {outside:.1} % of the kernel time is outside its usual sequence of kernels, at \
+             most {most} % may be",
+            SIDES[0]
+        )
+    })
 }
 
 /// The reason why a side has too few instances of the operation; `None` if it has enough.

@@ -13,6 +13,7 @@ use llmprof_core::trace::{
     kernel::{Kernel, UNNUMBERED_NODE},
     nsys::{ApiCall, ApiCalls, NsysTrace},
     range::Range,
+    runtime_call::CallKind,
 };
 
 use super::{
@@ -274,10 +275,8 @@ fn shifted(calls: &ApiCalls, origin: i64) -> ApiCalls {
 
 /// Correlation ids of launches of graphs.
 fn graph_calls(calls: &ApiCalls, strings: &Strings) -> HashSet<i64> {
-    let is_graph =
-        |name: &str| name.starts_with("cudaGraphLaunch") || name.starts_with("cuGraphLaunch");
-    let sites: Vec<bool> =
-        calls.sites().iter().map(|(name, _)| is_graph(strings.get(*name))).collect();
+    let is_graph = |name: u32| CallKind::of(strings.get(name)) == CallKind::Graph;
+    let sites: Vec<bool> = calls.sites().iter().map(|(name, _)| is_graph(*name)).collect();
     let launches = calls.at_sites(&sites);
     launches.map(|(_, _, call)| call.correlation_id).filter(|id| *id != 0).collect()
 }

@@ -11,11 +11,14 @@ use std::collections::BTreeMap;
 use foldhash::{HashMap, HashSet};
 use llmprof_core::{
     domain::finding::{Finding, Severity},
-    trace::nsys::{NsysTrace, process_of},
+    trace::{
+        nsys::{NsysTrace, process_of},
+        runtime_call::CallKind,
+    },
 };
 
 use self::tail::{LaunchAtEnd, ProcessTail};
-use super::{COMPLETE_PCT, CudaCallKind, advice, graph_sizes, kind, nodes_by_launch};
+use super::{COMPLETE_PCT, advice, graph_sizes, nodes_by_launch};
 use crate::{
     Analysis,
     kernels::OUTSIDE,
@@ -25,6 +28,7 @@ use crate::{
         interval::IntervalSet,
         launches::{CallSet, Cursor, LaunchIndex},
         open_ranges::NONE,
+        running::RunningLaunches,
     },
 };
 
@@ -108,19 +112,13 @@ pub fn by_stage(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<StageCoverage>
 /// Counts all launches that ran kernels, except those cut off by the end of the capture.
 fn expected(trace: &NsysTrace, launches: &LaunchIndex, counted: &mut [StageCoverage]) {
     let calls = &trace.cuda_calls;
-    let names: Vec<&str> = calls
-        .sites()
-        .iter()
-        .map(|(name, _)| trace.strings.get(*name as usize).map_or("", |it| it))
-        .collect();
-    let kinds: Vec<CudaCallKind> = names.iter().map(|name| kind(name)).collect();
-    let syncs: Vec<bool> = names.iter().map(|name| synchronises(name)).collect();
+    let kinds = trace.call_kinds();
     let mut has_work = CallSet::below(calls.len());
     let both = launches.kernels.iter().chain(launches.copies.iter());
     both.filter(|(call, _)| *call != NONE).for_each(|(call, _)| has_work.insert(call));
     let graphs = graph_launches(trace, launches, &kinds, &has_work);
 
-    let mut capturing = capturing_at_start(trace, &kinds);
+    let mut running = RunningLaunches::of(trace, &kinds);
     let mut processes: Vec<i64> = calls.sites().iter().map(|it| process_of(it.1)).collect();
     let of_site = processes.clone();
     processes.sort_unstable();
@@ -131,24 +129,20 @@ fn expected(trace: &NsysTrace, launches: &LaunchIndex, counted: &mut [StageCover
     let mut cursor = Cursor::default();
     for (at, (site, call)) in calls.with_sites().enumerate() {
         let (site, has_work) = (site as usize, has_work.contains(at));
-        let is_launch = matches!(kinds[site], CudaCallKind::Kernel | CudaCallKind::Graph);
-        if matches!(kinds[site], CudaCallKind::Other) && !syncs[site] {
+        let kind = kinds[site];
+        if kind == CallKind::Other {
             continue;
         }
-        match kinds[site] {
-            CudaCallKind::BeginCapture => _ = capturing.insert(call.global_tid),
-            CudaCallKind::EndCapture => _ = capturing.remove(&call.global_tid),
-            _ => {}
-        }
+        let runs = running.launches(kind, &call);
         let tail = &mut tails[of_site[site]];
-        if syncs[site] {
+        if kind.finishes_earlier_work() {
             tail.last_sync = Some(call.start_ns);
         }
-        if !is_launch || (!capturing.is_empty() && capturing.contains(&call.global_tid)) {
+        if !runs {
             continue;
         }
-        let (kernels, recorded, whole) = match kinds[site] {
-            CudaCallKind::Graph => graphs.get(&at).copied().unwrap_or_default(),
+        let (kernels, recorded, whole) = match kind {
+            CallKind::Graph => graphs.get(&at).copied().unwrap_or_default(),
             _ => (1, u64::from(has_work), false),
         };
         let instance =
@@ -171,37 +165,16 @@ fn expected(trace: &NsysTrace, launches: &LaunchIndex, counted: &mut [StageCover
     }
 }
 
-/// Returns true when a call returns only after all earlier device work has finished.
-fn synchronises(name: &str) -> bool {
-    let Some(name) = name.strip_prefix("cuda").or_else(|| name.strip_prefix("cu")) else {
-        return false;
-    };
-    name.contains("Synchronize") || (name.starts_with("Memcpy") && !name.contains("Async"))
-}
-
-/// Threads with a capturing stream at the start of the capture.
-fn capturing_at_start(trace: &NsysTrace, kinds: &[CudaCallKind]) -> HashSet<i64> {
-    let mut first: HashMap<i64, bool> = HashMap::default();
-    let ends = |kind: &CudaCallKind| matches!(kind, CudaCallKind::EndCapture);
-    let either = |kind: &CudaCallKind| ends(kind) || matches!(kind, CudaCallKind::BeginCapture);
-    let sites: Vec<bool> = kinds.iter().map(either).collect();
-    for (_, site, call) in trace.cuda_calls.at_sites(&sites) {
-        first.entry(call.global_tid).or_insert(ends(&kinds[site as usize]));
-    }
-    first.into_iter().filter(|(_, ends)| *ends).map(|(thread, _)| thread).collect()
-}
-
 /// By launching call of a graph: expected kernels, recorded kernels, and whether it was traced as a
 /// whole.
 fn graph_launches(
     trace: &NsysTrace,
     launches: &LaunchIndex,
-    kinds: &[CudaCallKind],
+    kinds: &[CallKind],
     has_work: &CallSet,
 ) -> HashMap<usize, (u64, u64, bool)> {
     let calls = &trace.cuda_calls;
-    let is_graph: Vec<bool> =
-        kinds.iter().map(|kind| matches!(kind, CudaCallKind::Graph)).collect();
+    let is_graph: Vec<bool> = kinds.iter().map(|kind| *kind == CallKind::Graph).collect();
     let graphs: Vec<usize> = calls.at_sites(&is_graph).map(|(at, ..)| at).collect();
     if graphs.is_empty() {
         return HashMap::default();
@@ -239,15 +212,14 @@ fn graph_of(node: u64) -> Option<u64> {
 
 /// Kernels of each graph instantiated from a captured one: nodes whose original was created by a
 /// kernel launch. This detects nodes missing from every replay.
-fn kernel_nodes(trace: &NsysTrace, kinds: &[CudaCallKind]) -> HashMap<u64, u64> {
+fn kernel_nodes(trace: &NsysTrace, kinds: &[CallKind]) -> HashMap<u64, u64> {
     let captured = captured_nodes(&trace.graph_nodes);
     let calls = &trace.cuda_calls;
     let mut launches: HashMap<i64, Vec<(i64, i64)>> = HashMap::default();
     if captured.is_empty() {
         return HashMap::default();
     }
-    let is_launch: Vec<bool> =
-        kinds.iter().map(|kind| matches!(kind, CudaCallKind::Kernel)).collect();
+    let is_launch: Vec<bool> = kinds.iter().map(|kind| *kind == CallKind::Kernel).collect();
     for (_, _, call) in calls.at_sites(&is_launch) {
         launches.entry(call.global_tid).or_default().push((call.start_ns, call.end_ns));
     }

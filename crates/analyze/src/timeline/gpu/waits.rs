@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use llmprof_core::trace::nsys::{ApiCall, NsysTrace, process_of};
+use llmprof_core::trace::{
+    nsys::{ApiCall, NsysTrace, process_of},
+    runtime_call::CallKind,
+};
 
 use super::super::interval::{Interval, IntervalSet};
 
@@ -49,12 +52,7 @@ pub struct HostWaits {
 
 impl HostWaits {
     pub fn of(trace: &NsysTrace) -> Self {
-        let kinds: Vec<Option<bool>> = trace
-            .cuda_calls
-            .sites()
-            .iter()
-            .map(|(name, _)| waits(trace.strings.get(*name as usize).map_or("", |it| it)))
-            .collect();
+        let kinds: Vec<Option<bool>> = trace.call_kinds().into_iter().map(waits).collect();
         let (mut sync, mut copy): (BTreeMap<i64, Vec<Interval>>, BTreeMap<i64, Vec<Interval>>) =
             Default::default();
         let sites: Vec<bool> = kinds.iter().map(Option::is_some).collect();
@@ -127,14 +125,11 @@ impl HostWaits {
     }
 }
 
-/// `true` for a synchronising call, `false` for a copying one, `None` for others.
-pub(crate) fn waits(name: &str) -> Option<bool> {
-    let name = name.strip_prefix("cuda").or_else(|| name.strip_prefix("cu"))?;
-    if name.contains("Synchronize")
-        || name.starts_with("EventQuery")
-        || name.starts_with("StreamQuery")
-    {
-        return Some(true);
+/// `true` for a wait for the device, `false` for a copy or fill, else `None`.
+fn waits(kind: CallKind) -> Option<bool> {
+    match kind {
+        CallKind::Synchronise { .. } | CallKind::Query => Some(true),
+        CallKind::Copy { .. } | CallKind::Fill { .. } => Some(false),
+        _ => None,
     }
-    (name.starts_with("Memcpy") || name.starts_with("Memset")).then_some(false)
 }

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use llmprof_core::trace::{kernel::UNNUMBERED_NODE, nsys::NsysTrace, packed::PackedRows};
+use llmprof_core::trace::{
+    kernel::UNNUMBERED_NODE, nsys::NsysTrace, packed::PackedRows, runtime_call::CallKind,
+};
 
 use super::roles::KernelRole;
 use crate::timeline::{launches::LaunchIndex, open_ranges::NONE};
-
-/// Calls that return when all earlier work of a stream or device has run.
-const WAITS: [&str; 3] = ["DeviceSynchronize", "StreamSynchronize", "CtxSynchronize"];
 
 /// A launch, or a wait of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,12 +78,8 @@ impl LaunchSequences {
     }
 
     fn add_waits(&mut self, trace: &NsysTrace) {
-        let is_wait = |name: u32| {
-            let name = trace.strings.get(name as usize).map_or("", String::as_str);
-            WAITS.iter().any(|wait| name.contains(wait))
-        };
-        let sites = trace.cuda_calls.sites();
-        let waits: Vec<bool> = sites.iter().map(|(name, _)| is_wait(*name)).collect();
+        let all_work = CallKind::Synchronise { of_event: false };
+        let waits: Vec<bool> = trace.call_kinds().iter().map(|it| *it == all_work).collect();
         for (at, _, call) in trace.cuda_calls.at_sites(&waits) {
             self.waits.entry(call.global_tid).or_default().push([at as i64]);
         }

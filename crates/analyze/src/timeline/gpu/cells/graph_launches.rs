@@ -1,12 +1,12 @@
 //! Launches of graphs by stage: their calls, and those whose GPU is unknown.
 
-use llmprof_core::trace::nsys::{NsysTrace, ON_HOST, process_of};
+use llmprof_core::trace::{
+    nsys::{NsysTrace, ON_HOST, process_of},
+    runtime_call::CallKind,
+};
 
 use super::GpuCells;
-use crate::{
-    stages::coverage::{CudaCallKind, kind},
-    timeline::launches::{Cursor, LaunchIndex},
-};
+use crate::timeline::launches::{Cursor, LaunchIndex};
 
 impl GpuCells {
     /// Marks the windows, on all GPUs of its process, in which a graph ran whose GPU is unknown.
@@ -31,13 +31,10 @@ impl GpuCells {
 
 /// Calls per stage that launch a graph, and true when any call launches work.
 pub(super) fn graph_calls(trace: &NsysTrace, launches: &LaunchIndex) -> (Vec<u64>, bool) {
-    let name = |index: u32| trace.strings.get(index as usize).map_or("", String::as_str);
-    let kinds: Vec<CudaCallKind> =
-        trace.cuda_calls.sites().iter().map(|(index, _)| kind(name(*index))).collect();
+    let kinds = trace.call_kinds();
     let mut calls = vec![0; launches.stages.labels.len()];
     let mut cursor = Cursor::default();
-    let is_graph: Vec<bool> =
-        kinds.iter().map(|kind| matches!(kind, CudaCallKind::Graph)).collect();
+    let is_graph: Vec<bool> = kinds.iter().map(|kind| *kind == CallKind::Graph).collect();
     for (_, _, call) in trace.cuda_calls.at_sites(&is_graph) {
         let instance =
             cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
@@ -45,5 +42,5 @@ pub(super) fn graph_calls(trace: &NsysTrace, launches: &LaunchIndex) -> (Vec<u64
             calls[instance.label] += 1;
         }
     }
-    (calls, kinds.iter().any(|kind| matches!(kind, CudaCallKind::Graph | CudaCallKind::Kernel)))
+    (calls, kinds.iter().any(|kind| kind.is_launch()))
 }

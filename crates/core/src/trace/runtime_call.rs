@@ -1,0 +1,120 @@
+//! Kinds of calls of the runtime and driver of CUDA and HIP, by their names.
+//!
+//! One table for every rule about calls: launches and losses, captures of graphs, reasons of gaps.
+//! Names: <https://docs.nvidia.com/cuda/cuda-runtime-api/modules.html> and
+//! <https://rocm.docs.amd.com/projects/HIP/en/latest/reference/hip_runtime_api_reference.html>.
+
+/// Kind of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallKind {
+    /// Launches one kernel.
+    Kernel,
+    /// Launches a graph.
+    Graph,
+    BeginCapture,
+    EndCapture,
+    /// Copies, or fills memory; does it return before that is done?
+    Copy {
+        is_async: bool,
+    },
+    Fill {
+        is_async: bool,
+    },
+    /// Returns when earlier work has finished: all of a stream, context or device, or all before an
+    /// event.
+    Synchronise {
+        of_event: bool,
+    },
+    /// Asks whether work has finished; a loop of them is a wait.
+    Query,
+    Other,
+}
+
+/// Starts of names without `cuda`, `cu` or `hip`; the first that fits decides.
+const CALLS: [(&str, CallKind); 21] = [
+    ("LaunchKernel", CallKind::Kernel),
+    ("LaunchCooperativeKernel", CallKind::Kernel),
+    ("GraphLaunch", CallKind::Graph),
+    ("StreamBeginCapture", CallKind::BeginCapture),
+    ("StreamEndCapture", CallKind::EndCapture),
+    ("Memcpy", CallKind::Copy { is_async: false }),
+    ("Memset", CallKind::Fill { is_async: false }),
+    ("DeviceSynchronize", CallKind::Synchronise { of_event: false }),
+    ("StreamSynchronize", CallKind::Synchronise { of_event: false }),
+    ("EventSynchronize", CallKind::Synchronise { of_event: true }),
+    ("CtxSynchronize", CallKind::Synchronise { of_event: false }),
+    ("ThreadSynchronize", CallKind::Synchronise { of_event: false }),
+    ("EventQuery", CallKind::Query),
+    ("StreamQuery", CallKind::Query),
+    // HIP alone.
+    ("ModuleLaunchKernel", CallKind::Kernel),
+    ("ModuleLaunchCooperativeKernel", CallKind::Kernel),
+    ("ExtLaunchKernel", CallKind::Kernel),
+    ("ExtModuleLaunchKernel", CallKind::Kernel),
+    ("HccModuleLaunchKernel", CallKind::Kernel),
+    ("LaunchByPtr", CallKind::Kernel),
+    ("DrvMemcpy", CallKind::Copy { is_async: false }),
+];
+
+impl CallKind {
+    /// Classifies a call, with or without a version: `cudaLaunchKernelExC_v11060`, `cuGraphLaunch`,
+    /// `hipModuleLaunchKernel`.
+    pub fn of(name: &str) -> Self {
+        let prefixes = ["cuda", "cu", "hip"];
+        let Some(name) = prefixes.iter().find_map(|it| name.strip_prefix(it)) else {
+            return Self::Other;
+        };
+        let is_async = name.contains("Async");
+        match CALLS.iter().find(|(start, _)| name.starts_with(start)).map(|it| it.1) {
+            Some(Self::Copy { .. }) => Self::Copy { is_async },
+            Some(Self::Fill { .. }) => Self::Fill { is_async },
+            found => found.unwrap_or(Self::Other),
+        }
+    }
+
+    /// Returns whether it launches work that a stream under capture records instead of running it.
+    pub fn is_launch(self) -> bool {
+        matches!(self, Self::Kernel | Self::Graph)
+    }
+
+    /// Returns whether it returns only after all earlier device work has finished.
+    pub fn finishes_earlier_work(self) -> bool {
+        matches!(self, Self::Synchronise { .. } | Self::Copy { is_async: false })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_of_cuda_and_hip_are_one_table() {
+        let kinds = [
+            (
+                CallKind::Kernel,
+                &["cudaLaunchKernel_v7000", "cuLaunchKernelEx", "hipLaunchKernel"][..],
+            ),
+            (CallKind::Kernel, &["hipExtModuleLaunchKernel", "hipModuleLaunchKernel"]),
+            (CallKind::Kernel, &["cudaLaunchCooperativeKernel_v9000", "hipExtLaunchKernel"]),
+            (CallKind::Graph, &["cudaGraphLaunch_v10000", "cuGraphLaunch", "hipGraphLaunch"]),
+            (CallKind::BeginCapture, &["cudaStreamBeginCapture_v10000", "hipStreamBeginCapture"]),
+            (CallKind::EndCapture, &["cuStreamEndCapture", "hipStreamEndCapture"]),
+            (
+                CallKind::Synchronise { of_event: false },
+                &["cudaDeviceSynchronize_v3020", "hipStreamSynchronize"],
+            ),
+            (CallKind::Synchronise { of_event: true }, &["cudaEventSynchronize_v3020"]),
+            (CallKind::Query, &["cudaEventQuery_v3020", "hipStreamQuery"]),
+            (CallKind::Copy { is_async: true }, &["cudaMemcpyAsync_v3020", "cuMemcpyDtoHAsync_v2"]),
+            (CallKind::Copy { is_async: false }, &["cudaMemcpy_v3020", "hipMemcpyWithStream"]),
+            (CallKind::Fill { is_async: true }, &["cudaMemsetAsync_v3020", "hipMemsetAsync"]),
+            (CallKind::Other, &["cudaMalloc_v3020", "hipMalloc", "LaunchKernel", "", "cuda"]),
+            (CallKind::Other, &["cudaLaunchHostFunc_v10000", "cudaStreamWaitEvent_v3020"]),
+        ];
+        for (kind, names) in kinds {
+            for name in names {
+                assert_eq!(CallKind::of(name), kind, "{name}");
+            }
+        }
+    }
+}
