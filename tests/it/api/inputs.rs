@@ -337,7 +337,7 @@ async fn a_service_with_an_inputs_folder_runs_the_bundled_page_and_stored_inputs
     let mut command = command(data.path(), &Setup::default());
     command.arg("--inputs").arg(inputs.path());
     let service = Service::spawn(&mut command, data.path());
-    let default = service.submit(json!({})).await;
+    let default = service.submit(json!({ "model": "deepseek-ocr-tiny" })).await;
     let sent = service::client()
         .post(format!("{}/inputs", service.base))
         .header(FORM.0, FORM.1)

@@ -26,7 +26,7 @@ struct Relation {
     keeps_zero: bool,
     /// The rows of each table are reversed.
     reverses: bool,
-    /// Calls of the runtime of CUDA are those of HIP with the same names.
+    /// HIP makes the calls of CUDA's runtime.
     is_hip: bool,
     /// Fields of the report that state what the change changes.
     fields: &'static [&'static str],
@@ -162,7 +162,7 @@ fn is_near(before: &Value, after: &Value) -> bool {
     numbers.is_some_and(|(a, b)| (a - b).abs() <= TOLERANCE * a.abs().max(b.abs()))
 }
 
-/// The report of a capture with these changes, with the names of CUDA for those of HIP.
+/// The report of a capture with these changes; CUDA's names stand for HIP's in it.
 fn report(name: &str, relations: &[Relation]) -> Value {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.sqlite");

@@ -8,7 +8,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use memmap2::MmapMut;
@@ -16,12 +16,10 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::survive::{assert_in_order, quick};
-use crate::support::service::{self, Service, Setup, pause};
+use crate::support::service::{self, PATIENCE, Service, Setup, pause};
 
 /// Calls of a run that fail with each error, one at a time.
-const FAULTS: i64 = 16;
-/// Time limit of a removal that is repeated every second.
-const PATIENCE: Duration = Duration::from_secs(60);
+const FAULTS: i64 = 24;
 
 /// The library and its shared page.
 struct Faults {

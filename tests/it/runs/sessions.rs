@@ -33,8 +33,8 @@ fn ranges_by_sql(export: &Path) -> [(&'static str, f64); 2] {
         .map(|(stage, name)| (stage, export.query_row(sql, [name], |row| row.get(0)).unwrap()))
 }
 
-/// Each pass before and after the window sent `requests` requests; the median of the pass without a
-/// profiler lies between the middle two of its `end_ms`, of which there is an even number.
+/// Each pass before and after the window sent `requests` requests, an even number: the middle two
+/// `end_ms` of the pass without a profiler enclose its median.
 async fn check_requests(service: &Service, id: &str, requests: usize) -> [f64; 2] {
     let csv = read(service, id, "requests.csv");
     for pass in ["unprofiled", "before_window", "after_window"] {
@@ -53,7 +53,7 @@ async fn check_requests(service: &Service, id: &str, requests: usize) -> [f64; 2
     [p50, median(service, id, "traced").await]
 }
 
-/// The report has the cost of a window and its proof; its stages are those of plain SQL.
+/// Plain SQL agrees with the stages of the report, which has the cost of the window and its proof.
 fn check_report(service: &Service, id: &str) {
     let report = json(service, id, "report.json");
     let ids: Vec<&str> =

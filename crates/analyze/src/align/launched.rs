@@ -7,15 +7,11 @@ use llmprof_core::trace::{nsys::NsysTrace, runtime_call::CallKind};
 use crate::timeline::{
     launches::{CallSet, Cursor, LaunchIndex},
     open_ranges::NONE,
-    running::RunningLaunches,
+    running::each_running,
 };
 
-/// The launches of a capture.
-pub struct CaptureLaunches {
-    /// By call: a kernel of it is recorded.
-    recorded: CallSet,
-    kinds: Vec<CallKind>,
-}
+/// The launches of a capture; by call, whether a kernel of it is recorded.
+pub struct CaptureLaunches(CallSet);
 
 impl CaptureLaunches {
     /// Joins the calls of `trace` to their kernels.
@@ -26,7 +22,7 @@ impl CaptureLaunches {
             .iter()
             .filter(|(call, _)| *call != NONE)
             .for_each(|(call, _)| recorded.insert(call));
-        Self { recorded, kinds: trace.call_kinds() }
+        Self(recorded)
     }
 
     /// Launches of single kernels that `wanted` selects by thread, time and instance of a stage;
@@ -35,24 +31,9 @@ impl CaptureLaunches {
         &self,
         trace: &NsysTrace,
         launches: &LaunchIndex,
-        mut wanted: impl FnMut(i64, i64, u32) -> bool,
+        wanted: impl FnMut(i64, i64, u32) -> bool,
     ) -> (u64, u64) {
-        let (mut all, mut recorded) = (0, 0);
-        let mut running = RunningLaunches::of(trace, &self.kinds);
-        let mut cursor = Cursor::default();
-        for (at, (site, call)) in trace.cuda_calls.with_sites().enumerate() {
-            let kind = self.kinds[site as usize];
-            if !running.launches(kind, &call) || kind != CallKind::Kernel {
-                continue;
-            }
-            let instance =
-                cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
-            if wanted(call.global_tid, call.start_ns, instance) {
-                all += 1;
-                recorded += u64::from(self.recorded.contains(at));
-            }
-        }
-        (all, recorded)
+        self.count(trace, launches, CallKind::Kernel, wanted)
     }
 
     /// Graph launches in counted instances, and those of them without a kernel.
@@ -62,22 +43,28 @@ impl CaptureLaunches {
         launches: &LaunchIndex,
         counted: &impl Fn(u32) -> bool,
     ) -> (u64, u64) {
-        let (mut all, mut empty) = (0, 0);
-        if !self.kinds.contains(&CallKind::Graph) {
-            return (all, empty);
-        }
+        let wanted = |_, _, instance| counted(instance);
+        let (all, recorded) = self.count(trace, launches, CallKind::Graph, wanted);
+        (all, all - recorded)
+    }
+
+    fn count(
+        &self,
+        trace: &NsysTrace,
+        launches: &LaunchIndex,
+        kind: CallKind,
+        mut wanted: impl FnMut(i64, i64, u32) -> bool,
+    ) -> (u64, u64) {
+        let (mut all, mut recorded) = (0, 0);
         let mut cursor = Cursor::default();
-        for (at, (site, call)) in trace.cuda_calls.with_sites().enumerate() {
-            if self.kinds[site as usize] != CallKind::Graph {
-                continue;
-            }
-            if counted(
-                cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread)),
-            ) {
+        each_running(trace, kind, |at, call| {
+            let instance =
+                cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
+            if wanted(call.global_tid, call.start_ns, instance) {
                 all += 1;
-                empty += u64::from(!self.recorded.contains(at));
+                recorded += u64::from(self.0.contains(at));
             }
-        }
-        (all, empty)
+        });
+        (all, recorded)
     }
 }

@@ -27,7 +27,7 @@ use self::{
     settings::{Operation, Question},
 };
 use super::power::StagePower;
-use crate::align::operation_instances::{IsolatedOperation, isolate};
+use crate::align::operation_instances::{AlignedCapture, IsolatedOperation, isolate};
 pub use llmprof_core::domain::alignment::Verdict;
 use llmprof_core::{
     domain::alignment::CheckSummary,
@@ -158,14 +158,16 @@ pub fn align(mock: &AlignmentSide, e2e: &AlignmentSide, question: &Question) -> 
     let mut names = NameNumbers::default();
     let level = question.thresholds.names;
     let keys = [names.of(mock.trace, level), names.of(e2e.trace, level)];
-    let isolate_mock =
-        |needle: Option<&[u32]>| isolate(mock.trace, &question.operation, stage, &keys[0], needle);
+    let captures = [mock.trace, e2e.trace].map(AlignedCapture::of);
+    let isolate_mock = |needle: Option<&[u32]>| {
+        isolate(&captures[0], &question.operation, stage, &keys[0], needle)
+    };
     let mut found_mock = isolate_mock(None);
     let named = matches!(question.operation, Operation::Range { .. } | Operation::Operator(_));
     let mut found_e2e = None;
     if named {
         // If only the mock marks the operation, its sequence is searched for.
-        found_e2e = Some(isolate(e2e.trace, &question.operation, stage, &keys[1], None))
+        found_e2e = Some(isolate(&captures[1], &question.operation, stage, &keys[1], None))
             .filter(|it| it.ranges > 0 || found_mock.ranges == 0);
     }
     let by_sequence = found_e2e.is_none() && !matches!(question.operation, Operation::Kernels(_));
@@ -177,11 +179,12 @@ pub fn align(mock: &AlignmentSide, e2e: &AlignmentSide, question: &Question) -> 
             found_mock = isolate_mock(Some(&needle));
         }
         let operation = if named { &Operation::Sequence } else { &question.operation };
-        isolate(e2e.trace, operation, stage, &keys[1], Some(&needle))
+        isolate(&captures[1], operation, stage, &keys[1], Some(&needle))
     });
     let (waived, waivers) = waivers(question, [mock.trace, e2e.trace]);
     let evidence = AlignmentEvidence {
         sides: [mock, e2e],
+        captures: &captures,
         operations: [&found_mock, &found_e2e],
         keys: &keys,
         names: &names.texts,

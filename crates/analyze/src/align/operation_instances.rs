@@ -127,31 +127,44 @@ fn is_counted(
     }
 }
 
+/// A capture with the joins of its launches.
+pub struct AlignedCapture<'a> {
+    pub trace: &'a NsysTrace,
+    pub launches: LaunchIndex,
+    launched: CaptureLaunches,
+}
+
+impl<'a> AlignedCapture<'a> {
+    pub fn of(trace: &'a NsysTrace) -> Self {
+        let launches = LaunchIndex::of(trace);
+        let launched = CaptureLaunches::of(trace, &launches);
+        Self { trace, launches, launched }
+    }
+}
+
 /// Isolates `operation` in a capture. `names` numbers each kind of launch; `needle` is the other
 /// side's sequence of such numbers.
 pub fn isolate(
-    trace: &NsysTrace,
+    AlignedCapture { trace, launches, launched }: &AlignedCapture,
     operation: &Operation,
     stage: Option<&str>,
     names: &[u32],
     needle: Option<&[u32]>,
 ) -> IsolatedOperation {
-    let launches = LaunchIndex::of(trace);
-    let launched = CaptureLaunches::of(trace, &launches);
-    let counted = |instance: u32| is_counted(trace, &launches, stage, instance);
+    let counted = |instance: u32| is_counted(trace, launches, stage, instance);
     let mut found = match operation {
         Operation::Range { name, domain } => {
             let wanted = |it: &Range| {
                 glob(name, &it.name) && domain.as_ref().is_none_or(|domain| *domain == it.domain)
             };
-            by_range(trace, &launches, &launched, &wanted, &counted)
+            by_range(trace, launches, launched, &wanted, &counted)
         }
         Operation::Operator(path) => {
             let is_operator = is_operator(trace);
             by_range(
                 trace,
-                &launches,
-                &launched,
+                launches,
+                launched,
                 &|it: &Range| is_operator(it) && glob(path, &it.name),
                 &counted,
             )
@@ -162,7 +175,7 @@ pub fn isolate(
             let kinds: Vec<bool> = trace.kernels.kinds().iter().map(wanted).collect();
             by_sequence(
                 trace,
-                &launches,
+                launches,
                 &counted,
                 &kinds,
                 names,
@@ -173,7 +186,7 @@ pub fn isolate(
             let all = vec![true; trace.kernels.kinds().len()];
             by_sequence(
                 trace,
-                &launches,
+                launches,
                 &counted,
                 &all,
                 names,
@@ -182,13 +195,13 @@ pub fn isolate(
         }
     };
     found.isolated_by = method(operation, needle.is_some());
-    (found.graphs, found.graphs_empty) = launched.graphs(trace, &launches, &counted);
+    (found.graphs, found.graphs_empty) = launched.graphs(trace, launches, &counted);
     if matches!(operation, Operation::Kernels(_) | Operation::Sequence) {
         (found.launched, found.recorded) =
-            launched.kernels(trace, &launches, |_, _, instance| counted(instance));
+            launched.kernels(trace, launches, |_, _, instance| counted(instance));
     }
     let (single, graphs) =
-        (launched.kernels(trace, &launches, |_, _, _| true), graph_coverage(trace));
+        (launched.kernels(trace, launches, |_, _, _| true), graph_coverage(trace));
     found.capture_launches = (single.0 + graphs.0, single.1 + graphs.1);
     found
 }

@@ -141,7 +141,7 @@ pub enum Operation {
     Range { name: String, domain: Option<String> },
     /// Launched by the operator at this module path (`*` matches any text).
     Operator(String),
-    /// With one of these patterns in their names, cut where they repeat.
+    /// With one of these patterns in their names, cut at the mock's usual sequence.
     Kernels(Vec<String>),
     /// All kernels of the mock in the stage, searched in the other timeline.
     Sequence,

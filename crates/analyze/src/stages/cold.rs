@@ -21,7 +21,10 @@ use llmprof_core::{
         finding::{Finding, Severity},
         units::Nanos,
     },
-    trace::nsys::{NsysTrace, process_of},
+    trace::{
+        nsys::{NsysTrace, process_of},
+        runtime_call::CallKind,
+    },
 };
 
 use crate::timeline::{
@@ -169,11 +172,11 @@ fn add_kernels(
 fn warmup_calls(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<u64> {
     let mut counts = vec![0; launches.stages.instances.len()];
     let name = |name: u32| trace.strings.get(name as usize).map_or("", String::as_str);
-    let is_warmup: Vec<bool> = trace
-        .cuda_calls
-        .sites()
-        .iter()
-        .map(|(at, _)| WARMUP_CALLS.iter().any(|word| name(*at).contains(word)))
+    // `hipModuleLaunchKernel` loads no module.
+    let is_warmup: Vec<bool> = (trace.cuda_calls.sites().iter().zip(trace.call_kinds()))
+        .map(|((at, _), kind)| {
+            kind == CallKind::Other && WARMUP_CALLS.iter().any(|word| name(*at).contains(word))
+        })
         .collect();
     let mut cursor = Cursor::default();
     for (_, _, call) in trace.cuda_calls.at_sites(&is_warmup) {
@@ -211,7 +214,7 @@ pub fn findings(cold: &[ColdInstance]) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use llmprof_core::trace::Trace;
+    use llmprof_core::trace::{Trace, nsys::ApiCall};
 
     use super::*;
     use crate::{analyze, kernels::tests::capture};
@@ -275,6 +278,14 @@ mod tests {
         nsys.cuda_calls = before.cuda_calls.iter().chain(nsys.cuda_calls.iter()).collect();
         nsys.kernels = before.kernels.iter().chain(nsys.kernels.iter()).collect();
         assert_eq!(cold(&warm), 0, "nothing happens for the first time");
+        let nsys = warm.nsys.as_mut().unwrap();
+        let name = nsys.strings.len() as u32;
+        nsys.strings.push("hipModuleLaunchKernel".into());
+        let more = capture("call 1 91 3..4");
+        let calls = nsys.cuda_calls.iter().chain(more.cuda_calls.iter());
+        nsys.cuda_calls = calls.map(|call| ApiCall { name, ..call }).collect();
+        nsys.cuda_calls.sort();
+        assert_eq!(cold(&warm), 0, "a launch of a kernel of a module loads no module");
     }
 
     #[test]

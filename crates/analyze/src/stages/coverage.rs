@@ -23,7 +23,7 @@ use llmprof_core::{
     },
 };
 
-use crate::{stats::percent, timeline::running::RunningLaunches};
+use crate::{stats::percent, timeline::running::each_running};
 
 /// Min recorded share of the launched kernels, percent, of a complete capture.
 const COMPLETE_PCT: f64 = 99.0;
@@ -48,16 +48,11 @@ pub fn coverage(trace: &NsysTrace, expected: &[&str]) -> Coverage {
         recorded.insert(process_of(kernel.global_pid), kernel.correlation_id);
     }
     let mut coverage = Coverage::default();
-    let kinds = trace.call_kinds();
-    let mut running = RunningLaunches::of(trace, &kinds);
-    for (site, call) in trace.cuda_calls.with_sites() {
-        let kind = kinds[site as usize];
-        if running.launches(kind, &call) && kind == CallKind::Kernel {
-            coverage.launched += 1;
-            let process = process_of(call.global_tid);
-            coverage.recorded += u64::from(recorded.contains(process, call.correlation_id));
-        }
-    }
+    each_running(trace, CallKind::Kernel, |_, call| {
+        coverage.launched += 1;
+        let process = process_of(call.global_tid);
+        coverage.recorded += u64::from(recorded.contains(process, call.correlation_id));
+    });
     let (launched, recorded) = graph_coverage(trace);
     coverage.launched += launched;
     coverage.recorded += recorded;
@@ -101,8 +96,11 @@ impl LaunchSet {
 /// Kernels expected from and recorded for launches of graphs. A launch traced as a whole counts as
 /// one recorded kernel.
 pub(crate) fn graph_coverage(trace: &NsysTrace) -> (u64, u64) {
-    let sites: Vec<bool> = trace.call_kinds().iter().map(|it| *it == CallKind::Graph).collect();
-    if !sites.contains(&true) {
+    let mut launches = Vec::new();
+    each_running(trace, CallKind::Graph, |_, call| {
+        launches.push((process_of(call.global_tid), call.correlation_id));
+    });
+    if launches.is_empty() {
         return (0, 0);
     }
     let nodes = nodes_by_launch(trace.kernels.iter().filter_map(|kernel| {
@@ -111,9 +109,8 @@ pub(crate) fn graph_coverage(trace: &NsysTrace) -> (u64, u64) {
     }));
     let whole: HashSet<(i64, i64)> =
         trace.graphs.iter().map(|it| (process_of(it.global_pid), it.correlation_id)).collect();
-    let calls = trace.cuda_calls.at_sites(&sites);
-    let launches = calls.map(|(_, _, call)| (process_of(call.global_tid), call.correlation_id));
-    let (whole, by_node): (Vec<_>, Vec<_>) = launches.partition(|launch| whole.contains(launch));
+    let (whole, by_node): (Vec<_>, Vec<_>) =
+        launches.into_iter().partition(|launch| whole.contains(launch));
     let (launched, recorded) = graph_kernels(&by_node, &nodes);
     (launched + whole.len() as u64, recorded + whole.len() as u64)
 }
@@ -316,6 +313,17 @@ mod tests {
             &names,
         );
         assert_eq!(counts(&trace), (3, 2));
+    }
+
+    #[test]
+    fn a_launch_with_a_row_of_the_runtime_and_one_of_the_driver_is_one_launch() {
+        let rows = "call 1 1 1..4\ncall 1 1 2..3\ncall 1 3 5..8\ncall 1 3 6..7";
+        let launches = ["cudaLaunchKernel_v7000", "cuLaunchKernel"].repeat(2);
+        let kernels = named(&format!("{rows}\nkernel 1 a 9..10 7"), &launches);
+        assert_eq!(counts(&kernels), (2, 1));
+        let launches = ["cudaGraphLaunch_v10000", "cuGraphLaunch"].repeat(2);
+        let graphs = named(&format!("{rows}\ngraph 1 5 9..10 7"), &launches);
+        assert_eq!(counts(&graphs), (2, 1));
     }
 
     #[test]

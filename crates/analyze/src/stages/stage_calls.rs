@@ -29,23 +29,6 @@ pub struct StageCalls {
     pub copy_ms: f64,
 }
 
-/// Role of a call within a stage.
-#[derive(Clone, Copy, PartialEq)]
-enum CallRole {
-    Wait,
-    Copy,
-    Other,
-}
-
-fn role(kind: CallKind) -> CallRole {
-    match kind {
-        CallKind::Synchronise { .. } | CallKind::Query => CallRole::Wait,
-        // A fill moves no data between host and device.
-        CallKind::Copy { .. } => CallRole::Copy,
-        _ => CallRole::Other,
-    }
-}
-
 /// Sums the calls of one capture by stage.
 pub fn stage_calls(trace: &NsysTrace, launches: &LaunchIndex) -> BTreeMap<String, StageCalls> {
     let mut sums = vec![StageCalls::default(); launches.stage_count()];
@@ -57,21 +40,22 @@ pub fn stage_calls(trace: &NsysTrace, launches: &LaunchIndex) -> BTreeMap<String
     {
         sums[it.label + 1].host_ms += Nanos(it.end_ns - it.start_ns).as_ms();
     }
-    let roles: Vec<CallRole> = trace.call_kinds().into_iter().map(role).collect();
+    let kinds = trace.call_kinds();
     let mut cursor = Cursor::default();
-    let sites: Vec<bool> = roles.iter().map(|role| *role != CallRole::Other).collect();
+    // A fill moves no data between host and device.
+    let is_copy = |it: CallKind| matches!(it, CallKind::Copy { .. });
+    let sites: Vec<bool> = kinds.iter().map(|it| it.waits() || is_copy(*it)).collect();
     for (_, site, call) in trace.cuda_calls.at_sites(&sites) {
-        let role = roles[site as usize];
         let instance =
             cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
         let (sum, ms) = (
             &mut sums[launches.stage_number(instance)],
             Nanos(call.end_ns - call.start_ns).as_ms(),
         );
-        match role {
-            CallRole::Wait => (sum.waits, sum.wait_ms) = (sum.waits + 1, sum.wait_ms + ms),
-            CallRole::Copy => (sum.copies, sum.copy_ms) = (sum.copies + 1, sum.copy_ms + ms),
-            CallRole::Other => {}
+        if kinds[site as usize].waits() {
+            (sum.waits, sum.wait_ms) = (sum.waits + 1, sum.wait_ms + ms);
+        } else {
+            (sum.copies, sum.copy_ms) = (sum.copies + 1, sum.copy_ms + ms);
         }
     }
     for (kernel, (call, instance)) in trace.kernels.iter().zip(launches.kernels.iter()) {

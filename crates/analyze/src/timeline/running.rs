@@ -1,4 +1,4 @@
-//! Which calls launch work that runs, each once.
+//! Launches that run, each once.
 //!
 //! A stream under capture records work into a graph instead of running it. One launch may have two
 //! rows with one correlation id: the runtime's call, and the driver's call inside.
@@ -8,6 +8,21 @@ use llmprof_core::trace::{
     nsys::{ApiCall, NsysTrace},
     runtime_call::CallKind,
 };
+
+/// Reads the launches of one kind that run, each with the index of its call.
+pub fn each_running(trace: &NsysTrace, wanted: CallKind, mut read: impl FnMut(usize, &ApiCall)) {
+    let kinds = trace.call_kinds();
+    if !kinds.contains(&wanted) {
+        return;
+    }
+    let mut running = RunningLaunches::of(trace, &kinds);
+    let sites: Vec<bool> = kinds.iter().map(|it| *it == wanted || it.bounds_capture()).collect();
+    for (at, site, call) in trace.cuda_calls.at_sites(&sites) {
+        if running.launches(kinds[site as usize], &call) {
+            read(at, &call);
+        }
+    }
+}
 
 /// Reads the calls of a timeline in the order of their starts.
 pub struct RunningLaunches {
@@ -23,13 +38,10 @@ impl RunningLaunches {
     /// capture ends one is under capture from the start.
     pub fn of(trace: &NsysTrace, kinds: &[CallKind]) -> Self {
         let mut first: HashMap<i64, bool> = HashMap::default();
-        let bounds = [CallKind::BeginCapture, CallKind::EndCapture];
-        let sites: Vec<bool> = kinds.iter().map(|kind| bounds.contains(kind)).collect();
-        if sites.contains(&true) {
-            for (_, site, call) in trace.cuda_calls.at_sites(&sites) {
-                let ends = kinds[site as usize] == CallKind::EndCapture;
-                first.entry(call.global_tid).or_insert(ends);
-            }
+        let sites: Vec<bool> = kinds.iter().map(|it| it.bounds_capture()).collect();
+        for (_, site, call) in trace.cuda_calls.at_sites(&sites) {
+            let ends = kinds[site as usize] == CallKind::EndCapture;
+            first.entry(call.global_tid).or_insert(ends);
         }
         let capturing = first.into_iter().filter(|(_, ends)| *ends).map(|(thread, _)| thread);
         Self { capturing: capturing.collect(), last: (0, 0), others: HashMap::default() }

@@ -157,7 +157,7 @@ pub struct ThresholdChanges {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(minimum = 0))]
     pub sequence_pct: Option<f64>,
-    /// Time in kernels that both sides launch, percent.
+    /// Time in kernels that both sides launch, percent, and in the mock's usual sequence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(minimum = 0))]
     pub matched_time_pct: Option<f64>,

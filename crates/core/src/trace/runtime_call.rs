@@ -13,7 +13,7 @@ pub enum CallKind {
     Graph,
     BeginCapture,
     EndCapture,
-    /// Copies, or fills memory; does it return before that is done?
+    /// Copies or fills memory; an asynchronous one returns before that is done.
     Copy {
         is_async: bool,
     },
@@ -75,6 +75,21 @@ impl CallKind {
     /// Returns whether it launches work that a stream under capture records instead of running it.
     pub fn is_launch(self) -> bool {
         matches!(self, Self::Kernel | Self::Graph)
+    }
+
+    /// Returns whether it starts or ends a capture.
+    pub fn bounds_capture(self) -> bool {
+        matches!(self, Self::BeginCapture | Self::EndCapture)
+    }
+
+    /// Returns whether the host waits for the device in it, or asks in a loop.
+    pub fn waits(self) -> bool {
+        matches!(self, Self::Synchronise { .. } | Self::Query)
+    }
+
+    /// Returns whether it copies or fills memory.
+    pub fn writes_memory(self) -> bool {
+        matches!(self, Self::Copy { .. } | Self::Fill { .. })
     }
 
     /// Returns whether it returns only after all earlier device work has finished.

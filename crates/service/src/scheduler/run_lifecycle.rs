@@ -79,7 +79,7 @@ pub async fn run_to_end<E: Executor>(
     match recorded {
         Ok(EXHAUSTED) => {
             tracing::warn!("run is requeued: the host lacks resources");
-            let wait = Duration::from_secs(cx.config.worker.exhausted_wait_s.into());
+            let wait = Duration::from_secs(cx.config.worker.exhausted_wait_s.max(1).into());
             tokio::select! {
                 biased;
                 () = stop.cancelled() => {}

@@ -14,7 +14,7 @@ use super::{
     AlignmentCheck, AlignmentSide, EvidenceRow, KernelPlace, Verdict,
     advice::advice,
     kernel_times::{KernelTime, kernel_time},
-    operation_instances::IsolatedOperation,
+    operation_instances::{AlignedCapture, IsolatedOperation},
     sequence::{self, Pair},
     settings::Question,
 };
@@ -39,6 +39,7 @@ const COMPARING: [&str; 10] = [
 /// The input of the checks: both sides, the mock first.
 pub struct AlignmentEvidence<'a> {
     pub sides: [&'a AlignmentSide<'a>; 2],
+    pub captures: &'a [AlignedCapture<'a>; 2],
     pub operations: [&'a IsolatedOperation; 2],
     /// Number of the name of each kind of launch.
     pub keys: &'a [Vec<u32>; 2],

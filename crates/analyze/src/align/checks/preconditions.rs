@@ -11,7 +11,6 @@ use crate::{
     },
     stages::coverage::{StageCoverage, by_stage},
     stats::percent,
-    timeline::launches::LaunchIndex,
 };
 
 /// Checks that both captures contain the kernels of their launches.
@@ -63,7 +62,7 @@ fn lacking(evidence: &AlignmentEvidence, at: usize) -> Vec<String> {
             "the {side} capture contains no kernels: a CPU launches none, and a GPU must be traced"
         ));
     }
-    let stages = by_stage(trace, &LaunchIndex::of(trace));
+    let stages = by_stage(trace, &evidence.captures[at].launches);
     let unknown = |it: &&StageCoverage| {
         it.unknown() && evidence.question.stage.as_ref().is_none_or(|stage| *stage == it.stage)
     };

@@ -28,7 +28,7 @@ use crate::{
         interval::IntervalSet,
         launches::{CallSet, Cursor, LaunchIndex},
         open_ranges::NONE,
-        running::RunningLaunches,
+        running::{RunningLaunches, each_running},
     },
 };
 
@@ -173,9 +173,8 @@ fn graph_launches(
     kinds: &[CallKind],
     has_work: &CallSet,
 ) -> HashMap<usize, (u64, u64, bool)> {
-    let calls = &trace.cuda_calls;
-    let is_graph: Vec<bool> = kinds.iter().map(|kind| *kind == CallKind::Graph).collect();
-    let graphs: Vec<usize> = calls.at_sites(&is_graph).map(|(at, ..)| at).collect();
+    let mut graphs = Vec::new();
+    each_running(trace, CallKind::Graph, |at, _| graphs.push(at));
     if graphs.is_empty() {
         return HashMap::default();
     }

@@ -2,10 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use llmprof_core::trace::{
-    nsys::{ApiCall, NsysTrace, process_of},
-    runtime_call::CallKind,
-};
+use llmprof_core::trace::nsys::{ApiCall, NsysTrace, process_of};
 
 use super::super::interval::{Interval, IntervalSet};
 
@@ -52,12 +49,12 @@ pub struct HostWaits {
 
 impl HostWaits {
     pub fn of(trace: &NsysTrace) -> Self {
-        let kinds: Vec<Option<bool>> = trace.call_kinds().into_iter().map(waits).collect();
+        let kinds = trace.call_kinds();
         let (mut sync, mut copy): (BTreeMap<i64, Vec<Interval>>, BTreeMap<i64, Vec<Interval>>) =
             Default::default();
-        let sites: Vec<bool> = kinds.iter().map(Option::is_some).collect();
+        let sites: Vec<bool> = kinds.iter().map(|it| it.waits() || it.writes_memory()).collect();
         for (_, site, call) in trace.cuda_calls.at_sites(&sites) {
-            let calls = if kinds[site as usize] == Some(true) { &mut sync } else { &mut copy };
+            let calls = if kinds[site as usize].waits() { &mut sync } else { &mut copy };
             calls.entry(call.global_tid).or_default().push((call.start_ns, call.end_ns));
         }
         let cover = |calls: BTreeMap<i64, Vec<Interval>>| {
@@ -122,14 +119,5 @@ impl HostWaits {
             _ => (split.host, split.launch) = (split.host + rest, rest),
         }
         split
-    }
-}
-
-/// `true` for a wait for the device, `false` for a copy or fill, else `None`.
-fn waits(kind: CallKind) -> Option<bool> {
-    match kind {
-        CallKind::Synchronise { .. } | CallKind::Query => Some(true),
-        CallKind::Copy { .. } | CallKind::Fill { .. } => Some(false),
-        _ => None,
     }
 }

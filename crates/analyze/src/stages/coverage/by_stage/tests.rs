@@ -171,6 +171,17 @@ fn launches_into_a_stream_that_was_already_capturing_do_not_run() {
     assert_eq!(counts(&trace), stages(&[("prefill", 1, 1)]));
 }
 
+#[test]
+fn rows_of_the_driver_inside_those_of_the_runtime_lose_nothing() {
+    let mut trace = traced(
+        "range 1 prefill 0..30\ncall 1 1 1..4\ncall 1 1 2..3\ncall 1 2 5..8\ncall 1 2 6..7
+        call 1 900 9..29\nkernel 1 a 10..11 7\nkernel 2 a 11..12 7",
+    );
+    assert_eq!(counts(&trace), stages(&[("prefill", 2, 2)]));
+    trace.kernels = capture("kernel 1 a 10..11 7").kernels;
+    assert_eq!(counts(&trace), stages(&[("prefill", 2, 1)]));
+}
+
 /// Consecutive stages with the given numbers of launches, each ending with a synchronising call.
 fn many(launches: [u64; 2]) -> NsysTrace {
     let mut trace =

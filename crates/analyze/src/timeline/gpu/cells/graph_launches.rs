@@ -6,7 +6,10 @@ use llmprof_core::trace::{
 };
 
 use super::GpuCells;
-use crate::timeline::launches::{Cursor, LaunchIndex};
+use crate::timeline::{
+    launches::{Cursor, LaunchIndex},
+    running::each_running,
+};
 
 impl GpuCells {
     /// Marks the windows, on all GPUs of its process, in which a graph ran whose GPU is unknown.
@@ -31,16 +34,14 @@ impl GpuCells {
 
 /// Calls per stage that launch a graph, and true when any call launches work.
 pub(super) fn graph_calls(trace: &NsysTrace, launches: &LaunchIndex) -> (Vec<u64>, bool) {
-    let kinds = trace.call_kinds();
     let mut calls = vec![0; launches.stages.labels.len()];
     let mut cursor = Cursor::default();
-    let is_graph: Vec<bool> = kinds.iter().map(|kind| *kind == CallKind::Graph).collect();
-    for (_, _, call) in trace.cuda_calls.at_sites(&is_graph) {
+    each_running(trace, CallKind::Graph, |_, call| {
         let instance =
             cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
         if let Some(instance) = launches.stages.instances.get(instance as usize) {
             calls[instance.label] += 1;
         }
-    }
-    (calls, kinds.iter().any(|kind| kind.is_launch()))
+    });
+    (calls, trace.call_kinds().iter().any(|kind| kind.is_launch()))
 }
