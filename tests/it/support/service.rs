@@ -36,8 +36,7 @@ pub async fn pause() {
     tokio::time::sleep(POLL).await;
 }
 
-/// A client of services on this machine. It reads no certificates: that takes a tenth of a second
-/// of processor where nothing is optimised.
+/// A client of services on this machine. It reads no certificates, which nothing here needs.
 pub fn client() -> reqwest::Client {
     plain_client().build().unwrap()
 }
