@@ -2,6 +2,9 @@
 
 target := env('CARGO_TARGET_DIR', 'target') / 'debug'
 
+# Tests wait for processes and for limits of time: three at a time per core.
+export NEXTEST_TEST_THREADS := env('NEXTEST_TEST_THREADS', `echo $((3 * $(nproc)))`)
+
 # Checks a change in minutes: format, lints, licences, and the tests but those of whole services that
 # run, fail and recover.
 check: fmt words clippy quick linkage deny

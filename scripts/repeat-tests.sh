@@ -11,7 +11,7 @@ runs=${1:?usage: repeat-tests.sh RUNS [BUSY]} busy=${2:-0}
 log=$(mktemp)
 trap 'jobs -p | xargs -r kill 2>/dev/null || true; rm -f "$log"' EXIT
 for _ in $(seq "$busy"); do sh -c 'while :; do :; done' & done
-export NEXTEST_PROFILE=ci NEXTEST_TEST_THREADS=${NEXTEST_TEST_THREADS:-$((3 * $(nproc)))}
+export NEXTEST_PROFILE=ci
 failed=0
 printf '| run | busy loops | passed | flaky | failed | seconds |\n|---:|---:|---:|---:|---:|---:|\n'
 for run in $(seq "$runs"); do

@@ -6,9 +6,15 @@ mod api;
 mod clients;
 mod load;
 mod parse;
-mod recovery;
 mod repository;
-mod runs;
-mod slurm;
+#[cfg_attr(not(feature = "simulation"), expect(dead_code, reason = "used by the tests below"))]
 mod support;
 mod ui;
+
+// Services that run for minutes, fail and recover: `just test` runs them, `cargo test` does not.
+#[cfg(feature = "simulation")]
+mod recovery;
+#[cfg(feature = "simulation")]
+mod runs;
+#[cfg(feature = "simulation")]
+mod slurm;

@@ -8,8 +8,10 @@ use serde_json::{Value, json};
 
 use crate::{
     api::router::Api,
-    runs::align::{E2E, MOCK, capture},
-    support::service::{Service, Setup},
+    support::{
+        captures::{E2E, MOCK, capture},
+        service::{Service, Setup},
+    },
 };
 
 const UNKNOWN: &str = "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10";

@@ -26,7 +26,7 @@ use tempfile::TempDir;
 
 use crate::{
     api::router::{Api, MODEL},
-    runs::runner::DECODER,
+    support::models::DECODER,
 };
 
 /// Runs the model once in its own folder, and analyses its events.

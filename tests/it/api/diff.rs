@@ -6,7 +6,10 @@ use anyhow::{Result, ensure};
 use llmprof_core::domain::state::RunState;
 use serde_json::{Value, json};
 
-use crate::api::router::Api;
+use crate::{
+    api::router::Api,
+    support::captures::{MOCK, capture},
+};
 
 fn golden(name: &str) -> Result<Value> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
@@ -229,7 +232,7 @@ fn captures_are_compared_by_device_and_settings_and_not_by_file_name() -> Result
 #[test]
 fn a_capture_read_with_another_include_range_differs_in_that_alone() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    crate::runs::align::capture(crate::runs::align::MOCK, &folder.path().join("mock.sqlite"), "")?;
+    capture(MOCK, &folder.path().join("mock.sqlite"), "")?;
     let run = |args: &[&str]| -> Result<String> {
         let output =
             Command::new(env!("CARGO_BIN_EXE_llmprof")).args(args).current_dir(&folder).output()?;

@@ -19,8 +19,10 @@ use crate::{
         router::Api,
         series::{gate, history, measured, point, send},
     },
-    runs::align::MOCK,
-    support::service::{Service, Setup, command},
+    support::{
+        captures::MOCK,
+        service::{Service, Setup, command},
+    },
 };
 
 #[tokio::test]

@@ -10,8 +10,10 @@ use tempfile::tempdir;
 
 use crate::{
     api::imports::{META, PACKED, PLAIN, timeline},
-    runs::align::MOCK,
-    support::service::{self, Service, Setup, command, pause, processes_of},
+    support::{
+        captures::MOCK,
+        service::{self, Service, Setup, command, pause, processes_of},
+    },
 };
 
 /// An export of `ranges` ranges, compressed.

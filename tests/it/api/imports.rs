@@ -11,8 +11,10 @@ use tempfile::tempdir;
 
 use crate::{
     api::router::{Answer, Api},
-    runs::align::{E2E, MOCK},
-    support::service::{self, Service, Setup, command, script},
+    support::{
+        captures::{self, E2E, MOCK},
+        service::{self, Service, Setup, command, script},
+    },
 };
 
 pub const META: &str = "create table META_DATA_EXPORT (name text, value text);
@@ -189,12 +191,8 @@ async fn imports_are_reported_compared_and_aligned() {
 fn incomplete() -> Vec<u8> {
     let dir = tempdir().unwrap();
     let path = dir.path().join("incomplete.sqlite");
-    crate::runs::align::capture(
-        MOCK,
-        &path,
-        "delete from CUPTI_ACTIVITY_KIND_KERNEL where rowid % 2",
-    )
-    .unwrap();
+    captures::capture(MOCK, &path, "delete from CUPTI_ACTIVITY_KIND_KERNEL where rowid % 2")
+        .unwrap();
     fs::read(path).unwrap()
 }
 

@@ -11,8 +11,10 @@ use crate::{
         imports::{PACKED, timeline},
         router::Api,
     },
-    runs::align::MOCK,
-    support::service::{self, Service, Setup, command, pause, processes_of, script},
+    support::{
+        captures::MOCK,
+        service::{self, Service, Setup, command, pause, processes_of, script},
+    },
 };
 
 const WAITING: &str = "waiting: a pass is measuring";

@@ -8,8 +8,10 @@ use crate::{
         imports::{FORM, PACKED, form, id, send, timeline},
         router::Api,
     },
-    runs::align::{E2E, MOCK},
-    support::service::{Service, Setup},
+    support::{
+        captures::{E2E, MOCK},
+        service::{Service, Setup},
+    },
 };
 
 /// The published configuration of the Llama in the captures.

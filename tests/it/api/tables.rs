@@ -5,7 +5,7 @@ use llmprof_core::{domain::state::RunState, layout};
 use llmprof_report::tables::{CSV_FILES, TABLES_VERSION};
 use serde_json::{Value, json};
 
-use crate::{api::router::Api, runs::report::input::ReportInput};
+use crate::{api::router::Api, support::report_input::ReportInput};
 
 const OLD_REPORT: &str = include_str!("../../fixtures/v0_1/report.json");
 const OLD_KERNELS: &str = include_str!("../../fixtures/v0_1/kernels.json");

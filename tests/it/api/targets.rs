@@ -6,8 +6,10 @@ use serde_json::{Value, json};
 
 use crate::{
     api::router::Api,
-    runs::align::{E2E, MOCK, capture},
-    support::service::{Service, Setup, script},
+    support::{
+        captures::{E2E, MOCK, capture},
+        service::{Service, Setup, script},
+    },
 };
 
 const PART: &str = "decoder.layers.3.self_attn";

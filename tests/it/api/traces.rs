@@ -9,8 +9,10 @@ use crate::{
         imports::{FORM, PLAIN, fixture, form, id, send, timeline},
         router::Api,
     },
-    runs::align::MOCK,
-    support::service::{Service, Setup},
+    support::{
+        captures::MOCK,
+        service::{Service, Setup},
+    },
 };
 
 /// Traces of PyTorch as a plain body, and of two ranks as a form; both are reported.

@@ -20,9 +20,9 @@ use super::{
     imports::{FORM, META, PACKED, PLAIN, database, form, id, send, timeline},
     router::Api,
 };
-use crate::{
-    runs::align::{E2E, MOCK},
-    support::service::{self, Service, Setup, command, pause},
+use crate::support::{
+    captures::{E2E, MOCK},
+    service::{self, Service, Setup, command, pause},
 };
 
 /// Requires that no run and no file is left.

@@ -9,8 +9,10 @@ use tempfile::tempdir;
 use super::{command, run};
 use crate::{
     api::router::Api,
-    runs::report::input::ReportInput,
-    support::service::{LLMPROF, Service, Setup, command as serve},
+    support::{
+        report_input::ReportInput,
+        service::{LLMPROF, Service, Setup, command as serve},
+    },
 };
 
 const SMALL: [&str; 8] =

@@ -23,6 +23,8 @@ use llmprof_core::{
 };
 use llmprof_report::pipeline::{self, Statements};
 
+use crate::support::captures;
+
 const CAPTURES: [&str; 4] =
     ["hf-deepseek-decoder", "hf-llama-e2e", "hf-llama-attention-mock", "torch-cuda-graph-node"];
 
@@ -295,7 +297,7 @@ fn a_foreign_capture_tells_its_own_gpu_driver_and_system() {
 fn the_report_of_an_external_capture_is_of_its_own_gpu() {
     let dir = tempfile::tempdir().unwrap();
     let export = dir.path().join("vllm.sqlite");
-    crate::runs::align::capture("hf-llama-attention-mock", &export, "").unwrap();
+    captures::capture("hf-llama-attention-mock", &export, "").unwrap();
     let devices = Devices::from_toml(include_str!("../../../conf/devices.toml")).unwrap();
     let page = dir.path().join("decode.csv");
     let packed = Path::new(env!("CARGO_MANIFEST_DIR"))

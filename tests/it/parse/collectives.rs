@@ -12,7 +12,7 @@ use llmprof_service::config;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::{parse::sums::llmprof, runs::align::capture, support::golden::golden};
+use crate::{parse::sums::llmprof, support::captures::capture, support::golden::golden};
 
 /// A second process on another GPU, with the same calls, ranges and kernels. One kernel is named as
 /// an all-reduce; those of the first process start 1 us earlier.

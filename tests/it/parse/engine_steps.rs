@@ -6,7 +6,7 @@ use llmprof_service::config;
 use serde_json::Value;
 use uuid::Uuid;
 
-use crate::runs::align::capture;
+use crate::support::captures::capture;
 
 /// Renames ranges of a capture, and removes those around all steps.
 const AS_VLLM: &str = "

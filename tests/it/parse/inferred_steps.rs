@@ -12,7 +12,7 @@ use llmprof_analyze::{
 use llmprof_core::trace::{engine_steps::StepClass, nsys::NsysTrace};
 use tempfile::TempDir;
 
-use crate::{parse::kineto, runs::align::capture};
+use crate::{parse::kineto, support::captures::capture};
 
 /// Captures with ranges around whole forwards of a model, with the numbers of correct steps, of
 /// ones without a class, and of steps that the program ran outside its ranges.

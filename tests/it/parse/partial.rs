@@ -5,7 +5,7 @@ use std::process::Command;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::runs::align::{E2E, MOCK, capture};
+use crate::support::captures::{E2E, MOCK, capture};
 
 /// Exit code, output and errors of `llmprof analyze` for a capture changed by `sql`.
 fn analyze(name: &str, sql: &str, more: &[&str]) -> (Option<i32>, String, String) {

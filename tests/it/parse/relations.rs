@@ -5,7 +5,7 @@ use std::process::Command;
 use rusqlite::Connection;
 use serde_json::Value;
 
-use crate::runs::align::capture;
+use crate::support::captures::capture;
 
 const CAPTURES: [&str; 5] = [
     "hf-llama-e2e",

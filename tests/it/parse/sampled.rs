@@ -4,7 +4,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::runs::align::capture;
+use crate::support::captures::capture;
 
 const CAPTURE: &str = "h200-gpu-metrics-10khz";
 

@@ -13,13 +13,13 @@ use llmprof_service::config;
 use serde_json::Value;
 use uuid::Uuid;
 
-use crate::api::stated_models::LLAMA;
+use crate::{api::stated_models::LLAMA, support::captures};
 
 /// The `report.json` of a capture with this statement.
 fn report(capture: &str, fields: &[(&str, &str)]) -> Value {
     let dir = tempfile::tempdir().unwrap();
     let export = dir.path().join("capture.sqlite");
-    crate::runs::align::capture(capture, &export, "").unwrap();
+    captures::capture(capture, &export, "").unwrap();
     analyzed(&export, fields)
 }
 

@@ -3,19 +3,15 @@
 mod differences;
 mod isolation;
 
-use std::{
-    fs::{self, File},
-    path::Path,
-    process::Command,
-};
+use std::{fs, path::Path, process::Command};
 
 use anyhow::Result;
 use rusqlite::Connection;
 use serde_json::Value;
 use tempfile::TempDir;
 
-pub const MOCK: &str = "hf-llama-attention-mock";
-pub const E2E: &str = "hf-llama-e2e";
+use crate::support::captures::{E2E, MOCK, capture};
+
 const ATTENTION: [&str; 4] = ["--range", "decoder.self_attn", "--include-ranges", "measured"];
 /// The name of a range, wherever it is written.
 const RANGE: &str = "coalesce(text, (select value from StringIds where id = textId))";
@@ -24,18 +20,6 @@ const MEASURED: &str =
     "select r.correlationId from CUPTI_ACTIVITY_KIND_RUNTIME r, NVTX_EVENTS e where r.start \
      between e.start and e.end
     and coalesce(e.text, (select value from StringIds where id = e.textId)) = 'measured'";
-
-/// One capture, unpacked and changed by plain SQL.
-pub fn capture(name: &str, path: &Path, sql: &str) -> Result<()> {
-    let packed = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures/captures")
-        .join(format!("{name}.sqlite.zst"));
-    zstd::stream::copy_decode(File::open(packed)?, File::create(path)?)?;
-    if !sql.is_empty() {
-        Connection::open(path)?.execute_batch(sql)?;
-    }
-    Ok(())
-}
 
 /// Thresholds under which the real pair passes in decode as well: alone, two of the layer's kernels
 /// find their data in the second-level cache and take 0.85 and 0.81 of the time.

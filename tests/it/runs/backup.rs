@@ -10,9 +10,9 @@ use std::{
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::{
-    runs::align::MOCK,
-    support::service::{self, LLMPROF, Service, Setup},
+use crate::support::{
+    captures::MOCK,
+    service::{self, LLMPROF, Service, Setup},
 };
 
 fn llmprof(arguments: &[&str], data: &Path) -> Output {

@@ -1,9 +1,7 @@
 //! Reports of a small saved run: golden files, and claims about every file.
 //!
-//! `LLMPROF_BLESS=1 cargo test --test it report` writes the golden files; read the difference
+//! `LLMPROF_BLESS=1 just test runs::report` writes the golden files; read the difference
 //! before you commit it.
-
-pub mod input;
 
 use std::path::Path;
 
@@ -22,8 +20,7 @@ use llmprof_core::{
 use llmprof_report::{profile::LLMProfileReport, tables::CSV_FILES};
 use serde_json::Value;
 
-use self::input::ReportInput;
-use crate::support::golden::golden;
+use crate::support::{golden::golden, report_input::ReportInput};
 
 #[test]
 fn the_files_of_a_run_without_a_gpu_are_as_blessed() {

@@ -353,8 +353,8 @@ async fn runs_stay_queued_while_nodes_are_drained() {
     assert_eq!(service.end(&id).await["state"], "succeeded");
 }
 
-/// A measurement for bench/README.md: `cargo test --test it -- --ignored --nocapture --exact
-/// slurm::jobs::cost_of_a_submission`.
+/// A measurement for bench/README.md: `cargo test --features simulation --test it -- --ignored
+/// --nocapture --exact slurm::jobs::cost_of_a_submission`.
 #[tokio::test]
 #[ignore = "a measurement, for a machine that does nothing else"]
 async fn cost_of_a_submission() {

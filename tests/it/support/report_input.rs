@@ -62,9 +62,9 @@ fn host() -> Environment {
 impl ReportInput {
     /// The saved run on a CPU, without nsys.
     pub fn saved() -> Self {
-        let events = include_str!("../../../fixtures/events-tiny.jsonl");
+        let events = include_str!("../../fixtures/events-tiny.jsonl");
         let mut model: ModelSpec =
-            toml::from_str(include_str!("../../../../conf/models/deepseek-ocr-tiny.toml")).unwrap();
+            toml::from_str(include_str!("../../../conf/models/deepseek-ocr-tiny.toml")).unwrap();
         model.name = "deepseek-ocr-tiny".into();
         let step = |step, state, message: Option<&str>| StepRecord {
             step,
@@ -259,7 +259,7 @@ impl ReportInput {
 
     pub fn analysis(&self) -> Analysis {
         let devices = llmprof_core::domain::device_peaks::Devices::from_toml(include_str!(
-            "../../../../conf/devices.toml"
+            "../../../conf/devices.toml"
         ))
         .unwrap();
         let peaks = self.environment.gpus.first().and_then(|gpu| devices.find(&gpu.name));

@@ -12,8 +12,8 @@ use super::{
 };
 use crate::{
     api::{imports::timeline, router::Api},
-    runs::align::MOCK,
     support::{
+        captures::MOCK,
         service::{self, Service, Setup, command},
         session::fake_server,
     },

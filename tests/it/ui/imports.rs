@@ -7,7 +7,7 @@ use crate::{
         imports::{FORM, form, timeline},
         router::Api,
     },
-    runs::align::MOCK,
+    support::captures::MOCK,
     ui::page::{HOST, OWN, assert_contains, location, page},
 };
 use axum::http::Method;
