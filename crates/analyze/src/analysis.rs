@@ -13,7 +13,6 @@ use llmprof_core::{
         Trace,
         event::{End, Start},
         framework::TimelineTool,
-        nsys::NsysTrace,
     },
 };
 
@@ -23,10 +22,9 @@ use crate::{
     events::Events,
     external_capture::CaptureEvents,
     findings,
-    indexed_launches::IndexedLaunches,
     invariants::Violations,
-    kernels::KernelTimes,
     kernels::{
+        self, KernelTimes,
         call_sites::{self, CallSite},
         counters::{self, CounterRecord},
         gemms::{self, Gemms},
@@ -62,11 +60,11 @@ use crate::{
     },
     timeline::{
         alone::AloneTimes,
+        capture::Capture,
         decode_timeline::{self, StepTimeline},
         engine_steps::EngineStepRecord,
         gpu::{StageGpus, split::WindowSplits},
         graphs::WholeGraph,
-        launches::LaunchIndex,
         processes::Processes,
         regions::Region,
         tables::TimelineTables,
@@ -152,14 +150,15 @@ pub struct Analysis {
     pub findings: Vec<Finding>,
 }
 
-/// An nsys capture with its launch index.
-type Timeline<'a> = Option<(&'a NsysTrace, &'a LaunchIndex)>;
-
 /// Analyses the data of all passes of one run.
 pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePeaks>) -> Analysis {
     // Without runner events, events are derived from the ranges of the capture.
     let only_traced = trace.baseline.is_empty() && trace.traced.is_empty();
-    let IndexedLaunches { mut launches, recorded } = IndexedLaunches::of(trace, only_traced);
+    let outside = if only_traced { "" } else { kernels::SETUP };
+    let mut capture = trace.nsys.as_ref().map(|it| Capture::of(it).with_outside(outside));
+    // Sampled metrics include the cold instances that are marked later.
+    let sampled = capture.as_ref().filter(|it| it.trace.samples.is_some());
+    let recorded = sampled.map(Capture::as_recorded);
     let mut analysis = Analysis {
         subject: trace.subject,
         tool: trace.nsys.as_ref().map(|it| it.tool).unwrap_or_default(),
@@ -170,16 +169,15 @@ pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePe
     // Both read all kernels of the capture, each in part on one core.
     let (splits, sampled) = rayon::join(
         || {
-            if let (true, Some(nsys), Some(launches)) = (only_traced, &trace.nsys, &mut launches) {
-                analysis.cold = cold::mark(nsys, launches);
-                derived = CaptureEvents::of(nsys, launches, model.and_then(KnownModel::batch));
+            if let Some(capture) = capture.as_mut().filter(|_| only_traced) {
+                analysis.cold = cold::mark(capture);
+                derived = CaptureEvents::of(capture, model.and_then(KnownModel::batch));
             }
             analysis.findings = derived.findings.clone();
             let baseline = events(trace, &derived, only_traced);
             let traced = Events::of(&trace.traced);
             analysis.add_events(trace, model, &baseline, &traced);
-            let timeline = trace.nsys.as_ref().zip(launches.as_ref());
-            analysis.add_timeline(trace, timeline, &traced, peaks)
+            analysis.add_timeline(trace, capture.as_ref(), &traced, peaks)
         },
         || sampled::sampled_metrics(trace, recorded.as_ref()),
     );
@@ -232,28 +230,25 @@ impl Analysis {
     fn add_timeline(
         &mut self,
         trace: &Trace,
-        timeline: Timeline,
+        capture: Option<&Capture>,
         traced: &Events,
         peaks: Option<&DevicePeaks>,
     ) -> WindowSplits {
-        if let Some((nsys, launches)) = timeline
-            && let Some(index) = &launches.framework
+        if let Some(capture) = capture
+            && let Some(index) = &capture.framework
         {
-            self.operators = framework(nsys, launches, index, &self.stages);
+            self.operators = framework(capture, index, &self.stages);
         }
         self.pytorch = trace.pytorch.as_ref().and_then(ProfiledOperators::of);
         let possible = self.violations.counters(&trace.counters, peaks);
-        self.counters = counters::counters(&possible, timeline);
-        let tables = timeline
-            .map(|(nsys, launches)| TimelineTables::of(nsys, launches, &self.counters))
-            .unwrap_or_default();
+        self.counters = counters::counters(&possible, capture);
+        let tables = capture.map(|it| TimelineTables::of(it, &self.counters)).unwrap_or_default();
         self.kernels = tables.kernels;
         counters::attach(&mut self.kernels.records, &self.counters);
-        self.gemms =
-            trace.gemms.as_ref().map(|log| gemms::gemms(log, timeline)).unwrap_or_default();
-        if let Some((nsys, launches)) = timeline {
+        self.gemms = trace.gemms.as_ref().map(|log| gemms::gemms(log, capture)).unwrap_or_default();
+        if let Some(capture) = capture {
             let has_log = !self.gemms.records.is_empty();
-            let records = gemms::operators::records(nsys, launches, traced, has_log);
+            let records = gemms::operators::records(capture, traced, has_log);
             self.gemms.add_operators(records, traced);
         }
         self.gemms.add_counters(&self.counters);
@@ -267,15 +262,15 @@ impl Analysis {
         self.graphs = tables.graphs;
         self.step = tables.step;
         self.sums = tables.sums;
-        if let Some((nsys, launches)) = timeline {
-            self.call_sites = call_sites::call_sites(nsys, launches, &self.kernels.stages);
-            self.findings.extend(profiler_overhead::findings(nsys, launches));
+        if let Some(capture) = capture {
+            self.call_sites = call_sites::call_sites(capture, &self.kernels.stages);
+            self.findings.extend(profiler_overhead::findings(capture));
             let elsewhere = &tables.launched_elsewhere;
-            self.findings.extend(launched_elsewhere::findings(elsewhere, launches));
+            self.findings.extend(launched_elsewhere::findings(elsewhere, capture));
         }
         self.processes = tables.processes;
         self.engine_steps = tables.engine_steps;
-        if let (Some((nsys, _)), Some(command)) = (timeline, &trace.command) {
+        if let (Some(nsys), Some(command)) = (&trace.nsys, &trace.command) {
             requests::join(&mut self.engine_steps, nsys, &command.loads);
         }
         self.collectives = tables.collectives;

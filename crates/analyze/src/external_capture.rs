@@ -15,7 +15,6 @@ use llmprof_core::{
     trace::{
         engine_steps::{StepClass, engine_step},
         event::{Event, OperatorCall, StageRange},
-        nsys::NsysTrace,
         range::Range,
         unclosed::Unclosed,
     },
@@ -28,9 +27,9 @@ use super::{
     stages::{DECODE, PREFILL, VISION_PARTS},
 };
 use crate::timeline::{
+    capture::Capture,
     device_time::is_operator,
     interval::Interval,
-    launches::LaunchIndex,
     open_ranges::{EXCLUDED, NONE, place},
     stage_spans::stage_spans,
 };
@@ -47,18 +46,18 @@ pub struct CaptureEvents {
 impl CaptureEvents {
     /// The stages, their parts and the operators of a capture. `batch` is the number of sequences
     /// of a pass, where it is stated.
-    pub fn of(trace: &NsysTrace, launches: &LaunchIndex, batch: Option<u64>) -> Self {
-        let spans = stage_spans(trace, launches);
-        let repeats = passes::repeats(trace, launches);
-        let findings = early_ends::findings(launches, &repeats, &spans);
+    pub fn of(capture: &Capture, batch: Option<u64>) -> Self {
+        let spans = stage_spans(capture);
+        let repeats = passes::repeats(capture);
+        let findings = early_ends::findings(capture, &repeats, &spans);
         let mut derived = Self { findings, ..Self::default() };
         for (at, repeat) in repeats.iter().enumerate() {
             if let Some(repeat) = *repeat {
-                derived.events.push(range(launches.stages.label(at), spans[at], repeat, None));
+                derived.events.push(range(capture.stages.label(at), spans[at], repeat, None));
             }
         }
-        let steps = derived.add_ranges(trace, launches, &repeats, batch);
-        derived.add_steps(trace, launches, steps, (&spans, &repeats));
+        let steps = derived.add_ranges(capture, &repeats, batch);
+        derived.add_steps(capture, steps, (&spans, &repeats));
         derived
     }
 
@@ -71,26 +70,26 @@ impl CaptureEvents {
     /// Adds parts of stages and operators; returns the decode steps.
     fn add_ranges(
         &mut self,
-        trace: &NsysTrace,
-        launches: &LaunchIndex,
+        capture: &Capture,
         repeats: &[Option<u32>],
         batch: Option<u64>,
     ) -> Vec<CaptureStep> {
         let mut steps = Vec::new();
         let mut outermost = OutermostRanges::default();
-        let is_operator = is_operator(trace);
+        let is_operator = is_operator(capture.trace);
         let ends =
             |it: &Unclosed| Some((it.range.global_tid, it.range.start_ns, it.outcome.end_ns()?));
-        let unclosed: HashSet<(i64, i64, i64)> = trace.unclosed.iter().filter_map(ends).collect();
-        for it in &trace.ranges {
+        let unclosed: HashSet<(i64, i64, i64)> =
+            capture.trace.unclosed.iter().filter_map(ends).collect();
+        for it in &capture.trace.ranges {
             let Some(end_ns) = it.end_ns.filter(|end| *end >= it.start_ns) else { continue };
             let times = (it.start_ns, end_ns);
-            let at = launches
+            let at = capture
                 .stages
                 .on(it.global_tid)
                 .map_or(NONE, |segments| segments.at(it.start_ns, &mut 0))
                 as usize;
-            let stage = if at < repeats.len() { launches.stages.label(at) } else { "" };
+            let stage = if at < repeats.len() { capture.stages.label(at) } else { "" };
             if at == EXCLUDED as usize && is_operator(it) {
                 self.events.push(operator_call(OUTSIDE, OUTSIDE, (it.global_tid, times), 0));
                 continue;
@@ -120,11 +119,12 @@ impl CaptureEvents {
                 self.events.push(operator_call(&it.name, stage, (it.global_tid, times), repeat));
             }
         }
-        let inferred = trace.inferred.steps.iter().filter(|it| it.class == Some(StepClass::Decode));
+        let inferred =
+            capture.trace.inferred.steps.iter().filter(|it| it.class == Some(StepClass::Decode));
         for it in inferred {
-            let Some(segments) = launches.stages.on(it.global_tid) else { continue };
+            let Some(segments) = capture.stages.on(it.global_tid) else { continue };
             let instance = segments.at(it.start_ns, &mut 0) as usize;
-            if instance < repeats.len() && launches.stages.label(instance) == DECODE {
+            if instance < repeats.len() && capture.stages.label(instance) == DECODE {
                 let (place, times) = (it.global_tid, (it.start_ns, it.end_ns));
                 steps.push(CaptureStep { instance, place, times, tokens: batch });
             }
@@ -136,12 +136,11 @@ impl CaptureEvents {
     /// Adds the decode steps, numbered within their stage instances, and their tokens.
     fn add_steps(
         &mut self,
-        trace: &NsysTrace,
-        launches: &LaunchIndex,
+        capture: &Capture,
         steps: Vec<CaptureStep>,
         (spans, repeats): (&[Interval], &[Option<u32>]),
     ) {
-        let times = steps::spans(trace, launches, &steps, spans);
+        let times = steps::spans(capture, &steps, spans);
         let mut numbers = vec![0u32; repeats.len()];
         let mut tokens: BTreeMap<u32, Option<u64>> = BTreeMap::new();
         for (step, times) in steps.iter().zip(times) {

@@ -22,10 +22,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     kernels::{counters::KernelCounters, durations::Tally, kernel_classes::ClassCache},
-    timeline::{duration_stats::DurationStats, launches::LaunchIndex, open_ranges::NONE},
+    timeline::{capture::Capture, duration_stats::DurationStats},
 };
+use llmprof_core::trace::kernel::TracedKernel;
 pub use llmprof_core::trace::stage::WARMUP;
-use llmprof_core::trace::{kernel::TracedKernel, nsys::NsysTrace};
 
 /// Stage of kernels that the model runner launched outside all stages: weights, ceilings.
 pub const SETUP: &str = "setup";
@@ -216,32 +216,27 @@ impl KernelTimes {
 pub(super) type LaunchedKernel<'a> = (TracedKernel<'a>, Option<&'a str>);
 
 /// All kernels of a capture with their stages, in trace order.
-pub(super) fn launched<'a>(
-    trace: &'a NsysTrace,
-    launches: &'a LaunchIndex,
-) -> impl Iterator<Item = LaunchedKernel<'a>> {
-    let stage = |(call, instance): (u32, u32)| (call != NONE).then(|| launches.stage(instance));
-    trace.kernels.iter().zip(launches.kernels.iter().map(stage))
+pub(super) fn launched<'a>(capture: &'a Capture<'a>) -> impl Iterator<Item = LaunchedKernel<'a>> {
+    capture
+        .kernels()
+        .map(|(kernel, join)| (kernel, join.has_call().then(|| capture.stage(join.instance))))
 }
 
 /// Sums the kernels of one capture by stage and name.
-pub fn kernels(trace: &NsysTrace, launches: &LaunchIndex) -> KernelTimes {
+pub fn kernels(capture: &Capture) -> KernelTimes {
     let mut tallies = rows::KernelTallies {
-        trace,
-        launches,
-        cells: vec![Tally::default(); trace.kernels.kinds().len() * launches.stage_count()],
+        capture,
+        cells: vec![Tally::default(); capture.trace.kernels.kinds().len() * capture.stage_count()],
     };
     let mut orphans = 0;
-    for ((kind, kernel), (call, instance)) in
-        trace.kernels.with_kinds().zip(launches.kernels.iter())
-    {
-        orphans += u64::from(call == NONE);
-        let cell = tallies.cell_of(kind, instance);
+    for ((kind, kernel), join) in capture.kernels_by_kind() {
+        orphans += u64::from(!join.has_call());
+        let cell = tallies.cell_of(kind, join.instance);
         let tally = &mut tallies.cells[cell];
         tally.calls += 1;
         tally.ns = tally.ns.saturating_add(kernel.ns());
     }
-    let stages = stages::stage_kernels(trace, launches, &tallies.cells);
+    let stages = stages::stage_kernels(capture, &tallies.cells);
     let mut classes = ClassCache::default();
     let groups = tallies.groups();
     let records = tallies.records(&groups.short, &stages, &mut classes);

@@ -61,6 +61,5 @@ pub mod timeline;
 
 mod analysis;
 mod events;
-mod indexed_launches;
 
 pub use analysis::{Analysis, analyze};

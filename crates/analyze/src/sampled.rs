@@ -20,17 +20,14 @@ mod unknowns;
 use std::collections::BTreeSet;
 
 pub use self::findings::problem;
-use llmprof_core::{
-    domain::finding::Finding,
-    trace::{Trace, nsys::NsysTrace},
-};
+use llmprof_core::{domain::finding::Finding, trace::Trace};
 
 use self::{
     coverage::{GpuSampleCoverage, StageSamples, period_ns},
     figures::{SampledKernel, SampledOperator, SampledStage},
     unknowns::DeviceCapture,
 };
-use crate::timeline::{interval::Interval, launches::LaunchIndex};
+use crate::timeline::{capture::Capture, interval::Interval};
 
 /// Sampled metrics of a run.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -49,34 +46,26 @@ pub struct SampledMetrics {
     pub findings: Vec<Finding>,
 }
 
-/// A capture with its launches and its stages on sampled devices.
+/// A timeline with its stages on sampled devices.
 struct SampledCapture<'a> {
-    trace: &'a NsysTrace,
-    launches: &'a LaunchIndex,
+    timeline: &'a Capture<'a>,
     stages: Vec<StageSamples>,
 }
 
 /// Analyses the captures with samples: those of the passes that sample, or that of an import.
-/// `recorded` are the launches of the traced pass.
-pub fn sampled_metrics(trace: &Trace, recorded: Option<&LaunchIndex>) -> SampledMetrics {
-    let nsys = trace.nsys.iter().filter(|it| it.samples.is_some());
-    let traces = trace.sampled.iter().map(|it| (it, None)).chain(nsys.map(|it| (it, recorded)));
-    let computed: Vec<(&NsysTrace, Option<&LaunchIndex>, Option<LaunchIndex>)> = traces
-        .map(|(trace, known)| (trace, known, known.is_none().then(|| LaunchIndex::of(trace))))
-        .collect();
-    let captures = computed.iter().filter_map(|(trace, known, computed)| {
-        let launches = known.or(computed.as_ref())?;
-        let stages = coverage::stage_samples(trace, launches);
-        Some(SampledCapture { trace, launches, stages })
-    });
-    let captures: Vec<SampledCapture> = captures.collect();
+/// `recorded` is the traced pass, if it has samples.
+pub fn sampled_metrics(trace: &Trace, recorded: Option<&Capture>) -> SampledMetrics {
+    let passes: Vec<Capture> = trace.sampled.iter().map(Capture::of).collect();
+    let of_stages =
+        |timeline| SampledCapture { timeline, stages: coverage::stage_samples(timeline) };
+    let captures: Vec<SampledCapture> = passes.iter().chain(recorded).map(of_stages).collect();
     let mut sampled = SampledMetrics::default();
     let mut has_problem = false;
     for capture in &captures {
-        let problem = problem(capture.trace);
+        let problem = problem(capture.timeline.trace);
         has_problem |= problem.is_some();
         sampled.findings.extend(problem);
-        let samples = capture.trace.samples.as_ref();
+        let samples = capture.timeline.trace.samples.as_ref();
         // Without any samples that count, their refusal is the problem.
         sampled
             .findings
@@ -85,7 +74,7 @@ pub fn sampled_metrics(trace: &Trace, recorded: Option<&LaunchIndex>) -> Sampled
             let spanned = capture.of_device(device.device).map_or(Vec::new(), |it| it.spanned);
             findings::values(device, &spanned)
         });
-        let unsampled = coverage::unsampled(capture.trace, capture.launches);
+        let unsampled = coverage::unsampled(capture.timeline);
         for finding in values.chain(findings::other_gpu(&unsampled, samples)) {
             // The passes of several rates lack the same.
             if !sampled.findings.iter().any(|it| it.message == finding.message) {
@@ -121,15 +110,15 @@ pub fn sampled_metrics(trace: &Trace, recorded: Option<&LaunchIndex>) -> Sampled
 impl SampledCapture<'_> {
     /// The capture of one device; `None` unless its samples span a stage.
     fn of_device(&self, device: u32) -> Option<DeviceCapture<'_>> {
-        let all = self.trace.samples.as_ref()?;
+        let all = self.timeline.trace.samples.as_ref()?;
         let samples = all.devices.iter().find(|it| it.device == device)?;
         let is_spanned = |it: &&GpuSampleCoverage| it.device == device && it.is_spanned;
         let of_device = self.stages.iter().filter(|it| is_spanned(&&it.coverage));
         let spanned: Vec<(&str, &[Interval])> =
             of_device.map(|it| (it.coverage.stage.as_str(), it.windows.as_slice())).collect();
         let period_ns = period_ns(all, samples)? as i64;
-        let (trace, launches) = (self.trace, self.launches);
-        let capture = DeviceCapture { trace, launches, device, samples, period_ns, spanned };
+        let timeline = self.timeline;
+        let capture = DeviceCapture { timeline, device, samples, period_ns, spanned };
         (!capture.spanned.is_empty()).then_some(capture)
     }
 }

@@ -15,7 +15,7 @@ use llmprof_analyze::{
     },
     parse,
     stages::coverage::coverage,
-    timeline::{device_time::device_times, launches::LaunchIndex},
+    timeline::{capture::Capture, device_time::device_times},
 };
 use llmprof_core::{
     domain::{device_peaks::Devices, ids::RunId, mode::Mode, profiling::Profiling},
@@ -140,7 +140,7 @@ fn replayed_kernels_name_their_graph_node() {
 #[test]
 fn kernel_records_add_up_to_the_counts_of_sql_per_stage() {
     let trace = capture("hf-deepseek-decoder");
-    let kernels = kernels(&trace, &LaunchIndex::of(&trace));
+    let kernels = kernels(&Capture::of(&trace));
     let sum = |stage: Option<&str>| {
         let of =
             kernels.records.iter().filter(|record| stage.is_none_or(|stage| record.stage == stage));
@@ -162,7 +162,7 @@ fn kernel_records_add_up_to_the_counts_of_sql_per_stage() {
 #[test]
 fn replayed_kernels_belong_to_the_layer_open_at_the_capture_of_their_node() {
     let trace = capture("torch-cuda-graph-node");
-    let times = device_times(&trace, &LaunchIndex::of(&trace));
+    let times = device_times(&Capture::of(&trace));
     let replayed: i64 =
         trace.kernels.iter().filter(|it| it.graph_node.is_some()).map(|it| it.ns()).sum();
     assert_eq!(times.replayed_ns, replayed);
@@ -184,7 +184,7 @@ fn replayed_kernels_belong_to_the_layer_open_at_the_capture_of_their_node() {
 fn real_captures_have_classes_for_nearly_all_kernel_time() {
     for name in CAPTURES {
         let trace = capture(name);
-        let kernels = kernels(&trace, &LaunchIndex::of(&trace));
+        let kernels = kernels(&Capture::of(&trace));
         assert!(kernels.classified_pct.unwrap() > 99.0, "{name}: {:?}", kernels.classified_pct);
     }
 }

@@ -6,16 +6,16 @@ use std::fs;
 use llmprof_analyze::{
     Analysis, parse,
     stages::coverage::coverage,
-    timeline::{gpu::StageGpu, launches::LaunchIndex},
+    timeline::{capture::Capture, gpu::StageGpu},
 };
 use llmprof_core::trace::stage::StageRules;
 
-use crate::parse::sums::{Capture, llmprof, with_a_second_process};
+use crate::parse::sums::{OpenCapture, llmprof, with_a_second_process};
 
 const GRAPHS: &str = "torch-cuda-graph-node";
 
 /// Replaces the rows of graph nodes by one row per launch, as `--cuda-graph-trace=graph` records.
-fn collapse(capture: &Capture) {
+fn collapse(capture: &OpenCapture) {
     capture
         .sql
         .execute_batch(
@@ -37,7 +37,7 @@ fn stage<'a>(analysis: &'a Analysis, stage: &str) -> &'a StageGpu {
 
 #[test]
 fn a_whole_traced_decode_is_at_least_as_busy_as_the_node_traced_one() {
-    let capture = Capture::open(GRAPHS);
+    let capture = OpenCapture::open(GRAPHS);
     let by_node = capture.analysis(StageRules::default());
     collapse(&capture);
     let whole = capture.analysis(StageRules::default());
@@ -66,7 +66,7 @@ fn a_whole_traced_decode_is_at_least_as_busy_as_the_node_traced_one() {
 
 #[test]
 fn replays_of_a_whole_graph_equal_plain_sql() {
-    let capture = Capture::open(GRAPHS);
+    let capture = OpenCapture::open(GRAPHS);
     collapse(&capture);
     let query = "select count(*), sum(end - start), min(end - start), max(end - start)
                  from CUPTI_ACTIVITY_KIND_GRAPH_TRACE";
@@ -92,7 +92,7 @@ fn replays_of_a_whole_graph_equal_plain_sql() {
 
 #[test]
 fn decode_of_a_light_run_on_an_h200_is_busy_where_its_graphs_run() {
-    let capture = Capture::open("h200-whole-graphs");
+    let capture = OpenCapture::open("h200-whole-graphs");
     let analysis = capture.analysis(StageRules::default());
     let query = "
         with ranges as (
@@ -123,11 +123,11 @@ fn decode_of_a_light_run_on_an_h200_is_busy_where_its_graphs_run() {
 
 #[test]
 fn a_launch_of_a_graph_is_covered_by_its_row_and_lost_without_it() {
-    let capture = Capture::open(GRAPHS);
+    let capture = OpenCapture::open(GRAPHS);
     collapse(&capture);
     let counts = || {
         let trace = parse::nsys::read(&capture.dir.path().join("run.sqlite")).unwrap();
-        assert_eq!(LaunchIndex::of(&trace).graphs.iter().len(), trace.graphs.len());
+        assert_eq!(Capture::of(&trace).graphs().count(), trace.graphs.len());
         let coverage = coverage(&trace, &[]);
         (coverage.launched, coverage.recorded)
     };
@@ -142,7 +142,7 @@ fn a_launch_of_a_graph_is_covered_by_its_row_and_lost_without_it() {
 
 #[test]
 fn a_report_of_whole_graphs_lists_unrecorded_kernels_and_the_remedy() {
-    let capture = Capture::open(GRAPHS);
+    let capture = OpenCapture::open(GRAPHS);
     collapse(&capture);
     let (export, out) = (capture.dir.path().join("run.sqlite"), capture.dir.path().join("out"));
     let (good, report, error) =
@@ -179,7 +179,7 @@ fn a_report_of_whole_graphs_lists_unrecorded_kernels_and_the_remedy() {
 }
 
 /// Every file of the report of a capture.
-fn files(capture: &Capture) -> Vec<(String, String)> {
+fn files(capture: &OpenCapture) -> Vec<(String, String)> {
     let (export, out) = (capture.dir.path().join("run.sqlite"), capture.dir.path().join("out"));
     let (good, _, error) = llmprof(&[export.to_str().unwrap(), "--out", out.to_str().unwrap()]);
     assert!(good, "{error}");
@@ -193,7 +193,7 @@ fn files(capture: &Capture) -> Vec<(String, String)> {
 
 #[test]
 fn a_capture_without_a_gpu_has_no_table_of_one_in_any_file() {
-    let capture = Capture::open("hf-llama-attention-mock");
+    let capture = OpenCapture::open("hf-llama-attention-mock");
     for table in ["RUNTIME", "KERNEL", "MEMCPY", "MEMSET", "SYNCHRONIZATION"] {
         capture.sql.execute_batch(&format!("drop table CUPTI_ACTIVITY_KIND_{table}")).unwrap();
     }
@@ -226,7 +226,7 @@ fn a_capture_without_a_gpu_has_no_table_of_one_in_any_file() {
 
 #[test]
 fn copies_fills_and_busy_time_of_two_gpus_equal_plain_sql_in_every_table() {
-    let capture = Capture::open("hf-llama-e2e");
+    let capture = OpenCapture::open("hf-llama-e2e");
     with_a_second_process(&capture);
     let sum = |table: &str| -> (u64, u64) {
         let query = format!("select count(*), sum(bytes) from CUPTI_ACTIVITY_KIND_{table}");

@@ -7,7 +7,7 @@ use std::{collections::HashMap, fs, path::PathBuf};
 
 use llmprof_analyze::{
     parse,
-    timeline::{inferred_steps::infer, launches::LaunchIndex, open_ranges::NONE},
+    timeline::{capture::Capture, inferred_steps::infer},
 };
 use llmprof_core::trace::{engine_steps::StepClass, nsys::NsysTrace};
 use tempfile::TempDir;
@@ -63,13 +63,13 @@ fn read(name: &str) -> (NsysTrace, TempDir) {
 
 /// Launches by thread: start, call and row, in order.
 fn launches(trace: &NsysTrace) -> HashMap<i64, Vec<(i64, u32, usize)>> {
-    let index = LaunchIndex::of(trace);
-    let kernels = index.kernels.iter().enumerate();
-    let graphs = index.graphs.iter().enumerate().map(|(row, it)| (row + (1 << 40), it));
+    let capture = Capture::of(trace);
+    let kernels = capture.kernel_joins().enumerate();
+    let graphs = capture.graph_joins().enumerate().map(|(row, it)| (row + (1 << 40), it));
     let mut threads: HashMap<i64, Vec<(i64, u32, usize)>> = HashMap::new();
-    for (row, (call, _)) in kernels.chain(graphs).filter(|(_, (call, _))| *call != NONE) {
-        let it = trace.cuda_calls.get(call as usize);
-        threads.entry(it.global_tid).or_default().push((it.start_ns, call, row));
+    for (row, join) in kernels.chain(graphs).filter(|(_, join)| join.has_call()) {
+        let it = trace.cuda_calls.get(join.call as usize);
+        threads.entry(it.global_tid).or_default().push((it.start_ns, join.call, row));
     }
     threads.values_mut().for_each(|it| it.sort_unstable());
     threads
@@ -185,8 +185,7 @@ fn windows_of_captures_have_only_whole_steps() {
         let all = calls_of_steps(&trace, &full);
         assert!(all.len() >= 5, "{name}");
         let calls = trace.cuda_calls.len() as u32;
-        let launching: Vec<u32> =
-            LaunchIndex::of(&trace).kernels.iter().map(|(call, _)| call).collect();
+        let launching: Vec<u32> = Capture::of(&trace).kernel_joins().map(|it| it.call).collect();
         let mut found = 0;
         for part in 0..10 {
             let (from, to) = (calls / 17 * part, calls - calls / 29 * part);

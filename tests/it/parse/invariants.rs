@@ -24,7 +24,7 @@ use serde_json::Value;
 
 use crate::parse::{
     changes::{change, sorted},
-    sums::Capture,
+    sums::OpenCapture,
 };
 
 /// Records the message of a check that failed.
@@ -227,7 +227,7 @@ fn visit(path: &str, value: &Value, found: &mut Vec<String>) {
 }
 
 fn base(name: &str) -> NsysTrace {
-    parse::nsys::read(&Capture::open(name).dir.path().join("run.sqlite")).unwrap()
+    parse::nsys::read(&OpenCapture::open(name).dir.path().join("run.sqlite")).unwrap()
 }
 
 fn counters(figures: &[f64], trace: &NsysTrace) -> Vec<LaunchCounters> {

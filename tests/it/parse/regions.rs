@@ -6,7 +6,7 @@ use llmprof_analyze::{
     analyze,
     kernels::counters::counters,
     roofline::RooflinePoint,
-    timeline::{launches::LaunchIndex, regions::regions},
+    timeline::{capture::Capture, regions::regions},
 };
 use llmprof_core::{
     domain::device_peaks::Devices,
@@ -76,7 +76,7 @@ fn the_roofline_of_a_real_page_has_points_or_reasons_for_all_kernels() {
 #[test]
 fn counters_of_a_real_page_have_the_time_of_their_instantiation_alone() {
     let nsys = capture("hf-llama-e2e");
-    let launches = LaunchIndex::of(&nsys);
+    let timeline = Capture::of(&nsys);
     let mut ran: HashMap<_, i64> = HashMap::new();
     let names: HashMap<u32, String> = nsys
         .kernels
@@ -84,12 +84,12 @@ fn counters_of_a_real_page_have_the_time_of_their_instantiation_alone() {
         .iter()
         .map(|it| (it.full_name, canonical(&nsys.strings[it.full_name as usize])))
         .collect();
-    for (kernel, (_, instance)) in nsys.kernels.iter().zip(launches.kernels.iter()) {
+    for (kernel, join) in timeline.kernels() {
         let name = names[&kernel.full_name].as_str();
-        let key = (launches.stage(instance), name, Some(kernel.grid), Some(kernel.block));
+        let key = (timeline.stage(join.instance), name, Some(kernel.grid), Some(kernel.block));
         *ran.entry(key).or_default() += kernel.ns();
     }
-    let records = counters(&decode_page().launches, Some((&nsys, &launches)));
+    let records = counters(&decode_page().launches, Some(&timeline));
     assert!(records.len() > 10, "{}", records.len());
     for it in &records {
         let key = (it.stage.as_str(), &*canonical(&it.full_name), it.grid, it.block);
@@ -104,9 +104,9 @@ fn counters_of_a_real_page_have_the_time_of_their_instantiation_alone() {
 fn regions_of_a_real_capture_equal_the_counts_of_sql() {
     let mut trace = capture("hf-llama-e2e");
     trace.rules = StageRules::with(vec![], vec!["measured".into()], vec![]);
-    let joined = LaunchIndex::of(&trace);
-    let counters = counters(&decode_page().launches, Some((&trace, &joined)));
-    let regions = regions(&trace, &joined, &counters);
+    let joined = Capture::of(&trace);
+    let counters = counters(&decode_page().launches, Some(&joined));
+    let regions = regions(&joined, &counters);
     let of = |name: &str| regions.iter().find(|it| it.name == name).unwrap();
     let attention = of("decoder.self_attn");
     assert_eq!((attention.domain.as_str(), attention.kernels), ("LLM", 136 + 2_304));
@@ -125,7 +125,7 @@ fn regions_of_a_real_capture_equal_the_counts_of_sql() {
 #[test]
 fn regions_of_a_replayed_graph_are_those_of_its_replay_and_of_its_capture() {
     let trace = capture("torch-cuda-graph-node");
-    let regions = regions(&trace, &LaunchIndex::of(&trace), &[]);
+    let regions = regions(&Capture::of(&trace), &[]);
     let layers: f64 =
         regions.iter().filter(|it| it.name.starts_with("layer_")).map(|it| it.kernel_ms).sum();
     let replayed: i64 =

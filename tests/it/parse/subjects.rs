@@ -1,7 +1,7 @@
 //! Reports mention only what their subject has: no pass, log, mode or tool of this host where
 //! captures were taken elsewhere.
 
-use crate::parse::sums::{Capture, llmprof};
+use crate::parse::sums::{OpenCapture, llmprof};
 
 /// Texts that are true only where this service ran something.
 const OF_RUNS_HERE: &[&str] = &[
@@ -26,7 +26,7 @@ fn no_report_of_a_capture_speaks_of_passes_logs_or_tools_of_this_host() {
     let captures =
         ["hf-deepseek-decoder", "hf-llama-e2e", "hf-llama-attention-mock", "torch-cuda-graph-node"];
     for name in captures {
-        let capture = Capture::open(name);
+        let capture = OpenCapture::open(name);
         let (export, out) = (capture.dir.path().join("run.sqlite"), capture.dir.path().join("out"));
         // Without stages of its own, most tables are gaps, each with a sentence.
         for stage in [&[][..], &["--stage", "prefill=decode_step", "--stage", "decode_all=prefill"]]

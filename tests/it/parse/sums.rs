@@ -12,12 +12,12 @@ use tempfile::TempDir;
 const CAPTURES: [&str; 4] =
     ["hf-deepseek-decoder", "hf-llama-e2e", "hf-llama-attention-mock", "torch-cuda-graph-node"];
 
-pub struct Capture {
+pub struct OpenCapture {
     pub dir: TempDir,
     pub sql: Connection,
 }
 
-impl Capture {
+impl OpenCapture {
     pub fn open(name: &str) -> Self {
         let packed = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("tests/fixtures/captures")
@@ -94,7 +94,7 @@ const RANGES: &str = "select coalesce(d.text, '') || ':' || coalesce(n.text, s.v
 #[test]
 fn kernels_calls_and_ranges_equal_plain_sql() {
     for name in CAPTURES {
-        let capture = Capture::open(name);
+        let capture = OpenCapture::open(name);
         let analysis = capture.analysis(StageRules::default());
 
         let mut kernels: BTreeMap<String, [i64; 4]> = BTreeMap::new();
@@ -152,7 +152,7 @@ fn kernels_calls_and_ranges_equal_plain_sql() {
 
 #[test]
 fn medians_and_deviations_equal_those_of_the_sorted_times() {
-    let capture = Capture::open("hf-llama-e2e");
+    let capture = OpenCapture::open("hf-llama-e2e");
     let analysis = capture.analysis(StageRules::default());
     let call = analysis.sums.calls.iter().find(|it| it.name == "cudaLaunchKernel_v7000").unwrap();
     let query = "select end - start from CUPTI_ACTIVITY_KIND_RUNTIME
@@ -169,7 +169,7 @@ fn medians_and_deviations_equal_those_of_the_sorted_times() {
 
 #[test]
 fn included_and_excluded_ranges_equal_plain_sql() {
-    let capture = Capture::open("hf-llama-e2e");
+    let capture = OpenCapture::open("hf-llama-e2e");
     capture.with_ops();
     let inside = |stage: &str, outer: &str| {
         let query = format!(
@@ -222,7 +222,7 @@ fn included_and_excluded_ranges_equal_plain_sql() {
 }
 
 /// Adds a second process with the same work, on another GPU that it also calls device 0.
-pub fn with_a_second_process(capture: &Capture) {
+pub fn with_a_second_process(capture: &OpenCapture) {
     for (table, column) in [
         ("CUPTI_ACTIVITY_KIND_KERNEL", "globalPid"),
         ("CUPTI_ACTIVITY_KIND_MEMCPY", "globalPid"),
@@ -249,7 +249,7 @@ pub fn with_a_second_process(capture: &Capture) {
 
 #[test]
 fn two_processes_are_separate_and_add_up_to_the_totals() {
-    let capture = Capture::open("hf-llama-e2e");
+    let capture = OpenCapture::open("hf-llama-e2e");
     let alone = capture.analysis(StageRules::default());
     assert!(alone.processes.kernels.is_empty() && alone.processes.ranges.is_empty());
     with_a_second_process(&capture);
@@ -288,7 +288,7 @@ fn two_processes_are_separate_and_add_up_to_the_totals() {
 #[test]
 fn idle_time_is_the_window_without_busy_and_other_time() {
     for name in CAPTURES {
-        let analysis = Capture::open(name).analysis(StageRules::default());
+        let analysis = OpenCapture::open(name).analysis(StageRules::default());
         assert!(!analysis.stage_gpu.totals.is_empty() && analysis.stage_gpu.devices.is_empty());
         for it in &analysis.stage_gpu.totals {
             let sum = |parts: &[Option<f64>]| parts.iter().map(|it| it.unwrap()).sum::<f64>();
@@ -327,7 +327,7 @@ pub fn llmprof(args: &[&str]) -> (bool, String, String) {
 
 #[test]
 fn analysing_a_capture_writes_the_files_of_a_run() {
-    let capture = Capture::open("hf-deepseek-decoder");
+    let capture = OpenCapture::open("hf-deepseek-decoder");
     let (export, out) = (capture.dir.path().join("run.sqlite"), capture.dir.path().join("out"));
     let (good, report, error) =
         llmprof(&[export.to_str().unwrap(), "--out", out.to_str().unwrap()]);
@@ -373,7 +373,7 @@ fn analysing_a_capture_writes_the_files_of_a_run() {
 fn other_files_are_refused_in_one_line_that_names_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let whole =
-        std::fs::read(Capture::open("hf-llama-attention-mock").dir.path().join("run.sqlite"))
+        std::fs::read(OpenCapture::open("hf-llama-attention-mock").dir.path().join("run.sqlite"))
             .unwrap();
     for (name, bytes) in [
         ("empty", &b""[..]),

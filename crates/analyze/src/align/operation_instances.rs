@@ -19,8 +19,8 @@ use crate::{
     kernels::WARMUP,
     stages::coverage::graph_coverage,
     timeline::{
+        capture::Capture,
         device_time::is_operator,
-        launches::LaunchIndex,
         open_ranges::{EXCLUDED, NONE},
     },
 };
@@ -113,69 +113,62 @@ impl IsolatedOperation {
 }
 
 /// Returns whether an instance of a stage is counted.
-fn is_counted(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
-    stage: Option<&str>,
-    instance: u32,
-) -> bool {
+fn is_counted(capture: &Capture, stage: Option<&str>, instance: u32) -> bool {
     match stage {
-        Some(stage) => launches.stage(instance) == stage,
-        None if instance == NONE => trace.rules.include_ranges.is_empty(),
+        Some(stage) => capture.stage(instance) == stage,
+        None if instance == NONE => capture.trace.rules.include_ranges.is_empty(),
         None if instance == EXCLUDED => false,
-        None => launches.stage(instance) != WARMUP,
+        None => capture.stage(instance) != WARMUP,
     }
 }
 
-/// A capture with the joins of its launches.
+/// A capture, and which of its launches have a kernel.
 pub struct AlignedCapture<'a> {
-    pub trace: &'a NsysTrace,
-    pub launches: LaunchIndex,
+    pub capture: Capture<'a>,
     launched: CaptureLaunches,
 }
 
 impl<'a> AlignedCapture<'a> {
     pub fn of(trace: &'a NsysTrace) -> Self {
-        let launches = LaunchIndex::of(trace);
-        let launched = CaptureLaunches::of(trace, &launches);
-        Self { trace, launches, launched }
+        let capture = Capture::of(trace);
+        let launched = CaptureLaunches::of(&capture);
+        Self { capture, launched }
     }
 }
 
 /// Isolates `operation` in a capture. `names` numbers each kind of launch; `needle` is the other
 /// side's sequence of such numbers.
 pub fn isolate(
-    AlignedCapture { trace, launches, launched }: &AlignedCapture,
+    AlignedCapture { capture, launched }: &AlignedCapture,
     operation: &Operation,
     stage: Option<&str>,
     names: &[u32],
     needle: Option<&[u32]>,
 ) -> IsolatedOperation {
-    let counted = |instance: u32| is_counted(trace, launches, stage, instance);
+    let counted = |instance: u32| is_counted(capture, stage, instance);
     let mut found = match operation {
         Operation::Range { name, domain } => {
             let wanted = |it: &Range| {
                 glob(name, &it.name) && domain.as_ref().is_none_or(|domain| *domain == it.domain)
             };
-            by_range(trace, launches, launched, &wanted, &counted)
+            by_range(capture, launched, &wanted, &counted)
         }
         Operation::Operator(path) => {
-            let is_operator = is_operator(trace);
+            let is_operator = is_operator(capture.trace);
             by_range(
-                trace,
-                launches,
+                capture,
                 launched,
                 &|it: &Range| is_operator(it) && glob(path, &it.name),
                 &counted,
             )
         }
         Operation::Kernels(patterns) => {
-            let full = |kind: &LaunchKind| full_name(trace, kind.full_name, kind.name).to_owned();
+            let full =
+                |kind: &LaunchKind| full_name(capture.trace, kind.full_name, kind.name).to_owned();
             let wanted = |kind: &LaunchKind| patterns.iter().any(|it| has(it, &full(kind)));
-            let kinds: Vec<bool> = trace.kernels.kinds().iter().map(wanted).collect();
+            let kinds: Vec<bool> = capture.trace.kernels.kinds().iter().map(wanted).collect();
             by_sequence(
-                trace,
-                launches,
+                capture,
                 &counted,
                 &kinds,
                 names,
@@ -183,10 +176,9 @@ pub fn isolate(
             )
         }
         Operation::Sequence => {
-            let all = vec![true; trace.kernels.kinds().len()];
+            let all = vec![true; capture.trace.kernels.kinds().len()];
             by_sequence(
-                trace,
-                launches,
+                capture,
                 &counted,
                 &all,
                 names,
@@ -195,13 +187,13 @@ pub fn isolate(
         }
     };
     found.isolated_by = method(operation, needle.is_some());
-    (found.graphs, found.graphs_empty) = launched.graphs(trace, launches, &counted);
+    (found.graphs, found.graphs_empty) = launched.graphs(capture, &counted);
     if matches!(operation, Operation::Kernels(_) | Operation::Sequence) {
         (found.launched, found.recorded) =
-            launched.kernels(trace, launches, |_, _, instance| counted(instance));
+            launched.kernels(capture, |_, _, instance| counted(instance));
     }
     let (single, graphs) =
-        (launched.kernels(trace, launches, |_, _, _| true), graph_coverage(trace));
+        (launched.kernels(capture, |_, _, _| true), graph_coverage(capture.trace));
     found.capture_launches = (single.0 + graphs.0, single.1 + graphs.1);
     found
 }

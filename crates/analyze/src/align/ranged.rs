@@ -3,37 +3,37 @@
 
 use std::collections::{HashMap, HashSet};
 
-use llmprof_core::trace::{nsys::NsysTrace, range::Range};
+use llmprof_core::trace::range::Range;
 
 use super::launched::CaptureLaunches;
 use crate::{
     align::operation_instances::{InstanceKernel, IsolatedOperation},
     timeline::{
+        capture::{Capture, Join},
         device_time::captured_nodes,
-        launches::{Cursor, LaunchIndex},
+        launches::Cursor,
         open_ranges::{NONE, nest_ranges},
     },
 };
 
 /// Isolates the kernels launched in `wanted` ranges, within `counted` instances of stages.
 pub fn by_range(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
+    capture: &Capture,
     launched: &CaptureLaunches,
     wanted: &impl Fn(&Range) -> bool,
     counted: &impl Fn(u32) -> bool,
 ) -> IsolatedOperation {
-    let nests: Vec<_> = nest_ranges(trace, wanted).into_iter().collect();
+    let nests: Vec<_> = nest_ranges(capture.trace, wanted).into_iter().collect();
     let place = |thread: i64| nests.binary_search_by_key(&thread, |(thread, _)| *thread).ok();
     let mut found = IsolatedOperation::default();
-    let captured = captured_nodes(&trace.graph_nodes);
+    let captured = captured_nodes(&capture.trace.graph_nodes);
     let mut numbers: HashMap<(usize, u32, u32), usize> = HashMap::new();
     let mut instances: Vec<Vec<InstanceKernel>> = Vec::new();
     let (mut filled, mut stage_instances): (HashSet<u32>, HashSet<u32>) = Default::default();
     let mut cursor = Cursor::default();
-    let mut calls = trace.cuda_calls.reader();
-    let all = trace.kernels.with_kinds().zip(launches.kernels.iter());
-    for (at, ((kind, kernel), (call, instance))) in all.enumerate() {
+    let mut calls = capture.trace.cuda_calls.reader();
+    let all = capture.kernels_by_kind();
+    for (at, ((kind, kernel), Join { call, instance })) in all.enumerate() {
         if call == NONE || !counted(instance) {
             continue;
         }
@@ -70,9 +70,9 @@ pub fn by_range(
     let mut seen = HashSet::new();
     for (thread, nest) in &nests {
         for (range, _) in &nest.entries {
-            let it = &trace.ranges[*range as usize];
+            let it = &capture.trace.ranges[*range as usize];
             let instance =
-                launches.stages.on(*thread).map_or(NONE, |stages| stages.at(it.start_ns, &mut 0));
+                capture.stages.on(*thread).map_or(NONE, |stages| stages.at(it.start_ns, &mut 0));
             if it.push_pop && it.global_tid != *thread || !seen.insert(*range) {
                 continue;
             }
@@ -89,6 +89,6 @@ pub fn by_range(
             && place(thread)
                 .is_some_and(|at| cursor.at(thread, t, |_| Some(&nests[at].1.segments)) != NONE)
     };
-    (found.launched, found.recorded) = launched.kernels(trace, launches, wanted);
+    (found.launched, found.recorded) = launched.kernels(capture, wanted);
     found
 }

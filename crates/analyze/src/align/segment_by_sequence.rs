@@ -3,13 +3,14 @@
 
 use std::collections::HashMap;
 
-use llmprof_core::trace::nsys::NsysTrace;
-
 use super::period::{occurrences, period};
 use crate::{
     align::operation_instances::{InstanceKernel, IsolatedOperation},
     stats::percent,
-    timeline::{launches::LaunchIndex, open_ranges::NONE},
+    timeline::{
+        capture::{Capture, Join},
+        open_ranges::NONE,
+    },
 };
 
 /// The start of an instance.
@@ -26,8 +27,7 @@ pub enum InstanceStart<'a> {
 /// Cuts the kernels of `wanted` kinds, within `counted` instances of stages. `names` numbers each
 /// kind.
 pub fn by_sequence(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
+    capture: &Capture,
     counted: &impl Fn(u32) -> bool,
     wanted: &[bool],
     names: &[u32],
@@ -36,8 +36,8 @@ pub fn by_sequence(
     let mut stages: Vec<Vec<InstanceKernel>> = Vec::new();
     let mut index: HashMap<u32, usize> = HashMap::new();
     let mut found = IsolatedOperation::default();
-    let all = trace.kernels.with_kinds().zip(launches.kernels.iter());
-    for (at, ((kind, kernel), (call, instance))) in all.enumerate() {
+    let all = capture.kernels_by_kind();
+    for (at, ((kind, kernel), Join { call, instance })) in all.enumerate() {
         if call != NONE && counted(instance) && wanted[kind as usize] {
             let stage = *index.entry(instance).or_insert_with(|| {
                 stages.push(Vec::new());
@@ -54,7 +54,7 @@ pub fn by_sequence(
         found.stage_instances += u64::from(!places.is_empty());
         for (from, to) in places {
             let replayed = |kernel: &&InstanceKernel| {
-                trace.kernels.get(kernel.0 as usize).graph_node.is_some()
+                capture.trace.kernels.get(kernel.0 as usize).graph_node.is_some()
             };
             found.replayed += kernels[from..to].iter().filter(replayed).count() as u64;
             found.add(kernels[from..to].to_vec(), &mut known);

@@ -11,7 +11,7 @@ use llmprof_core::trace::{
 };
 
 use super::split::split;
-use crate::timeline::launches::LaunchIndex;
+use crate::timeline::capture::{Capture, Join};
 
 /// One launch of a collective operation by one rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -25,7 +25,7 @@ pub struct CollectiveLaunch {
     pub sequence: Option<u64>,
     /// Index of the kernel's kind.
     pub kind: u32,
-    /// Stage number of [`LaunchIndex`], and its instance.
+    /// Stage number of [`Capture`], and its instance.
     pub stage: usize,
     pub instance: u32,
 }
@@ -72,18 +72,18 @@ enum GroupKey {
 type Found = BTreeMap<GroupKey, BTreeMap<(i64, u32), Vec<CollectiveLaunch>>>;
 
 /// The groups of a capture.
-pub fn groups(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<MemberGroup> {
-    let name = |at: u32| trace.strings.get(at as usize).map_or("", String::as_str);
-    let kinds = trace.kernels.kinds().iter().map(|kind| base_name(name(kind.full_name)));
+pub fn groups(capture: &Capture) -> Vec<MemberGroup> {
+    let name = |at: u32| capture.trace.strings.get(at as usize).map_or("", String::as_str);
+    let kinds = capture.trace.kernels.kinds().iter().map(|kind| base_name(name(kind.full_name)));
     let (named, dtypes): (Vec<_>, Vec<_>) =
         kinds.map(|it| (CollectiveKind::of_kernel(it), dtype_of_kernel(it))).unzip();
-    let recorded = &trace.collectives;
+    let recorded = &capture.trace.collectives;
     if recorded.calls.is_empty() && named.iter().all(Option::is_none) {
         return Vec::new();
     }
     let mut found = Found::new();
     let mut streams: HashMap<(i64, u32), Vec<u32>> = HashMap::default();
-    for ((kind, kernel), (_, instance)) in trace.kernels.with_kinds().zip(launches.kernels.iter()) {
+    for ((kind, kernel), Join { instance, .. }) in capture.kernels_by_kind() {
         let process = process_of(kernel.global_pid);
         let call = recorded.call(process, kernel.correlation_id);
         let Some(operation) = call.map(|it| it.kind).or(named[kind as usize]) else { continue };
@@ -108,12 +108,12 @@ pub fn groups(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<MemberGroup> {
             dtype: call.and_then(|it| it.dtype).or(dtypes[kind as usize]),
             sequence: call.and_then(|it| it.sequence),
             kind,
-            stage: launches.stage_number(instance),
+            stage: capture.stage_number(instance),
             instance,
         });
     }
     let groups = found.into_iter().flat_map(|(key, members)| {
-        let group = group(key, members, trace);
+        let group = group(key, members, capture.trace);
         if matches!(key, GroupKey::Stream(_)) { split(group) } else { vec![group] }
     });
     groups.collect()

@@ -18,10 +18,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 pub use self::{clocks::ClockOffset, join::NotJoined, verdict::RankVerdict};
-use llmprof_core::trace::{collectives::CollectiveKind, nsys::NsysTrace};
+use llmprof_core::trace::collectives::CollectiveKind;
 
 use self::{join::JoinedGroup, members::MemberGroup};
-use super::timeline::launches::LaunchIndex;
+use super::timeline::capture::Capture;
 
 /// Ranks start together within this part of an operation's time: one in 10.
 const TOGETHER: i64 = 10;
@@ -152,12 +152,12 @@ impl CollectiveTables {
 }
 
 /// Joins the collective operations of a capture; empty without any.
-pub fn collectives(trace: &NsysTrace, launches: &LaunchIndex) -> CollectiveTables {
+pub fn collectives(capture: &Capture) -> CollectiveTables {
     let mut tables = CollectiveTables::default();
-    for group in members::groups(trace, launches) {
+    for group in members::groups(capture) {
         let mut joined = join::join(&group);
         let clocks = clocks::align(&group, &mut joined);
-        rows::add_group(&Aligned { group, joined, clocks }, launches, &mut tables);
+        rows::add_group(&Aligned { group, joined, clocks }, capture, &mut tables);
     }
     tables.records.sort_by(|a, b| b.kernel_ms.total_cmp(&a.kernel_ms));
     tables

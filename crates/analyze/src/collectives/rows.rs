@@ -17,7 +17,7 @@ use super::{
 use crate::{
     kernels::is_measured,
     stats::{percent, ratio},
-    timeline::launches::LaunchIndex,
+    timeline::capture::Capture,
 };
 
 /// Stage number, kind, dtype and size.
@@ -61,10 +61,10 @@ struct StepSums {
 }
 
 /// Adds the rows of a group.
-pub fn add_group(aligned: &Aligned, launches: &LaunchIndex, tables: &mut CollectiveTables) {
+pub fn add_group(aligned: &Aligned, capture: &Capture, tables: &mut CollectiveTables) {
     let group = &aligned.group;
     let count = group.members.len();
-    let is_counted = |it: &CollectiveLaunch| is_measured(launches.stage_label(it.stage));
+    let is_counted = |it: &CollectiveLaunch| is_measured(capture.stage_label(it.stage));
     let mut rows: BTreeMap<RowKey, RowSums> = BTreeMap::new();
     let mut members = vec![MemberSums::default(); count];
     let mut steps: BTreeMap<(usize, u32), StepSums> = BTreeMap::new();
@@ -107,12 +107,12 @@ pub fn add_group(aligned: &Aligned, launches: &LaunchIndex, tables: &mut Collect
     let note = note(aligned, &members);
     let records = rows.into_iter().filter(|(_, row)| !row.calls.is_empty());
     tables.records.extend(
-        records.map(|(key, row)| row.record(group, launches.stage_label(key.0), key, note.verdict)),
+        records.map(|(key, row)| row.record(group, capture.stage_label(key.0), key, note.verdict)),
     );
     tables.ranks.extend((0..count).map(|at| rank(aligned, at, &members[at])));
-    tables.steps.extend(step_rows(group, launches, steps));
+    tables.steps.extend(step_rows(group, capture, steps));
     for ((stage, kind), wait) in waits {
-        let stage = launches.stage_label(stage).to_owned();
+        let stage = capture.stage_label(stage).to_owned();
         tables.waits.entry((stage, kind)).or_default().add(&wait);
     }
     tables.groups.push(note);
@@ -252,7 +252,7 @@ fn rank(aligned: &Aligned, at: usize, sums: &MemberSums) -> RankRecord {
 /// One row for each instance of a stage, in order.
 fn step_rows(
     group: &MemberGroup,
-    launches: &LaunchIndex,
+    capture: &Capture,
     steps: BTreeMap<(usize, u32), StepSums>,
 ) -> Vec<StepSkew> {
     let mut numbers: BTreeMap<usize, u64> = BTreeMap::new();
@@ -261,7 +261,7 @@ fn step_rows(
         *number += 1;
         let slowest = slowest(&sums.last);
         StepSkew {
-            stage: launches.stage_label(stage).to_owned(),
+            stage: capture.stage_label(stage).to_owned(),
             group: group.name.clone(),
             step: *number - 1,
             joined: sums.joined,

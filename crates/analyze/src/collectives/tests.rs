@@ -3,6 +3,7 @@
 mod offsets;
 mod properties;
 
+use llmprof_core::trace::nsys::NsysTrace;
 use llmprof_core::trace::{
     collectives::{CollectiveCall, CollectiveGroup, ProcessRank},
     kernel::Kernel,
@@ -111,7 +112,7 @@ impl Program {
 
     fn tables(&self) -> CollectiveTables {
         let trace = self.trace();
-        collectives(&trace, &LaunchIndex::of(&trace))
+        collectives(&Capture::of(&trace))
     }
 
     /// The reason for which nothing is joined.
@@ -216,7 +217,7 @@ fn unrecorded_groups_of_a_capture_that_lacks_ranks_are_not_joined() {
         [(2, None), (128, Some(NotJoined::MissingRanks { found: 2, size: 128 }))]
     {
         trace.collectives.processes.values_mut().for_each(|it| it.world_size = Some(world));
-        let note = collectives(&trace, &LaunchIndex::of(&trace)).groups.remove(0);
+        let note = collectives(&Capture::of(&trace)).groups.remove(0);
         assert_eq!((note.joined > 0, note.problem), (problem.is_none(), problem));
     }
 }
@@ -237,7 +238,7 @@ fn sends_and_receives_alone_are_not_joined() {
 fn several_files_of_one_rank_are_not_joined() {
     let mut trace = Program::of(late(10, 2, |_| 0)).trace();
     trace.collectives.processes.values_mut().for_each(|it| it.rank = Some(3));
-    let note = collectives(&trace, &LaunchIndex::of(&trace)).groups.remove(0);
+    let note = collectives(&Capture::of(&trace)).groups.remove(0);
     assert_eq!((note.joined, note.problem), (0, Some(NotJoined::RankTwice { rank: 3 })));
 }
 
@@ -256,7 +257,7 @@ fn different_operations_at_one_number_end_the_join() {
     let mut trace = program.trace();
     let other = trace.collectives.launches.get(2 << 24, 7).unwrap();
     trace.collectives.calls[other as usize].kind = CollectiveKind::AllGather;
-    let note = collectives(&trace, &LaunchIndex::of(&trace)).groups.remove(0);
+    let note = collectives(&Capture::of(&trace)).groups.remove(0);
     assert_eq!((note.joined, note.problem), (6, Some(NotJoined::Kinds { place: 6 })));
     // By place, nothing before it is certain either.
     for it in &mut program.operations {
@@ -270,7 +271,7 @@ fn different_operations_at_one_number_end_the_join() {
         }
     });
     trace.kernels = kernels;
-    let note = collectives(&trace, &LaunchIndex::of(&trace)).groups.remove(0);
+    let note = collectives(&Capture::of(&trace)).groups.remove(0);
     assert_eq!((note.joined, note.problem), (0, Some(NotJoined::Kinds { place: 6 })));
 }
 
@@ -333,7 +334,7 @@ fn each_instance_of_a_stage_has_its_skew_and_its_slowest_rank() {
         }
     }
     trace.cuda_calls.sort();
-    let steps = collectives(&trace, &LaunchIndex::of(&trace)).steps;
+    let steps = collectives(&Capture::of(&trace)).steps;
     let rows: Vec<_> =
         steps.iter().map(|it| (it.step, it.joined, it.skew_us, it.slowest_rank)).collect();
     assert_eq!(rows, [(0, 2, 30.0, Some(0)), (1, 2, 30.0, Some(1))]);
@@ -345,6 +346,6 @@ fn a_capture_without_collectives_has_no_tables() {
     let mut trace = Program::of(late(3, 2, |_| 0)).trace();
     trace.strings.iter_mut().for_each(|it| *it = "gemm".into());
     trace.collectives = Default::default();
-    let tables = collectives(&trace, &LaunchIndex::of(&trace));
+    let tables = collectives(&Capture::of(&trace));
     assert_eq!(tables, CollectiveTables::default());
 }

@@ -7,31 +7,27 @@ use llmprof_core::domain::{
 
 use crate::{
     stats::{Spread, percent},
-    timeline::{interval::Interval, launches::LaunchIndex},
+    timeline::{capture::Capture, interval::Interval},
 };
 
 /// Share of a range from which a difference to its span is stated, percent.
 const NOTABLE_PCT: f64 = 1.0;
 
 /// A finding for each stage whose time is not that of its ranges.
-pub fn findings(
-    launches: &LaunchIndex,
-    repeats: &[Option<u32>],
-    spans: &[Interval],
-) -> Vec<Finding> {
-    let labels = launches.stages.labels.iter().enumerate();
-    labels.filter_map(|(label, stage)| finding(stage, label, launches, (repeats, spans))).collect()
+pub fn findings(capture: &Capture, repeats: &[Option<u32>], spans: &[Interval]) -> Vec<Finding> {
+    let labels = capture.stages.labels.iter().enumerate();
+    labels.filter_map(|(label, stage)| finding(stage, label, capture, (repeats, spans))).collect()
 }
 
 fn finding(
     stage: &str,
     label: usize,
-    launches: &LaunchIndex,
+    capture: &Capture,
     (repeats, spans): (&[Option<u32>], &[Interval]),
 ) -> Option<Finding> {
     let (mut late, mut queued) = (0u64, 0u64);
     let (mut host_ms, mut span_ms) = (Vec::new(), Vec::new());
-    let counted = launches.stages.instances.iter().zip(spans).zip(repeats);
+    let counted = capture.stages.instances.iter().zip(spans).zip(repeats);
     for ((it, span), _) in counted.filter(|((it, _), repeat)| it.label == label && repeat.is_some())
     {
         let length = it.end_ns - it.start_ns;

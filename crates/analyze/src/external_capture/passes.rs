@@ -5,15 +5,12 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use llmprof_core::trace::{
-    engine_steps::{MIXED, engine_step},
-    nsys::NsysTrace,
-};
+use llmprof_core::trace::engine_steps::{MIXED, engine_step};
 
 use crate::{
     kernels::WARMUP,
     stages::{DECODE, PREFILL},
-    timeline::{launches::LaunchIndex, open_ranges::place},
+    timeline::{capture::Capture, open_ranges::place},
 };
 
 /// A prefill, and the decode that follows it.
@@ -23,13 +20,13 @@ struct OpenPass {
 }
 
 /// The repeat of each stage instance that counts; those of one pass have the same.
-pub fn repeats(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<Option<u32>> {
-    let instances = &launches.stages.instances;
+pub fn repeats(capture: &Capture) -> Vec<Option<u32>> {
+    let instances = &capture.stages.instances;
     let counts = |at: usize| {
         let it = &instances[at];
-        launches.stages.label(at) != WARMUP && it.start_ns < it.end_ns && !it.estimated
+        capture.stages.label(at) != WARMUP && it.start_ns < it.end_ns && !it.estimated
     };
-    let prefill_of = pairs(trace, launches, counts);
+    let prefill_of = pairs(capture, counts);
     let mut repeats: Vec<Option<u32>> = vec![None; instances.len()];
     let mut next = 0;
     for at in (0..instances.len()).filter(|at| counts(*at)) {
@@ -42,12 +39,9 @@ pub fn repeats(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<Option<u32>> {
 }
 
 /// The prefill of each decode that is in a pass.
-fn pairs(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
-    counts: impl Fn(usize) -> bool,
-) -> BTreeMap<usize, usize> {
-    let engine: HashSet<(i64, i64)> = trace
+fn pairs(capture: &Capture, counts: impl Fn(usize) -> bool) -> BTreeMap<usize, usize> {
+    let engine: HashSet<(i64, i64)> = capture
+        .trace
         .ranges
         .iter()
         .filter(|it| engine_step(&it.name).is_some())
@@ -55,15 +49,15 @@ fn pairs(
         .collect();
     let mut found = BTreeMap::new();
     let mut open: BTreeMap<i64, OpenPass> = BTreeMap::new();
-    for (at, it) in launches.stages.instances.iter().enumerate() {
-        let stage = launches.stages.label(at);
+    for (at, it) in capture.stages.instances.iter().enumerate() {
+        let stage = capture.stages.label(at);
         if ![PREFILL, DECODE, WARMUP, MIXED].contains(&stage) {
             continue;
         }
         let is_part = counts(at) && !engine.contains(&(it.place, it.start_ns));
         match (stage, open.get_mut(&it.place)) {
             (DECODE, Some(pass)) if is_part && pass.decode.is_none() => {
-                let is_after = launches.stages.instances[pass.prefill].end_ns <= it.start_ns;
+                let is_after = capture.stages.instances[pass.prefill].end_ns <= it.start_ns;
                 match is_after {
                     true => pass.decode = Some(at),
                     false => _ = open.remove(&it.place),

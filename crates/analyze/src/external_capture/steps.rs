@@ -1,12 +1,12 @@
 //! Decode steps of a capture, by their ranges.
 
 use foldhash::HashMap;
-use llmprof_core::trace::{nsys::NsysTrace, range::Range};
+use llmprof_core::trace::range::Range;
 
 use crate::timeline::{
+    capture::Capture,
     engine_steps::work_windows,
     interval::Interval,
-    launches::LaunchIndex,
     open_ranges::place,
     stage_spans::{self, HostRange},
 };
@@ -25,22 +25,17 @@ pub struct CaptureStep {
 
 /// The spans of steps, which are sorted by start. A step whose range is a whole stage instance has
 /// the span of that.
-pub fn spans(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
-    steps: &[CaptureStep],
-    stages: &[Interval],
-) -> Vec<Interval> {
+pub fn spans(capture: &Capture, steps: &[CaptureStep], stages: &[Interval]) -> Vec<Interval> {
     if steps.is_empty() {
         return Vec::new();
     }
     let ranges: Vec<(i64, Interval)> = steps.iter().map(|it| (it.place, it.times)).collect();
-    let host = steps.iter().zip(work_windows(trace, launches, &ranges)).map(|(it, work)| {
+    let host = steps.iter().zip(work_windows(capture, &ranges)).map(|(it, work)| {
         let (place, (start_ns, end_ns)) = (it.place, it.times);
         HostRange { place, start_ns, end_ns, work }
     });
     let span = |(it, span): (&CaptureStep, Interval)| {
-        let (stage, instance) = (stages[it.instance], &launches.stages.instances[it.instance]);
+        let (stage, instance) = (stages[it.instance], &capture.stages.instances[it.instance]);
         if (instance.start_ns, instance.end_ns) == it.times {
             return stage;
         }

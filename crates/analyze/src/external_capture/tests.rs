@@ -1,6 +1,7 @@
 //! Events of captures on sketches.
 
 use llmprof_core::trace::inferred_steps::InferredStep;
+use llmprof_core::trace::nsys::NsysTrace;
 use proptest::prelude::*;
 
 use super::*;
@@ -11,7 +12,7 @@ use crate::{
 };
 
 fn of(trace: &NsysTrace) -> Stages {
-    stages(&CaptureEvents::of(trace, &LaunchIndex::of(trace), None).by_kind())
+    stages(&CaptureEvents::of(&Capture::of(trace), None).by_kind())
 }
 
 #[test]
@@ -126,8 +127,8 @@ fn tokens_of_inferred_steps_are_unknown_without_a_stated_batch() {
     };
     trace.inferred.steps = vec![step(0), step(10)];
     let tokens = |batch| {
-        let launches = LaunchIndex::of(&trace);
-        let found = stages(&CaptureEvents::of(&trace, &launches, batch).by_kind());
+        let timeline = Capture::of(&trace);
+        let found = stages(&CaptureEvents::of(&timeline, batch).by_kind());
         assert_eq!((found.decode_steps, ns(found.per_token_ms)), (Some(2), Some(10)));
         let row = found.row("decode_all").unwrap().clone();
         (row.tokens, row.tokens_per_s.is_some(), found.decode_tokens_per_s.is_some())
@@ -144,7 +145,7 @@ fn a_stage_and_a_step_last_until_their_work_has_ended() {
          call 1 1 1..2\ncall 1 2 23..24\ncall 1 3 31..32
          kernel 1 a 3..100 7\nkernel 2 b 100..180 7\nkernel 3 b 180..300 7",
     );
-    let found = CaptureEvents::of(&trace, &LaunchIndex::of(&trace), None);
+    let found = CaptureEvents::of(&Capture::of(&trace), None);
     let messages: Vec<_> = found.findings.iter().map(|it| it.message.as_str()).collect();
     assert!(messages[0].starts_with("1 of 1 ranges of prefill end before their work on the GPU"));
     assert!(messages[1].starts_with("The work of 1 of 1 ranges of decode_all queued"));
@@ -154,7 +155,7 @@ fn a_stage_and_a_step_last_until_their_work_has_ended() {
     let curve: Vec<_> = stages.step_curve_ms.iter().map(|it| (it * 1e6).round()).collect();
     assert_eq!(curve, [80.0, 120.0]);
     let closed = capture("range 1 prefill 0..20\ncall 1 1 1..2\nkernel 1 a 3..19 7");
-    assert!(CaptureEvents::of(&closed, &LaunchIndex::of(&closed), None).findings.is_empty());
+    assert!(CaptureEvents::of(&Capture::of(&closed), None).findings.is_empty());
 }
 
 #[test]
@@ -187,11 +188,11 @@ proptest! {
             trace.ranges.extend(capture(&sketch).ranges);
         }
         trace.ranges.sort_by_key(|it| (it.start_ns, std::cmp::Reverse(it.end_ns)));
-        let launches = LaunchIndex::of(&trace);
-        let repeats = passes::repeats(&trace, &launches);
-        let instances = &launches.stages.instances;
+        let timeline = Capture::of(&trace);
+        let repeats = passes::repeats(&timeline);
+        let instances = &timeline.stages.instances;
         let of_stage = |stage: &str, repeat: Option<u32>| -> Vec<usize> {
-            let same = |at: &usize| repeats[*at] == repeat && launches.stages.label(*at) == stage;
+            let same = |at: &usize| repeats[*at] == repeat && timeline.stages.label(*at) == stage;
             (0..instances.len()).filter(same).collect()
         };
         for repeat in repeats.iter().filter(|it| it.is_some()) {

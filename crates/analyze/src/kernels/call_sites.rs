@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use llmprof_core::{
-    domain::units::Nanos,
-    trace::nsys::{NsysTrace, process_of},
-};
+use llmprof_core::{domain::units::Nanos, trace::nsys::process_of};
 use serde::{Deserialize, Serialize};
 
 use super::{StageKernels, is_measured};
-use crate::{stats::percent, timeline::launches::LaunchIndex};
+use crate::{
+    stats::percent,
+    timeline::capture::{Capture, Join},
+};
 
 /// Kernels that one line of code launched in one stage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -30,18 +30,14 @@ pub struct CallSite {
 }
 
 /// Sums the kernels of a capture by line of code, longest first; empty without stacks.
-pub fn call_sites(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
-    stages: &[StageKernels],
-) -> Vec<CallSite> {
-    let known = &trace.framework.call_sites;
+pub fn call_sites(capture: &Capture, stages: &[StageKernels]) -> Vec<CallSite> {
+    let known = &capture.trace.framework.call_sites;
     if known.is_empty() {
         return vec![];
     }
     let mut sums: BTreeMap<(&str, Option<u32>), (u64, i64)> = BTreeMap::new();
-    for (kernel, (_, instance)) in trace.kernels.iter().zip(launches.kernels.iter()) {
-        let stage = launches.stage(instance);
+    for (kernel, Join { instance, .. }) in capture.kernels() {
+        let stage = capture.stage(instance);
         if is_measured(stage) {
             let site = known.get(process_of(kernel.global_pid), kernel.correlation_id);
             let sum = sums.entry((stage, site)).or_default();
@@ -49,7 +45,7 @@ pub fn call_sites(
         }
     }
     let record = |((stage, site), (kernels, ns)): ((&str, Option<u32>), (u64, i64))| {
-        let name = site.and_then(|at| trace.strings.get(at as usize));
+        let name = site.and_then(|at| capture.trace.strings.get(at as usize));
         let of_stage = stages.iter().find(|it| it.stage == stage).and_then(|it| it.kernel_ms);
         let kernel_ms = Nanos(ns).as_ms();
         CallSite {
@@ -76,13 +72,12 @@ mod tests {
             "range 1 prefill 0..100\ncall 1 1 10..11\ncall 1 2 20..21\ncall 1 3 200..201
              kernel 1 k 300..330 7\nkernel 2 k 330..340 7\nkernel 3 k 400..405 7",
         );
-        let launches = LaunchIndex::of(&trace);
-        let stages = kernels(&trace, &launches).stages;
-        assert_eq!(call_sites(&trace, &launches, &stages), []);
+        let stages = kernels(&Capture::of(&trace)).stages;
+        assert_eq!(call_sites(&Capture::of(&trace), &stages), []);
         let line = trace.strings.len() as u32;
         trace.strings.push("serve.py(7): step".into());
         trace.framework.call_sites.extend([(7 << 24, 1, line), (7 << 24, 3, line)]);
-        let found = call_sites(&trace, &launches, &stages);
+        let found = call_sites(&Capture::of(&trace), &stages);
         let rows: Vec<_> = found
             .iter()
             .map(|it| (it.call_site.as_str(), it.stage.as_str(), it.kernels, it.share_pct))

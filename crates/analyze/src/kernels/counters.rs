@@ -21,7 +21,6 @@ use llmprof_core::{
     trace::{
         counter::{CounterValues, LaunchCounters, UncountedOperations},
         names::{base_name, signature},
-        nsys::NsysTrace,
         stage::StageRules,
     },
 };
@@ -33,7 +32,7 @@ use crate::{
         function_names::FunctionNames,
     },
     stats::{percent, ratio},
-    timeline::launches::LaunchIndex,
+    timeline::capture::Capture,
 };
 
 /// Profiled launches of one kernel with one launch configuration and of similar durations in one
@@ -114,15 +113,12 @@ pub struct KernelCounters {
 
 /// Groups the profiled launches by kernel, launch configuration and duration, longest in the
 /// timeline first.
-pub fn counters(
-    launches: &[LaunchCounters],
-    timeline: Option<(&NsysTrace, &LaunchIndex)>,
-) -> Vec<CounterRecord> {
-    let timeline = timeline.filter(|_| !launches.is_empty());
-    let names = timeline.map(|(trace, _)| FunctionNames::of(trace)).unwrap_or_default();
-    let runs = timeline.map(|it| TimelineRuns::of(it, &names, launches.len())).unwrap_or_default();
+pub fn counters(launches: &[LaunchCounters], capture: Option<&Capture>) -> Vec<CounterRecord> {
+    let capture = capture.filter(|_| !launches.is_empty());
+    let names = capture.map(|it| FunctionNames::of(it.trace)).unwrap_or_default();
+    let runs = capture.map(|it| TimelineRuns::of(it, &names, launches.len())).unwrap_or_default();
     let standard = StageRules::default();
-    let rules = timeline.map_or(&standard, |(trace, _)| &trace.rules);
+    let rules = capture.map_or(&standard, |it| &it.trace.rules);
     let mut configs: BTreeMap<LaunchGroup, Vec<&LaunchCounters>> = BTreeMap::new();
     for launch in launches {
         let (stage, signature) = (runs.stage_of(launch, rules), runs.signature_of(launch));

@@ -16,7 +16,6 @@ use llmprof_core::{
     trace::{
         gemm::{GemmCall, GemmLog, GemmShape, GemmTrace},
         names::base_name,
-        nsys::NsysTrace,
     },
 };
 use serde::{Deserialize, Serialize};
@@ -31,7 +30,7 @@ use crate::{
     roofline::{ceilings::DeviceCeilings, mfu::TOLERANCE_PCT},
     stages::{DECODE, PREFILL},
     stats::{percent, ratio},
-    timeline::launches::LaunchIndex,
+    timeline::capture::Capture,
 };
 
 /// Origin of a record: a log of the library, or the operator that launched the kernel.
@@ -135,12 +134,9 @@ pub struct Gemms {
     pub findings: Vec<Finding>,
 }
 
-/// A capture with its launch index, where there is one.
-type GemmTimeline<'a> = Option<(&'a NsysTrace, &'a LaunchIndex)>;
-
 /// Counts the GEMMs of the logged passes by stage and shape, and joins them to their kernels.
-pub fn gemms(trace: &GemmTrace, timeline: GemmTimeline) -> Gemms {
-    let timeline = timeline.map(|(nsys, launches)| TimelineGemms::of(nsys, launches));
+pub fn gemms(trace: &GemmTrace, capture: Option<&Capture>) -> Gemms {
+    let timeline = capture.map(TimelineGemms::of);
     if !trace.processes.is_empty() {
         return processes::gemms(&trace.processes, timeline.as_ref());
     }

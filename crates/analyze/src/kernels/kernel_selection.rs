@@ -31,7 +31,7 @@ use crate::{
     },
     stages::{DECODE, STAGES},
     stats::percent,
-    timeline::launches::LaunchIndex,
+    timeline::capture::Capture,
 };
 use cover::{Candidate, CoverLimits, covered, select};
 pub use plan::{CounterPlan, CounterProcess, KernelPair, SelectedStage};
@@ -129,10 +129,10 @@ struct FirstLaunch {
 
 impl StageLaunches {
     fn of(trace: &NsysTrace, traced: TracedProgram, per_config: usize) -> Self {
-        let joined = LaunchIndex::of(trace);
-        let end = samples::second_start(trace, &joined, traced).unwrap_or(i64::MAX);
+        let capture = Capture::of(trace);
+        let end = samples::second_start(&capture, traced).unwrap_or(i64::MAX);
         let known = |stage: Option<&str>| STAGES.iter().position(|it| Some(*it) == stage);
-        let starts = || samples::stage_starts(trace, &joined);
+        let starts = || samples::stage_starts(&capture);
         let has_stages = starts().any(|(_, stage, _)| known(stage).is_some());
         let selected = |stage: Option<&str>| match stage.unwrap_or(NO_STAGE) {
             NO_STAGE if !has_stages => Some(STAGES.len()),

@@ -11,8 +11,9 @@ use llmprof_core::trace::nsys::NsysTrace;
 use serde::{Deserialize, Serialize};
 
 use crate::timeline::{
+    capture::{Capture, Join},
     duration_stats::DurationStats,
-    launches::{Cursor, LaunchIndex},
+    launches::Cursor,
     open_ranges::{NONE, nest_ranges},
 };
 
@@ -53,8 +54,8 @@ pub struct RangeSum {
 }
 
 /// Sums calls and ranges by name.
-pub fn sums(trace: &NsysTrace, launches: &LaunchIndex) -> NsysSums {
-    let (calls, ranges) = rayon::join(|| calls(trace), || ranges(trace, launches));
+pub fn sums(capture: &Capture) -> NsysSums {
+    let (calls, ranges) = rayon::join(|| calls(capture.trace), || ranges(capture));
     NsysSums { calls, ranges }
 }
 
@@ -100,18 +101,19 @@ impl Projection {
 
 /// The projection of every push/pop range. Each domain nests separately: its ranges do not hide
 /// those of another.
-fn projections(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<Projection> {
-    let mut projections = vec![EMPTY; trace.ranges.len()];
-    let mut domains: Vec<&str> = trace.ranges.iter().map(|range| range.domain.as_str()).collect();
+fn projections(capture: &Capture) -> Vec<Projection> {
+    let mut projections = vec![EMPTY; capture.trace.ranges.len()];
+    let mut domains: Vec<&str> =
+        capture.trace.ranges.iter().map(|range| range.domain.as_str()).collect();
     domains.sort_unstable();
     domains.dedup();
     for domain in domains {
-        let nests = nest_ranges(trace, |range| {
+        let nests = nest_ranges(capture.trace, |range| {
             range.push_pop && range.domain == domain && range.end_ns.is_some()
         });
         let mut by_thread: BTreeMap<i64, Vec<Projection>> =
             nests.iter().map(|(thread, nest)| (*thread, vec![EMPTY; nest.entries.len()])).collect();
-        let (mut cursor, mut calls) = (Cursor::default(), trace.cuda_calls.reader());
+        let (mut cursor, mut calls) = (Cursor::default(), capture.trace.cuda_calls.reader());
         let mut add = |call: u32, start: i64, end: i64| {
             if call == NONE {
                 return;
@@ -124,12 +126,12 @@ fn projections(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<Projection> {
                 projection.join(Projection { start, end, ops: 1 });
             }
         };
-        let kernels = trace.kernels.iter().zip(launches.kernels.iter());
-        kernels.for_each(|(it, (call, _))| add(call, it.start_ns, it.end_ns));
-        let copies = trace.copies.iter().zip(launches.copies.iter());
-        copies.for_each(|(it, (call, _))| add(call, it.start_ns, it.end_ns));
-        let graphs = trace.graphs.iter().zip(launches.graphs.iter());
-        graphs.for_each(|(it, (call, _))| add(call, it.start_ns, it.end_ns));
+        let kernels = capture.kernels();
+        kernels.for_each(|(it, Join { call, .. })| add(call, it.start_ns, it.end_ns));
+        let copies = capture.copies();
+        copies.for_each(|(it, Join { call, .. })| add(call, it.start_ns, it.end_ns));
+        let graphs = capture.graphs();
+        graphs.for_each(|(it, Join { call, .. })| add(call, it.start_ns, it.end_ns));
         for (thread, mut of_thread) in by_thread {
             let entries = &nests[&thread].entries;
             for at in (0..entries.len()).rev() {
@@ -145,17 +147,21 @@ fn projections(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<Projection> {
     projections
 }
 
-fn ranges(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<RangeSum> {
-    let projections = projections(trace, launches);
+fn ranges(capture: &Capture) -> Vec<RangeSum> {
+    let projections = projections(capture);
     let mut groups: HashMap<(&str, &str, bool), Vec<usize>> = HashMap::default();
-    for (at, range) in trace.ranges.iter().enumerate().filter(|(_, range)| range.end_ns.is_some()) {
+    for (at, range) in
+        capture.trace.ranges.iter().enumerate().filter(|(_, range)| range.end_ns.is_some())
+    {
         groups.entry((&range.domain, &range.name, range.push_pop)).or_default().push(at);
     }
     // In order, so that groups of equal times are.
     let groups: BTreeMap<(&str, &str, bool), Vec<usize>> = groups.into_iter().collect();
     let sum = |((domain, name, push_pop), ranges): ((&str, &str, bool), Vec<usize>)| {
-        let length =
-            |at: &usize| trace.ranges[*at].end_ns.unwrap_or(i64::MIN) - trace.ranges[*at].start_ns;
+        let length = |at: &usize| {
+            capture.trace.ranges[*at].end_ns.unwrap_or(i64::MIN)
+                - capture.trace.ranges[*at].start_ns
+        };
         let times: Vec<i64> = ranges.iter().map(length).collect();
         let launched = || ranges.iter().map(|at| projections[*at]).filter(|it| it.ops > 0);
         let projected: Vec<i64> = launched().map(|it| it.end - it.start).collect();

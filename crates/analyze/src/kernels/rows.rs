@@ -11,10 +11,7 @@ use std::{
 use foldhash::HashMap;
 use llmprof_core::{
     domain::units::Nanos,
-    trace::{
-        kernel::{LaunchKind, TracedKernel},
-        nsys::NsysTrace,
-    },
+    trace::kernel::{LaunchKind, TracedKernel},
 };
 
 use super::{
@@ -23,7 +20,11 @@ use super::{
 use crate::{
     kernels::kernel_classes::{ClassCache, KernelClass, OTHER},
     stats::percent,
-    timeline::{duration_stats::DurationStats, launches::LaunchIndex, open_ranges::NONE},
+    timeline::{
+        capture::{Capture, Join},
+        duration_stats::DurationStats,
+        open_ranges::NONE,
+    },
 };
 
 /// Min share of a short name's time, percent, of a full name with a row of its own.
@@ -31,8 +32,7 @@ const VARIANT_PCT: f64 = 10.0;
 
 /// Kernels of one capture, tallied by kind and stage.
 pub struct KernelTallies<'a> {
-    pub trace: &'a NsysTrace,
-    pub launches: &'a LaunchIndex,
+    pub capture: &'a Capture<'a>,
     /// By kind, then by stage number.
     pub cells: Vec<Tally>,
 }
@@ -51,22 +51,22 @@ pub struct KernelGroups {
 
 impl KernelTallies<'_> {
     fn kind(&self, cell: usize) -> &LaunchKind {
-        &self.trace.kernels.kinds()[cell / self.launches.stage_count()]
+        &self.capture.trace.kernels.kinds()[cell / self.capture.stage_count()]
     }
 
     /// The cell of a kernel of this kind in this instance of a stage.
     pub fn cell_of(&self, kind: u32, instance: u32) -> usize {
-        kind as usize * self.launches.stage_count() + self.launches.stage_number(instance)
+        kind as usize * self.capture.stage_count() + self.capture.stage_number(instance)
     }
 
     /// Cells with kernels, each after its stage number.
     fn filled(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let cells = self.cells.iter().enumerate().filter(|(_, tally)| tally.calls > 0);
-        cells.map(|(cell, _)| (cell % self.launches.stage_count(), cell))
+        cells.map(|(cell, _)| (cell % self.capture.stage_count(), cell))
     }
 
     fn name(&self, index: u32) -> String {
-        self.trace.strings.get(index as usize).cloned().unwrap_or_default()
+        self.capture.trace.strings.get(index as usize).cloned().unwrap_or_default()
     }
 
     fn by_full_name(&self) -> CellGroups {
@@ -111,9 +111,9 @@ impl KernelTallies<'_> {
             group_of
         };
         let [short, full] = groups.each_ref().map(group_of);
-        let times = self.trace.kernels.with_kinds().zip(self.launches.kernels.iter());
-        let group = |((kind, it), (_, instance)): ((u32, TracedKernel), (u32, u32))| {
-            let cell = self.cell_of(kind, instance);
+        let times = self.capture.kernels_by_kind();
+        let group = |((kind, it), join): ((u32, TracedKernel), Join)| {
+            let cell = self.cell_of(kind, join.instance);
             ([short[cell], full[cell]], it.ns())
         };
         let counts = groups.each_ref().map(CellGroups::len);
@@ -156,7 +156,7 @@ impl KernelTallies<'_> {
         let mut configs: BTreeSet<LaunchConfig> = BTreeSet::new();
         for cell in cells {
             let (kind, ns) = (self.kind(*cell), self.cells[*cell].ns);
-            let class = classes.of(kind.full_name, &self.trace.strings);
+            let class = classes.of(kind.full_name, &self.capture.trace.strings);
             of_class.entry(class.class).or_insert((0, class)).0 += ns;
             *of_name.entry(kind.full_name).or_default() += ns;
             configs.insert((kind.grid, kind.block));
@@ -166,7 +166,7 @@ impl KernelTallies<'_> {
         let class = of_class.values().max_by_key(|(ns, _)| *ns).map(|(_, class)| *class);
         let by_time = |(full, ns): &(&u32, &i64)| (**ns, Reverse(self.name(**full)));
         let longest = of_name.iter().max_by_key(by_time).map_or(short, |(full, _)| *full);
-        let stage = self.launches.stage_label(number);
+        let stage = self.capture.stage_label(number);
         let (calls, total_ms) = (launch_ns.count, Nanos(launch_ns.total).as_ms());
         KernelRecord {
             kernel_name: self.name(short),
@@ -221,9 +221,9 @@ impl KernelTallies<'_> {
         let record =
             |((number, short, full), launch_ns): (&(usize, u32, Option<u32>), &DurationStats)| {
                 let full = full.unwrap_or(*short);
-                let class = classes.of(full, &self.trace.strings);
+                let class = classes.of(full, &self.capture.trace.strings);
                 let (stage, total_ms) =
-                    (self.launches.stage_label(*number), Nanos(launch_ns.total).as_ms());
+                    (self.capture.stage_label(*number), Nanos(launch_ns.total).as_ms());
                 FullKernelRecord {
                     full_name: self.name(full),
                     kernel_name: self.name(*short),
@@ -253,7 +253,7 @@ impl KernelTallies<'_> {
     ) -> (Vec<ClassRecord>, Option<f64>) {
         let mut by_class: BTreeMap<(usize, &'static str), Tally> = BTreeMap::new();
         for (number, cell) in self.filled() {
-            let class = classes.of(self.kind(cell).full_name, &self.trace.strings).class;
+            let class = classes.of(self.kind(cell).full_name, &self.capture.trace.strings).class;
             let (sum, tally) = (by_class.entry((number, class)).or_default(), self.cells[cell]);
             *sum = sum.with(tally);
         }
@@ -264,7 +264,7 @@ impl KernelTallies<'_> {
             .map(|(_, tally)| tally.ns)
             .sum();
         let class = |((number, class), tally): (&(usize, &str), &Tally)| {
-            let (stage, total_ms) = (self.launches.stage_label(*number), Nanos(tally.ns).as_ms());
+            let (stage, total_ms) = (self.capture.stage_label(*number), Nanos(tally.ns).as_ms());
             let share_pct = share(stages, stage, total_ms);
             ClassRecord {
                 stage: stage.into(),

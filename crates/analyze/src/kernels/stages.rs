@@ -1,32 +1,26 @@
 //! Device time by stage: recorded kernels, whole-traced graphs, and busy time.
 
-use llmprof_core::{
-    domain::units::Nanos,
-    trace::nsys::{NsysTrace, ON_HOST},
-};
+use llmprof_core::{domain::units::Nanos, trace::nsys::ON_HOST};
 
 use super::{StageKernels, durations::Tally};
 use crate::timeline::{
     activity::{Busy, DeviceWork, activities, used_devices},
-    launches::LaunchIndex,
+    capture::Capture,
 };
 
 /// Device time by stage, in order of stage name.
-pub fn stage_kernels(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
-    tallies: &[Tally],
-) -> Vec<StageKernels> {
-    let numbers = launches.stage_count();
-    let mut devices: Vec<u32> = used_devices(trace).into_iter().map(|(_, device)| device).collect();
+pub fn stage_kernels(capture: &Capture, tallies: &[Tally]) -> Vec<StageKernels> {
+    let numbers = capture.stage_count();
+    let mut devices: Vec<u32> =
+        used_devices(capture.trace).into_iter().map(|(_, device)| device).collect();
     devices.sort_unstable();
     devices.dedup();
     // By stage number, then by device.
     let mut busy = vec![Busy::default(); numbers * devices.len()];
     let mut graphs = vec![Tally::default(); numbers];
     let mut unplaced = vec![false; numbers];
-    for it in activities(trace, launches) {
-        let number = launches.stage_number(it.instance);
+    for it in activities(capture) {
+        let number = capture.stage_number(it.join.instance);
         if it.device == ON_HOST {
             unplaced[number] = true;
         }
@@ -46,7 +40,7 @@ pub fn stage_kernels(
         let busy_ns = of_devices.iter().map(|it| it.ns);
         if calls + graphs.calls > 0 {
             stages.push(StageKernels {
-                stage: launches.stage_label(number).into(),
+                stage: capture.stage_label(number).into(),
                 launches: calls,
                 kernel_ms: Some(
                     Nanos(of_stage().map(|tally| tally.ns).fold(0, i64::saturating_add)).as_ms(),

@@ -1,5 +1,6 @@
 //! Kernels on sketches of captures, and the sketches shared with other tests.
 
+use llmprof_core::trace::nsys::NsysTrace;
 use std::{num::ParseIntError, str::FromStr};
 
 use llmprof_core::trace::{
@@ -104,7 +105,7 @@ fn string_index(trace: &mut NsysTrace, text: &str) -> u32 {
 
 fn summed(sketch: &str) -> KernelTimes {
     let trace = capture(sketch);
-    kernels(&trace, &LaunchIndex::of(&trace))
+    kernels(&Capture::of(&trace))
 }
 
 /// One line per record: `stage name calls total_ns`.
@@ -191,7 +192,7 @@ fn variants(times: &[i64]) -> KernelTimes {
         let full_name = trace.strings.len() as u32 - 1;
         trace.kernels.push(Kernel { name: 0, full_name, ..sketch.kernels.get(0).into() });
     }
-    kernels(&trace, &LaunchIndex::of(&trace))
+    kernels(&Capture::of(&trace))
 }
 
 #[test]
@@ -249,7 +250,7 @@ fn work_outside_the_included_ranges_is_one_row_and_in_no_top_list() {
     );
     trace.rules =
         llmprof_core::trace::stage::StageRules::with(vec![], vec!["measured".into()], vec![]);
-    let kernels = kernels(&trace, &LaunchIndex::of(&trace));
+    let kernels = kernels(&Capture::of(&trace));
     let measured: Vec<_> =
         kernels.measured().map(|it| (it.kernel_name.as_str(), it.stage.as_str())).collect();
     assert_eq!(measured, [("a", "prefill"), ("b", "")]);

@@ -16,7 +16,7 @@ use llmprof_core::{
 use serde_json::json;
 
 use super::*;
-use crate::{analyze, cost::Traffic, kernels::tests::capture, timeline::launches::LaunchIndex};
+use crate::{analyze, cost::Traffic, kernels::tests::capture, timeline::capture::Capture};
 
 /// Inputs of a ledger.
 struct Case {
@@ -111,7 +111,7 @@ impl Case {
         let mut analysis = analyze(&self.trace, None, Some(&peaks));
         change(&mut analysis);
         let nsys = self.trace.nsys.as_ref().unwrap();
-        let splits = crate::timeline::gpu::device_tables(nsys, &LaunchIndex::of(nsys)).1;
+        let splits = crate::timeline::gpu::device_tables(&Capture::of(nsys)).1;
         let ceilings = DeviceCeilings::of(&Default::default(), Some(&peaks), None);
         let input = LedgerInput {
             nsys: Some(nsys),

@@ -19,9 +19,10 @@ use crate::{
     stages::{STAGES, Stages},
     stats::percent,
     timeline::{
+        capture::Capture,
         framework_nests::{FrameworkIndex, NestItem, ThreadNest},
         interval::covered_ns,
-        launches::{Cursor, LaunchIndex},
+        launches::Cursor,
         open_ranges::EXCLUDED,
     },
 };
@@ -30,39 +31,35 @@ use crate::{
 const WORKING: [&str; 4] = ["gemm", "attention", "conv", "moe"];
 
 /// Sums the operators of a capture that its stages do not leave out.
-pub fn framework(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
-    index: &FrameworkIndex,
-    stages: &Stages,
-) -> Operators {
-    let works: Vec<Option<OperatorWork>> = trace.framework.signatures.iter().map(work).collect();
-    let launching = launching(index, trace);
+pub fn framework(capture: &Capture, index: &FrameworkIndex, stages: &Stages) -> Operators {
+    let works: Vec<Option<OperatorWork>> =
+        capture.trace.framework.signatures.iter().map(work).collect();
+    let launching = launching(index, capture.trace);
     let counted: Vec<Vec<bool>> = index
         .threads
         .iter()
         .zip(&launching)
-        .map(|(thread, launching)| counted(thread, launching, trace, &works))
+        .map(|(thread, launching)| counted(thread, launching, capture.trace, &works))
         .collect();
     let mut sums = FrameworkSums::default();
     let mut calls = CallCache::default();
     for (thread, counts) in index.threads.iter().zip(&counted) {
-        let stage_of = stage_names(thread, trace, launches);
-        let own = own_times(thread, trace);
+        let stage_of = stage_names(thread, capture);
+        let own = own_times(thread, capture.trace);
         for (entry, item) in thread.items.iter().enumerate() {
             let stage = stage_of[entry];
             if stage == WARMUP {
                 continue;
             }
-            let (call, flops) = calls.of(*item, trace, &works);
+            let (call, flops) = calls.of(*item, capture.trace, &works);
             let flops = if counts[entry] { flops } else { OperatorWork::default() };
-            (call.start_ns, call.end_ns) = item.span(trace);
+            (call.start_ns, call.end_ns) = item.span(capture.trace);
             (call.flops, call.bytes) = (flops.flops, flops.bytes);
             if call.stage != stage {
                 call.stage = stage.to_owned();
             }
             let around = || thread.outer(entry as u32).filter(|it| stage_of[*it as usize] == stage);
-            let name = |it: u32| thread.name(trace, it);
+            let name = |it: u32| thread.name(capture.trace, it);
             let inside = around().any(|it| name(it) == call.path);
             sums.add(call, own[entry], inside, || {
                 let rolled = collapse(&call.path);
@@ -75,50 +72,43 @@ pub fn framework(
         }
     }
     let mut operators = sums.finish(stages);
-    for stage in uncounted(trace, launches, index, &counted) {
+    for stage in uncounted(capture, index, &counted) {
         // The rest of the stage's work is unknown.
         operators.work.entry(stage).or_default().flops = 0;
     }
-    operators.working_ns = Some(working_kernels(trace, launches, index, &counted));
+    operators.working_ns = Some(working_kernels(capture, index, &counted));
     operators
 }
 
 /// Kernel time inside the calls whose work counts, by stage and name.
 fn working_kernels(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
+    capture: &Capture,
     index: &FrameworkIndex,
     counted: &[Vec<bool>],
 ) -> BTreeMap<(String, String), i64> {
     let mut sums: BTreeMap<(usize, &str), i64> = BTreeMap::new();
-    let places = index.kernels.iter().zip(launches.kernels.iter());
-    for (kernel, ((thread, innermost), (_, instance))) in trace.kernels.iter().zip(places) {
+    for ((kernel, join), (thread, innermost)) in capture.kernels().zip(&index.kernels) {
         let Some(nest) = index.threads.get(*thread as usize) else { continue };
         let mut around = std::iter::once(*innermost).chain(nest.outer(*innermost));
         if let Some(entry) = around.find(|it| counted[*thread as usize][*it as usize]) {
-            let key = (launches.stage_number(instance), nest.name(trace, entry));
+            let key = (capture.stage_number(join.instance), nest.name(capture.trace, entry));
             *sums.entry(key).or_default() += kernel.ns();
         }
     }
     let named = |((number, name), ns): ((usize, &str), i64)| {
-        let stage = if number == 0 { "" } else { launches.stage_label(number) };
+        let stage = if number == 0 { "" } else { capture.stage_label(number) };
         ((stage.to_owned(), name.to_owned()), ns)
     };
     sums.into_iter().map(named).collect()
 }
 
 /// Stages with products or attention outside the calls whose work counts.
-fn uncounted(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
-    index: &FrameworkIndex,
-    counted: &[Vec<bool>],
-) -> BTreeSet<String> {
+fn uncounted(capture: &Capture, index: &FrameworkIndex, counted: &[Vec<bool>]) -> BTreeSet<String> {
     let mut classes = ClassCache::default();
     let mut found = BTreeSet::new();
     for (at, (thread, entry)) in index.kernels.iter().enumerate() {
-        let kind = &trace.kernels.kinds()[trace.kernels.kind(at) as usize];
-        if !WORKING.contains(&classes.of(kind.full_name, &trace.strings).class) {
+        let kind = &capture.trace.kernels.kinds()[capture.trace.kernels.kind(at) as usize];
+        if !WORKING.contains(&classes.of(kind.full_name, &capture.trace.strings).class) {
             continue;
         }
         let is_counted = index.threads.get(*thread as usize).is_some_and(|nest| {
@@ -126,7 +116,7 @@ fn uncounted(
             counts[*entry as usize] || nest.outer(*entry).any(|it| counts[it as usize])
         });
         if !is_counted {
-            found.insert(launches.stage(launches.kernels.get(at).1).to_owned());
+            found.insert(capture.stage(capture.kernel(at).1.instance).to_owned());
         }
     }
     found
@@ -177,21 +167,17 @@ fn counted(
 }
 
 /// The stage of each entry of a thread; empty outside every stage.
-fn stage_names<'a>(
-    thread: &ThreadNest,
-    trace: &NsysTrace,
-    launches: &'a LaunchIndex,
-) -> Vec<&'a str> {
+fn stage_names<'a>(thread: &ThreadNest, capture: &'a Capture<'a>) -> Vec<&'a str> {
     let mut cursor = Cursor::default();
     let stage = |item: &NestItem| {
-        let start = item.span(trace).0;
-        match cursor.at(thread.thread, start, |thread| launches.stages.on(thread)) {
+        let start = item.span(capture.trace).0;
+        match cursor.at(thread.thread, start, |thread| capture.stages.on(thread)) {
             EXCLUDED => OUTSIDE,
-            at => launches
+            at => capture
                 .stages
                 .instances
                 .get(at as usize)
-                .map_or("", |it| launches.stages.labels[it.label].as_str()),
+                .map_or("", |it| capture.stages.labels[it.label].as_str()),
         }
     };
     thread.items.iter().map(stage).collect()

@@ -7,7 +7,7 @@ use crate::{
     Analysis,
     external_capture::CaptureEvents,
     stages::{self, cold},
-    timeline::{launches::LaunchIndex, tables::TimelineTables},
+    timeline::{capture::Capture, tables::TimelineTables},
 };
 
 /// Operators of one pass, and the repeats that it timed.
@@ -21,12 +21,12 @@ impl ProfiledOperators {
     /// Operators of a trace by the profiler of PyTorch, by the stages of that trace; `None` without
     /// any.
     pub fn of(trace: &NsysTrace) -> Option<Self> {
-        let mut launches = LaunchIndex::of(trace);
-        cold::mark(trace, &mut launches);
-        let derived = CaptureEvents::of(trace, &launches, None);
+        let mut capture = Capture::of(trace);
+        cold::mark(&mut capture);
+        let derived = CaptureEvents::of(&capture, None);
         let stages = stages::stages(&derived.by_kind());
-        let mut operators = framework(trace, &launches, launches.framework.as_ref()?, &stages);
-        let tables = TimelineTables::of(trace, &launches, &[]);
+        let mut operators = framework(&capture, capture.framework.as_ref()?, &stages);
+        let tables = TimelineTables::of(&capture, &[]);
         let events = (&derived.by_kind(), true);
         attach(&mut operators, &tables.device, events, &tables.kernels.stages);
         Some(Self { operators, repeats: stages.repeats })

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
     use crate::{
         kernels::tests::capture,
-        timeline::{engine_steps::engine_steps, launches::LaunchIndex},
+        timeline::{capture::Capture, engine_steps::engine_steps},
     };
 
     /// A request from `sent` with its first token and its end.
@@ -93,7 +93,7 @@ mod tests {
         ];
         let load =
             RequestLoad { pass: LoadPass::Traced, repeat: 0, header: Some(header), requests };
-        let mut steps = engine_steps(&nsys, &LaunchIndex::of(&nsys));
+        let mut steps = engine_steps(&Capture::of(&nsys));
         join(&mut steps, &nsys, &[load]);
         steps.into_iter().map(|it| (it.prefilling, it.decoding)).collect()
     }

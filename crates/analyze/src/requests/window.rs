@@ -120,10 +120,8 @@ mod tests {
     /// Findings of a window with these ranges.
     fn ids(ranges: &str, min: (u32, u32), is_cut: bool) -> Vec<(String, String)> {
         let nsys = capture(ranges);
-        let engine_steps = timeline::engine_steps::engine_steps(
-            &nsys,
-            &timeline::launches::LaunchIndex::of(&nsys),
-        );
+        let engine_steps =
+            timeline::engine_steps::engine_steps(&timeline::capture::Capture::of(&nsys));
         let window = Window {
             min_steps: MinSteps { prefill: min.0, decode: min.1 },
             recorded_s: Some(1.0),

@@ -8,10 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
     domain::{named_values::named_values, units::Nanos},
-    trace::{
-        gpu_metrics::{DeviceSamples, GpuSamples},
-        nsys::NsysTrace,
-    },
+    trace::gpu_metrics::{DeviceSamples, GpuSamples},
 };
 use serde::{Deserialize, Serialize};
 
@@ -20,8 +17,8 @@ use crate::{
     kernels::is_measured,
     stats::percent,
     timeline::{
+        capture::Capture,
         interval::{Interval, union},
-        launches::LaunchIndex,
         stage_spans::extended,
     },
 };
@@ -96,24 +93,20 @@ pub fn period_ns(samples: &GpuSamples, device: &DeviceSamples) -> Option<f64> {
 
 /// Device time of each measured stage on one device: an interval for each instance, from the start
 /// of its first kernel or graph to the end of its last.
-pub fn stage_windows(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
-    device: u32,
-) -> Vec<(String, Vec<Interval>)> {
-    let mut windows: Vec<Option<Interval>> = vec![None; launches.stages.instances.len()];
-    let kernels = trace.kernels.iter().zip(launches.kernels.iter());
-    let kernels = kernels.map(|(it, (_, at))| (it.device, (it.start_ns, it.end_ns), at));
-    let graphs = trace.graphs.iter().zip(launches.graphs.iter());
-    let graphs = graphs.map(|(it, (_, at))| (it.device, (it.start_ns, it.end_ns), at));
+pub fn stage_windows(capture: &Capture, device: u32) -> Vec<(String, Vec<Interval>)> {
+    let mut windows: Vec<Option<Interval>> = vec![None; capture.stages.instances.len()];
+    let kernels = capture.kernels();
+    let kernels = kernels.map(|(it, join)| (it.device, (it.start_ns, it.end_ns), join.instance));
+    let graphs = capture.graphs();
+    let graphs = graphs.map(|(it, join)| (it.device, (it.start_ns, it.end_ns), join.instance));
     for (of, (start, end), instance) in kernels.chain(graphs) {
         if let Some(window) = windows.get_mut(instance as usize).filter(|_| of == device) {
             *window = Some(extended(*window, (start, end)));
         }
     }
-    let labels = launches.stages.labels.iter().enumerate();
+    let labels = capture.stages.labels.iter().enumerate();
     let of_stage = |(label, stage): (usize, &String)| {
-        let instances = launches.stages.instances.iter().zip(&windows);
+        let instances = capture.stages.instances.iter().zip(&windows);
         let of_label = instances.filter(|(it, _)| it.label == label);
         let windows = union(of_label.filter_map(|(_, window)| *window));
         (!windows.is_empty() && is_measured(stage)).then(|| (stage.clone(), windows))
@@ -130,13 +123,13 @@ pub struct StageSamples {
 }
 
 /// Samples of all stages and devices of one capture.
-pub fn stage_samples(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<StageSamples> {
-    let Some(samples) = &trace.samples else { return Vec::new() };
+pub fn stage_samples(capture: &Capture) -> Vec<StageSamples> {
+    let Some(samples) = &capture.trace.samples else { return Vec::new() };
     let mut rows = Vec::new();
     for device in &samples.devices {
         let Some(period) = period_ns(samples, device) else { continue };
-        let late_ns = displacement(trace, device, period as i64);
-        for (stage, windows) in stage_windows(trace, launches, device.device) {
+        let late_ns = displacement(capture.trace, device, period as i64);
+        for (stage, windows) in stage_windows(capture, device.device) {
             let coverage = of_stage(stage, &windows, device, (period, late_ns));
             rows.push(StageSamples { coverage, windows });
         }
@@ -145,13 +138,14 @@ pub fn stage_samples(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<StageSamp
 }
 
 /// Stages with kernels on devices that a capture with samples does not sample, by device.
-pub fn unsampled(trace: &NsysTrace, launches: &LaunchIndex) -> BTreeMap<u32, Vec<String>> {
-    let Some(samples) = &trace.samples else { return BTreeMap::new() };
-    let kernels = trace.kernels.kinds().iter().map(|it| it.device);
-    let used: BTreeSet<u32> = kernels.chain(trace.graphs.iter().map(|it| it.device)).collect();
+pub fn unsampled(capture: &Capture) -> BTreeMap<u32, Vec<String>> {
+    let Some(samples) = &capture.trace.samples else { return BTreeMap::new() };
+    let kernels = capture.trace.kernels.kinds().iter().map(|it| it.device);
+    let used: BTreeSet<u32> =
+        kernels.chain(capture.trace.graphs.iter().map(|it| it.device)).collect();
     let is_unsampled = |used: &u32| !samples.devices.iter().any(|it| it.device == *used);
     let stages = |device: u32| -> Vec<String> {
-        stage_windows(trace, launches, device).into_iter().map(|(stage, _)| stage).collect()
+        stage_windows(capture, device).into_iter().map(|(stage, _)| stage).collect()
     };
     let unsampled = used.into_iter().filter(is_unsampled).map(|device| (device, stages(device)));
     unsampled.filter(|(_, stages)| !stages.is_empty()).collect()

@@ -39,7 +39,7 @@ impl<'a> OpenOperators<'a> {
     /// The number of the nest of each of the works of a capture: all kernels, then the graphs of
     /// its device.
     pub fn of_works(&mut self, capture: &DeviceCapture<'a>) -> Vec<u32> {
-        let (trace, launches) = (capture.trace, capture.launches);
+        let (timeline, trace) = (capture.timeline, capture.timeline.trace);
         let nests = operator_nests(trace);
         let mut of_entry: HashMap<(usize, u32), u32> = HashMap::new();
         let mut number = |entry: Option<(usize, u32)>| {
@@ -48,18 +48,18 @@ impl<'a> OpenOperators<'a> {
         };
         let mut operators = OperatorEntries::new(trace, &nests);
         let mut works = Vec::with_capacity(trace.kernels.len() + trace.graphs.len());
-        for (kernel, (call, _)) in trace.kernels.iter().zip(launches.kernels.iter()) {
+        for (kernel, join) in timeline.kernels() {
             let is_other = kernel.device != capture.device;
             works.push(if is_other {
                 NO_NEST
             } else {
-                number(operators.of(kernel.graph_node, call))
+                number(operators.of(kernel.graph_node, join.call))
             });
         }
         let mut operators = OperatorEntries::new(trace, &nests);
-        for (graph, (call, _)) in trace.graphs.iter().zip(launches.graphs.iter()) {
+        for (graph, join) in timeline.graphs() {
             if graph.device == capture.device {
-                works.push(number(operators.of(None, call)));
+                works.push(number(operators.of(None, join.call)));
             }
         }
         works

@@ -1,5 +1,6 @@
 //! Sampled metrics of synthetic timelines with known values.
 
+use llmprof_core::trace::nsys::NsysTrace;
 use std::collections::BTreeMap;
 
 use llmprof_core::trace::{

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use foldhash::{HashMap, HashMapExt as _, HashSet, HashSetExt as _};
-use llmprof_core::trace::{gpu_metrics::DeviceSamples, names::base_name, nsys::NsysTrace};
+use llmprof_core::trace::{gpu_metrics::DeviceSamples, names::base_name};
 
 use super::{
     operators::{OpenOperators, OperatorTimes},
@@ -16,7 +16,10 @@ use crate::{
         counters::Like,
         durations::{Length, Tally},
     },
-    timeline::{interval::Interval, launches::LaunchIndex},
+    timeline::{
+        capture::{Capture, Join},
+        interval::Interval,
+    },
 };
 
 /// Max unknowns of a stage; the shortest kernels beyond share one.
@@ -27,8 +30,7 @@ pub type KernelKey = (String, Option<[u32; 3]>, Option<[u32; 3]>);
 
 /// A capture with samples of one device, and the stages that they span.
 pub struct DeviceCapture<'a> {
-    pub trace: &'a NsysTrace,
-    pub launches: &'a LaunchIndex,
+    pub timeline: &'a Capture<'a>,
     pub device: u32,
     pub samples: &'a DeviceSamples,
     pub period_ns: i64,
@@ -168,7 +170,7 @@ pub fn unknowns<'a>(captures: &[DeviceCapture<'a>]) -> DeviceUnknowns<'a> {
 
 /// Number of a stage; [`NO_STAGE`] unless the samples of the capture span it.
 fn stage_number(capture: &DeviceCapture, names: &[&str], instance: u32) -> u16 {
-    let stage = capture.launches.stage(instance);
+    let stage = capture.timeline.stage(instance);
     let spanned = capture.spanned.iter().any(|(name, _)| *name == stage);
     let at = names.iter().position(|name| *name == stage).filter(|_| spanned);
     at.map_or(NO_STAGE, |at| at as u16 + 1)
@@ -177,7 +179,8 @@ fn stage_number(capture: &DeviceCapture, names: &[&str], instance: u32) -> u16 {
 /// Kernels and graphs of a capture in the order of the trace, with empty work in the place of
 /// kernels of other devices. The unknown of each is its key.
 fn kernels(capture: &DeviceCapture, names: &[&str], keys: &mut Keys) -> Vec<Work> {
-    let DeviceCapture { trace, launches, .. } = capture;
+    let timeline = capture.timeline;
+    let trace = timeline.trace;
     let name = |at: u32| trace.strings.get(at as usize).map_or("", String::as_str);
     let of_kind: Vec<u32> = trace
         .kernels
@@ -185,12 +188,12 @@ fn kernels(capture: &DeviceCapture, names: &[&str], keys: &mut Keys) -> Vec<Work
         .iter()
         .map(|it| keys.of((base_name(name(it.name)).to_owned(), Some(it.grid), Some(it.block))))
         .collect();
-    let numbers: Vec<u16> = (0..launches.stages.instances.len())
+    let numbers: Vec<u16> = (0..timeline.stages.instances.len())
         .map(|instance| stage_number(capture, names, instance as u32))
         .collect();
     let number = |instance: u32| numbers.get(instance as usize).copied().unwrap_or(NO_STAGE);
     let mut all: Vec<Work> = Vec::with_capacity(trace.kernels.len() + trace.graphs.len());
-    for ((kind, kernel), (_, instance)) in trace.kernels.with_kinds().zip(launches.kernels.iter()) {
+    for ((kind, kernel), Join { instance, .. }) in timeline.kernels_by_kind() {
         let (mut start_ns, end_ns) = (kernel.start_ns, kernel.end_ns);
         let mut stage = number(instance);
         if kernel.device != capture.device {
@@ -198,7 +201,7 @@ fn kernels(capture: &DeviceCapture, names: &[&str], keys: &mut Keys) -> Vec<Work
         }
         all.push(Work { start_ns, end_ns, stage, unknown: of_kind[kind as usize] });
     }
-    for (graph, (_, instance)) in trace.graphs.iter().zip(launches.graphs.iter()) {
+    for (graph, Join { instance, .. }) in timeline.graphs() {
         if graph.device == capture.device {
             let name = graph.graph.map_or("CUDA graph".into(), |id| format!("CUDA graph {id}"));
             let (start_ns, end_ns) = (graph.start_ns, graph.end_ns);
@@ -211,10 +214,10 @@ fn kernels(capture: &DeviceCapture, names: &[&str], keys: &mut Keys) -> Vec<Work
 
 /// Copies and fills of a capture. The unknown of each is the number of its kind.
 fn copies(capture: &DeviceCapture, names: &[&str]) -> Vec<Work> {
-    let copies = capture.trace.copies.iter().zip(capture.launches.copies.iter());
+    let copies = capture.timeline.copies();
     copies
         .filter(|(copy, _)| copy.device == capture.device)
-        .map(|(copy, (_, instance))| {
+        .map(|(copy, Join { instance, .. })| {
             let stage = stage_number(capture, names, instance);
             let (start_ns, end_ns) = (copy.start_ns, copy.end_ns);
             Work { start_ns, end_ns, stage, unknown: copy.kind as u32 }

@@ -21,14 +21,12 @@ use llmprof_core::{
         finding::{Finding, Severity},
         units::Nanos,
     },
-    trace::{
-        nsys::{NsysTrace, process_of},
-        runtime_call::CallKind,
-    },
+    trace::{nsys::process_of, runtime_call::CallKind},
 };
 
 use crate::timeline::{
-    launches::{Cursor, LaunchIndex},
+    capture::{Capture, Join},
+    launches::Cursor,
     open_ranges::{NONE, StageInstance},
 };
 
@@ -67,9 +65,9 @@ struct InstanceActivity {
 }
 
 /// Finds cold first instances and relabels them as warm-up.
-pub fn mark(trace: &NsysTrace, launches: &mut LaunchIndex) -> Vec<ColdInstance> {
+pub fn mark(capture: &mut Capture) -> Vec<ColdInstance> {
     let mut groups: BTreeMap<(usize, i64), Vec<usize>> = BTreeMap::new();
-    for (at, it) in launches.stages.instances.iter().enumerate() {
+    for (at, it) in capture.stages.instances.iter().enumerate() {
         if it.label > 0 && it.start_ns < it.end_ns && !it.estimated {
             groups.entry((it.label, process_of(it.place))).or_default().push(at);
         }
@@ -78,21 +76,21 @@ pub fn mark(trace: &NsysTrace, launches: &mut LaunchIndex) -> Vec<ColdInstance> 
     if groups.is_empty() {
         return Vec::new();
     }
-    let activity = instance_activity(trace, launches);
+    let activity = instance_activity(capture);
     let mut found = Vec::new();
     for ((label, _), instances) in &groups {
         let later: Vec<InstanceActivity> = instances[1..].iter().map(|at| activity[*at]).collect();
         let first = activity[instances[0]];
-        if is_cold(first, &later, trace.cuda_calls.is_empty()) {
+        if is_cold(first, &later, capture.trace.cuda_calls.is_empty()) {
             found.push(ColdInstance {
-                stage: launches.stages.labels[*label].clone(),
+                stage: capture.stages.labels[*label].clone(),
                 ms: Nanos(first.wall_ns).as_ms(),
                 median_ms: Nanos(median(&later, |it| it.wall_ns)).as_ms(),
                 later_instances: later.len(),
                 first_kernels: first.first_kernels,
                 warmup_calls: first.warmup_calls,
             });
-            launches.stages.instances[instances[0]].label = 0;
+            capture.stages.instances[instances[0]].label = 0;
         }
     }
     found
@@ -119,16 +117,14 @@ fn median(instances: &[InstanceActivity], field: fn(&InstanceActivity) -> i64) -
 }
 
 /// The activity of each instance, by index.
-fn instance_activity(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<InstanceActivity> {
+fn instance_activity(capture: &Capture) -> Vec<InstanceActivity> {
     let wall = |it: &StageInstance| InstanceActivity {
         wall_ns: it.end_ns - it.start_ns,
         ..InstanceActivity::default()
     };
-    let mut activity: Vec<InstanceActivity> = launches.stages.instances.iter().map(wall).collect();
-    let (first, warmup) = rayon::join(
-        || add_kernels(trace, launches, &mut activity),
-        || warmup_calls(trace, launches),
-    );
+    let mut activity: Vec<InstanceActivity> = capture.stages.instances.iter().map(wall).collect();
+    let (first, warmup) =
+        rayon::join(|| add_kernels(capture, &mut activity), || warmup_calls(capture));
     for (_, instance) in first.values() {
         if let Some(active) = activity.get_mut(*instance as usize) {
             active.first_kernels += 1;
@@ -145,14 +141,10 @@ fn instance_activity(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<InstanceA
 type FirstLaunches = HashMap<(i64, u32), (i64, u32)>;
 
 /// Adds the device time of each instance; returns the first launches.
-fn add_kernels(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
-    activity: &mut [InstanceActivity],
-) -> FirstLaunches {
+fn add_kernels(capture: &Capture, activity: &mut [InstanceActivity]) -> FirstLaunches {
     let mut first = FirstLaunches::default();
-    let mut reader = trace.cuda_calls.reader();
-    for (kernel, (call, instance)) in trace.kernels.iter().zip(launches.kernels.iter()) {
+    let mut reader = capture.trace.cuda_calls.reader();
+    for (kernel, Join { call, instance }) in capture.kernels() {
         if let Some(active) = activity.get_mut(instance as usize) {
             active.device_ns += kernel.ns();
         }
@@ -169,18 +161,19 @@ fn add_kernels(
 }
 
 /// Calls of each instance that load, compile or allocate.
-fn warmup_calls(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<u64> {
-    let mut counts = vec![0; launches.stages.instances.len()];
-    let name = |name: u32| trace.strings.get(name as usize).map_or("", String::as_str);
+fn warmup_calls(capture: &Capture) -> Vec<u64> {
+    let mut counts = vec![0; capture.stages.instances.len()];
+    let name = |name: u32| capture.trace.strings.get(name as usize).map_or("", String::as_str);
     // `hipModuleLaunchKernel` loads no module.
-    let is_warmup: Vec<bool> = (trace.cuda_calls.sites().iter().zip(trace.call_kinds()))
-        .map(|((at, _), kind)| {
-            kind == CallKind::Other && WARMUP_CALLS.iter().any(|word| name(*at).contains(word))
-        })
-        .collect();
+    let is_warmup: Vec<bool> =
+        (capture.trace.cuda_calls.sites().iter().zip(capture.trace.call_kinds()))
+            .map(|((at, _), kind)| {
+                kind == CallKind::Other && WARMUP_CALLS.iter().any(|word| name(*at).contains(word))
+            })
+            .collect();
     let mut cursor = Cursor::default();
-    for (_, _, call) in trace.cuda_calls.at_sites(&is_warmup) {
-        let on = |thread| launches.stages.on(thread);
+    for (_, _, call) in capture.trace.cuda_calls.at_sites(&is_warmup) {
+        let on = |thread| capture.stages.on(thread);
         let instance = cursor.at(call.global_tid, call.start_ns, on);
         if let Some(count) = counts.get_mut(instance as usize) {
             *count += 1;

@@ -8,12 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
     domain::finding::{Finding, Severity},
-    trace::nsys::{NsysTrace, process_of},
+    trace::nsys::process_of,
 };
 
 use crate::{
     kernels::is_measured,
-    timeline::{interval::Interval, launches::LaunchIndex, open_ranges::NONE},
+    timeline::{capture::Capture, interval::Interval, open_ranges::NONE},
 };
 
 /// A stage instance that launched nothing.
@@ -25,37 +25,34 @@ struct IdleInstance {
 
 /// Stages that launched nothing, with the number of kernels and graphs that other threads of their
 /// processes launched meanwhile outside every stage.
-pub fn launched_elsewhere(trace: &NsysTrace, launches: &LaunchIndex) -> BTreeMap<String, u64> {
+pub fn launched_elsewhere(capture: &Capture) -> BTreeMap<String, u64> {
     let mut found = BTreeMap::new();
-    let idle = idle_instances(launches);
+    let idle = idle_instances(capture);
     if idle.is_empty() {
         return found;
     }
-    let mut calls = trace.cuda_calls.reader();
-    for (call, instance) in launches.kernels.iter().chain(launches.graphs.iter()) {
-        if instance != NONE || call == NONE {
+    let mut calls = capture.trace.cuda_calls.reader();
+    for join in capture.kernel_joins().chain(capture.graph_joins()) {
+        if join.instance != NONE || !join.has_call() {
             continue;
         }
-        let call = calls.get(call);
+        let call = calls.get(join.call);
         let Some(idle) = idle.get(&process_of(call.global_tid)) else { continue };
         let after = idle.partition_point(|it| it.times.0 <= call.start_ns);
         let Some(it) = after.checked_sub(1).map(|at| &idle[at]) else { continue };
         if call.start_ns < it.times.1 && call.global_tid != it.thread {
-            *found.entry(launches.stages.label(it.at).to_owned()).or_default() += 1;
+            *found.entry(capture.stages.label(it.at).to_owned()).or_default() += 1;
         }
     }
     found
 }
 
 /// Instances on threads of stages without any launch, by process, in the order of their starts.
-fn idle_instances(launches: &LaunchIndex) -> BTreeMap<i64, Vec<IdleInstance>> {
-    let stages = &launches.stages;
-    let joins = [&launches.kernels, &launches.copies, &launches.graphs];
-    let launched: BTreeSet<usize> = joins
-        .into_iter()
-        .flat_map(|joins| joins.iter())
-        .filter_map(|(_, instance)| Some(stages.instances.get(instance as usize)?.label))
-        .collect();
+fn idle_instances(capture: &Capture) -> BTreeMap<i64, Vec<IdleInstance>> {
+    let stages = &capture.stages;
+    let joins = capture.kernel_joins().chain(capture.copy_joins()).chain(capture.graph_joins());
+    let launched: BTreeSet<usize> =
+        joins.filter_map(|it| Some(stages.instances.get(it.instance as usize)?.label)).collect();
     let mut idle: BTreeMap<i64, Vec<IdleInstance>> = BTreeMap::new();
     for (at, it) in stages.instances.iter().enumerate() {
         let process = process_of(it.place);
@@ -73,7 +70,7 @@ fn idle_instances(launches: &LaunchIndex) -> BTreeMap<i64, Vec<IdleInstance>> {
 }
 
 /// Findings on stages whose work others launched, and on stages inside another one.
-pub fn findings(elsewhere: &BTreeMap<String, u64>, launches: &LaunchIndex) -> Vec<Finding> {
+pub fn findings(elsewhere: &BTreeMap<String, u64>, capture: &Capture) -> Vec<Finding> {
     let launched = |(stage, kernels): (&String, &u64)| {
         let message = format!(
             "The threads with the ranges of {stage} launched no work, while other threads of the \
@@ -88,7 +85,7 @@ pub fn findings(elsewhere: &BTreeMap<String, u64>, launches: &LaunchIndex) -> Ve
             )
     };
     let hidden = |((inner, outer), count): (&(usize, usize), &u64)| {
-        let [inner, outer] = [inner, outer].map(|label| &launches.stages.labels[*label]);
+        let [inner, outer] = [inner, outer].map(|label| &capture.stages.labels[*label]);
         let message = format!(
             "{count} ranges of {inner} lie inside ranges of {outer} and do not count: of stages \
              that are open at once, {outer} counts."
@@ -102,7 +99,7 @@ pub fn findings(elsewhere: &BTreeMap<String, u64>, launches: &LaunchIndex) -> Ve
                  the run with {inner} first."
             ))
     };
-    elsewhere.iter().map(launched).chain(launches.stages.hidden.iter().map(hidden)).collect()
+    elsewhere.iter().map(launched).chain(capture.stages.hidden.iter().map(hidden)).collect()
 }
 
 #[cfg(test)]

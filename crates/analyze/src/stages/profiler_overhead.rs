@@ -8,28 +8,28 @@ use llmprof_core::{
         finding::{Finding, Severity},
         units::Nanos,
     },
-    trace::nsys::{NsysTrace, process_of},
+    trace::nsys::process_of,
 };
 
 use crate::{
     kernels::is_measured,
     stats::percent,
-    timeline::{interval::IntervalSet, launches::LaunchIndex},
+    timeline::{capture::Capture, interval::IntervalSet},
 };
 
 /// Share of a stage from which the profiler's own work is a finding, percent.
 const NOTABLE_PCT: f64 = 1.0;
 
 /// Findings on stages during which the profiler worked.
-pub fn findings(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<Finding> {
-    let all = &trace.framework.overheads;
+pub fn findings(capture: &Capture) -> Vec<Finding> {
+    let all = &capture.trace.framework.overheads;
     let processes: BTreeSet<i64> = all.iter().map(|it| it.0).collect();
     let of = |process: i64| all.iter().filter(move |it| it.0 == process).map(|it| (it.1, it.2));
     let overheads: BTreeMap<i64, IntervalSet> =
         processes.into_iter().map(|it| (it, IntervalSet::new(of(it)))).collect();
     let mut found = Vec::new();
-    for (label, stage) in launches.stages.labels.iter().enumerate() {
-        let instances = launches.stages.instances.iter().filter(|it| it.label == label);
+    for (label, stage) in capture.stages.labels.iter().enumerate() {
+        let instances = capture.stages.instances.iter().filter(|it| it.label == label);
         let (mut inside, mut all) = (0_i64, 0_i64);
         for it in instances.filter(|_| is_measured(stage)) {
             let own = overheads.get(&process_of(it.place));
@@ -69,11 +69,11 @@ mod tests {
         // Of the first, 300 lie inside prefill; the last takes less than 1 % of decode_all.
         let of = |(start, end)| (process_of(trace.ranges[0].global_tid), start, end);
         trace.framework.overheads = [(700, 1500), (900, 1000), (3000, 3050)].map(of).to_vec();
-        let found = findings(&trace, &LaunchIndex::of(&trace));
+        let found = findings(&Capture::of(&trace));
         assert_eq!(found.len(), 1);
         assert!(found[0].message.contains("during prefill, 30 % of it"), "{}", found[0].message);
         // The profiler of another process delays that process alone.
         trace.framework.overheads.iter_mut().for_each(|it| it.0 += 1 << 24);
-        assert_eq!(findings(&trace, &LaunchIndex::of(&trace)), []);
+        assert_eq!(findings(&Capture::of(&trace)), []);
     }
 }

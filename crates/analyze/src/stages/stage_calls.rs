@@ -4,13 +4,11 @@
 
 use std::collections::BTreeMap;
 
-use llmprof_core::{
-    domain::units::Nanos,
-    trace::{nsys::NsysTrace, runtime_call::CallKind},
-};
+use llmprof_core::{domain::units::Nanos, trace::runtime_call::CallKind};
 
 use crate::timeline::{
-    launches::{Cursor, LaunchIndex},
+    capture::{Capture, Join},
+    launches::Cursor,
     open_ranges::NONE,
 };
 
@@ -30,9 +28,9 @@ pub struct StageCalls {
 }
 
 /// Sums the calls of one capture by stage.
-pub fn stage_calls(trace: &NsysTrace, launches: &LaunchIndex) -> BTreeMap<String, StageCalls> {
-    let mut sums = vec![StageCalls::default(); launches.stage_count()];
-    for it in launches
+pub fn stage_calls(capture: &Capture) -> BTreeMap<String, StageCalls> {
+    let mut sums = vec![StageCalls::default(); capture.stage_count()];
+    for it in capture
         .stages
         .instances
         .iter()
@@ -40,33 +38,31 @@ pub fn stage_calls(trace: &NsysTrace, launches: &LaunchIndex) -> BTreeMap<String
     {
         sums[it.label + 1].host_ms += Nanos(it.end_ns - it.start_ns).as_ms();
     }
-    let kinds = trace.call_kinds();
+    let kinds = capture.trace.call_kinds();
     let mut cursor = Cursor::default();
     // A fill moves no data between host and device.
     let is_copy = |it: CallKind| matches!(it, CallKind::Copy { .. });
     let sites: Vec<bool> = kinds.iter().map(|it| it.waits() || is_copy(*it)).collect();
-    for (_, site, call) in trace.cuda_calls.at_sites(&sites) {
+    for (_, site, call) in capture.trace.cuda_calls.at_sites(&sites) {
         let instance =
-            cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
-        let (sum, ms) = (
-            &mut sums[launches.stage_number(instance)],
-            Nanos(call.end_ns - call.start_ns).as_ms(),
-        );
+            cursor.at(call.global_tid, call.start_ns, |thread| capture.stages.on(thread));
+        let (sum, ms) =
+            (&mut sums[capture.stage_number(instance)], Nanos(call.end_ns - call.start_ns).as_ms());
         if kinds[site as usize].waits() {
             (sum.waits, sum.wait_ms) = (sum.waits + 1, sum.wait_ms + ms);
         } else {
             (sum.copies, sum.copy_ms) = (sum.copies + 1, sum.copy_ms + ms);
         }
     }
-    for (kernel, (call, instance)) in trace.kernels.iter().zip(launches.kernels.iter()) {
+    for (kernel, Join { call, instance }) in capture.kernels() {
         if kernel.graph_node.is_some() && call != NONE {
-            sums[launches.stage_number(instance)].replayed_kernels += 1;
+            sums[capture.stage_number(instance)].replayed_kernels += 1;
         }
     }
     let named = sums
         .into_iter()
         .enumerate()
-        .map(|(number, sum)| (launches.stage_label(number).to_owned(), sum));
+        .map(|(number, sum)| (capture.stage_label(number).to_owned(), sum));
     named.filter(|(_, sum)| *sum != StageCalls::default()).collect()
 }
 
@@ -92,7 +88,7 @@ mod tests {
         };
         trace.cuda_calls = trace.cuda_calls.iter().map(named).collect();
         trace.kernels = trace.kernels.map(|_, kernel| kernel.graph_node = Some(1));
-        let calls = stage_calls(&trace, &LaunchIndex::of(&trace));
+        let calls = stage_calls(&Capture::of(&trace));
         let (prefill, decode) = (calls["prefill"], calls["decode_all"]);
         assert_eq!(
             (prefill.copies, prefill.copy_ms, prefill.host_ms, prefill.waits),

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use llmprof_core::trace::nsys::{CopyKind, NsysTrace, ON_HOST, process_of};
 
-use super::launches::LaunchIndex;
+use super::capture::{Capture, Join};
 
 /// Kinds of work on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,10 +28,7 @@ pub struct Activity {
     pub end_ns: i64,
     pub device: u32,
     pub process: i64,
-    /// The launching call and the stage instance open at its start, or
-    /// [`crate::timeline::open_ranges::NONE`].
-    pub call: u32,
-    pub instance: u32,
+    pub join: Join,
     pub work: DeviceWork,
     /// Index among the kernels, copies or graphs of the capture.
     pub row: usize,
@@ -39,29 +36,26 @@ pub struct Activity {
 }
 
 /// All activities, in order of start.
-pub fn activities<'a>(
-    trace: &'a NsysTrace,
-    launches: &'a LaunchIndex,
-) -> impl Iterator<Item = Activity> + 'a {
+pub fn activities<'a>(capture: &'a Capture<'a>) -> impl Iterator<Item = Activity> + 'a {
     let activity = |(start_ns, end_ns): (i64, i64),
                     (device, process): (u32, i64),
-                    (call, instance): (u32, u32),
+                    join: Join,
                     (work, row): (DeviceWork, usize),
                     graph_node: Option<u64>| {
         let process = process_of(process);
-        Activity { start_ns, end_ns, device, process, call, instance, work, row, graph_node }
+        Activity { start_ns, end_ns, device, process, join, work, row, graph_node }
     };
-    let kernels = trace.kernels.with_kinds().zip(launches.kernels.iter()).enumerate();
+    let kernels = capture.kernels_by_kind().enumerate();
     let kernels = kernels.map(move |(row, ((kind, it), by))| {
         let (times, place) = ((it.start_ns, it.end_ns), (it.device, it.global_pid));
         activity(times, place, by, (DeviceWork::Kernel(kind), row), it.graph_node)
     });
-    let graphs = trace.graphs.iter().zip(launches.graphs.iter()).enumerate();
+    let graphs = capture.graphs().enumerate();
     let graphs = graphs.map(move |(row, (it, by))| {
         let place = (it.device, it.global_pid);
         activity((it.start_ns, it.end_ns), place, by, (DeviceWork::Graph, row), None)
     });
-    let copies = trace.copies.iter().zip(launches.copies.iter()).enumerate();
+    let copies = capture.copies().enumerate();
     let copies = copies.map(move |(row, (it, by))| {
         let work = match it.kind {
             CopyKind::Set => DeviceWork::Fill,

@@ -5,11 +5,11 @@
 use std::collections::BTreeMap;
 
 use foldhash::HashMap;
-use llmprof_core::{domain::units::Nanos, trace::nsys::NsysTrace};
+use llmprof_core::domain::units::Nanos;
 
 use super::{
     activity::{DeviceWork, activities},
-    launches::LaunchIndex,
+    capture::Capture,
 };
 
 /// Milliseconds by stage and kernel name, summed over stage instances.
@@ -51,11 +51,11 @@ impl RunningWork {
 }
 
 /// Sums the time in which each kernel ran alone on its device.
-pub fn alone(trace: &NsysTrace, launches: &LaunchIndex) -> AloneTimes {
+pub fn alone(capture: &Capture) -> AloneTimes {
     let mut devices: BTreeMap<u32, RunningWork> = BTreeMap::new();
     let mut sums: HashMap<AloneKey, i64> = HashMap::default();
-    let kinds = trace.kernels.kinds();
-    for it in activities(trace, launches) {
+    let kinds = capture.trace.kernels.kinds();
+    for it in activities(capture) {
         let name = match it.work {
             DeviceWork::Kernel(kind) => Some(kinds[kind as usize].name),
             _ => None,
@@ -63,15 +63,15 @@ pub fn alone(trace: &NsysTrace, launches: &LaunchIndex) -> AloneTimes {
         let running = devices.entry(it.device).or_default();
         running.advance(it.start_ns, &mut sums);
         running.until = it.start_ns.max(running.until);
-        running.active.push((it.end_ns, (launches.stage_number(it.instance), name)));
+        running.active.push((it.end_ns, (capture.stage_number(it.join.instance), name)));
     }
     devices.values_mut().for_each(|running| running.advance(i64::MAX, &mut sums));
-    let name = |at: u32| trace.strings.get(at as usize).cloned().unwrap_or_default();
+    let name = |at: u32| capture.trace.strings.get(at as usize).cloned().unwrap_or_default();
     let mut alone = AloneTimes::new();
     // In order, so that sums of rounded times do not depend on the hashes.
     for ((number, kernel), ns) in sums.into_iter().collect::<BTreeMap<_, _>>() {
         let Some(kernel) = kernel else { continue };
-        *alone.entry((launches.stage_label(number).to_owned(), name(kernel))).or_default() +=
+        *alone.entry((capture.stage_label(number).to_owned(), name(kernel))).or_default() +=
             Nanos(ns).as_ms();
     }
     alone
@@ -86,7 +86,7 @@ mod tests {
 
     fn of(sketch: &str) -> Vec<(String, i64)> {
         let trace = capture(sketch);
-        let alone = alone(&trace, &LaunchIndex::of(&trace));
+        let alone = alone(&Capture::of(&trace));
         alone.into_iter().map(|((_, kernel), ms)| (kernel, (ms * 1e6).round() as i64)).collect()
     }
 

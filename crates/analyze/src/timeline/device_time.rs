@@ -16,8 +16,8 @@ use llmprof_core::trace::{
 };
 
 use super::{
+    capture::{Capture, Join},
     framework_nests,
-    launches::LaunchIndex,
     operator_entries::{OperatorEntries, operator_nests},
 };
 use crate::{
@@ -72,30 +72,30 @@ pub fn is_operator(trace: &NsysTrace) -> impl Fn(&Range) -> bool {
 }
 
 /// Sums the kernels of a capture by operator.
-pub fn device_times(trace: &NsysTrace, launches: &LaunchIndex) -> DeviceTimes {
-    if let Some(index) = &launches.framework {
-        return framework_nests::device_times(trace, launches, index);
+pub fn device_times(capture: &Capture) -> DeviceTimes {
+    if let Some(index) = &capture.framework {
+        return framework_nests::device_times(capture, index);
     }
-    let nests = operator_nests(trace);
-    let mut operators = OperatorEntries::new(trace, &nests);
-    let mut sums = NestSums::new(&nests, launches.stage_count());
+    let nests = operator_nests(capture.trace);
+    let mut operators = OperatorEntries::new(capture.trace, &nests);
+    let mut sums = NestSums::new(&nests, capture.stage_count());
     let mut times = DeviceTimes::default();
-    for (kernel, (call, instance)) in trace.kernels.iter().zip(launches.kernels.iter()) {
+    for (kernel, Join { call, instance }) in capture.kernels() {
         let entry = operators.of(kernel.graph_node, call);
         if kernel.graph_node.is_some() {
             times.replayed_ns += kernel.ns();
             times.replayed_known_ns += if entry.is_some() { kernel.ns() } else { 0 };
         }
         if let Some(entry) = entry {
-            sums.add(entry, launches.stage_number(instance), call, &kernel);
+            sums.add(entry, capture.stage_number(instance), call, &kernel);
         }
     }
     let named = |((number, name), time): ((usize, &str), DeviceTime)| {
         // Operators outside every stage have an empty stage, unlike their kernels.
-        let stage = if number == 0 { "" } else { launches.stage_label(number) };
+        let stage = if number == 0 { "" } else { capture.stage_label(number) };
         ((stage.to_owned(), name.to_owned()), time)
     };
-    times.operators = sums.by_name(trace, &nests).into_iter().map(named).collect();
+    times.operators = sums.by_name(capture.trace, &nests).into_iter().map(named).collect();
     times
 }
 
@@ -212,7 +212,7 @@ mod tests {
 
     /// One line per operator and stage: `stage name kernels total exclusive`.
     fn lines(trace: &NsysTrace) -> String {
-        let times = device_times(trace, &LaunchIndex::of(trace));
+        let times = device_times(&Capture::of(trace));
         let line = |((stage, name), it): (&(String, String), &DeviceTime)| {
             format!("{stage:?} {name} {} {} {}", it.kernels, it.total_ns, it.exclusive_ns)
         };
@@ -273,7 +273,7 @@ mod tests {
         };
         trace.graph_nodes = vec![node(12, 1, None), node(30, 21, Some(1)), node(40, 31, Some(21))];
         insta::assert_snapshot!(lines(&trace), @r#""decode_all" q 1 5 5"#);
-        let times = device_times(&trace, &LaunchIndex::of(&trace));
+        let times = device_times(&Capture::of(&trace));
         assert_eq!((times.replayed_ns, times.replayed_known_ns), (10, 5));
     }
 
@@ -293,7 +293,7 @@ mod tests {
             original: None,
         };
         trace.graph_nodes = vec![node(12, 31), node(14, 32)];
-        let times = device_times(&trace, &LaunchIndex::of(&trace));
+        let times = device_times(&Capture::of(&trace));
         let of = |name: &str| times.operators[&("decode_all".to_owned(), name.to_owned())];
         assert_eq!((of("q").calls, of("q").kernels, of("layer").calls), (2, 4, 2));
     }

@@ -14,9 +14,10 @@ use llmprof_core::{
 use serde::{Deserialize, Serialize};
 
 use super::{
+    capture::{Capture, Join},
     interval::Interval,
-    launches::{Cursor, LaunchIndex},
-    open_ranges::{EXCLUDED, NONE, OpenNest, nest, place},
+    launches::Cursor,
+    open_ranges::{EXCLUDED, OpenNest, nest, place},
 };
 
 /// One step of a server or of a generating program.
@@ -111,9 +112,9 @@ impl DeviceWork {
 
 /// The steps of a capture whose ranges carry the names of a known engine, or whose launches show
 /// them; empty for others.
-pub fn engine_steps(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<EngineStepRecord> {
-    let named = named_steps(trace).into_iter();
-    let inferred = trace.inferred.steps.iter().map(|step| StepPlace {
+pub fn engine_steps(capture: &Capture) -> Vec<EngineStepRecord> {
+    let named = named_steps(capture.trace).into_iter();
+    let inferred = capture.trace.inferred.steps.iter().map(|step| StepPlace {
         class: step.class,
         evidence: &step.evidence,
         place: step.global_tid,
@@ -129,7 +130,7 @@ pub fn engine_steps(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<EngineStep
     steps.sort_by_key(|it| (it.start_ns, it.end_ns, it.place));
     let ranges: Vec<(i64, Interval)> =
         steps.iter().map(|it| (it.place, (it.start_ns, it.end_ns))).collect();
-    let work = device_work(trace, launches, &ranges);
+    let work = device_work(capture, &ranges);
     let origin = steps.first().map_or(0, |it| it.start_ns);
     let records = steps.into_iter().zip(work).enumerate();
     records.map(|(at, (step, work))| record(at, origin, &step, &work)).collect()
@@ -206,21 +207,13 @@ fn record(at: usize, origin: i64, step: &StepPlace, work: &DeviceWork) -> Engine
 
 /// First start and last end of the work that was launched during each step, given as thread and
 /// times, in the order of their starts.
-pub fn work_windows(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
-    steps: &[(i64, Interval)],
-) -> Vec<Option<Interval>> {
-    device_work(trace, launches, steps).iter().map(|it| it.window).collect()
+pub fn work_windows(capture: &Capture, steps: &[(i64, Interval)]) -> Vec<Option<Interval>> {
+    device_work(capture, steps).iter().map(|it| it.window).collect()
 }
 
 /// The work that was launched during each step, on its thread or, for a process, on all of its
 /// threads. Of steps that are open at once the one that started last has it.
-fn device_work(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
-    steps: &[(i64, Interval)],
-) -> Vec<DeviceWork> {
+fn device_work(capture: &Capture, steps: &[(i64, Interval)]) -> Vec<DeviceWork> {
     let mut places: BTreeMap<i64, Vec<u32>> = BTreeMap::new();
     for (at, step) in steps.iter().enumerate() {
         places.entry(step.0).or_default().push(at as u32);
@@ -231,25 +224,25 @@ fn device_work(
         (place, nest(span, &steps))
     };
     let nests: BTreeMap<i64, OpenNest> = places.into_iter().map(open).collect();
-    let mut calls = trace.cuda_calls.reader();
+    let mut calls = capture.trace.cuda_calls.reader();
     let (mut of_thread, mut of_process) = (Cursor::default(), Cursor::default());
-    let mut step_of = |(call, instance): (u32, u32)| {
-        if call == NONE || instance == EXCLUDED {
+    let mut step_of = |join: Join| {
+        if !join.has_call() || join.instance == EXCLUDED {
             return None;
         }
-        let call = calls.get(call);
+        let call = calls.get(join.call);
         let (thread, t) = (call.global_tid, call.start_ns);
         open_step(&nests, &mut of_thread, thread, t)
             .or_else(|| open_step(&nests, &mut of_process, process_of(thread), t))
     };
     let mut work = vec![DeviceWork::default(); steps.len()];
-    for (kernel, launch) in trace.kernels.iter().zip(launches.kernels.iter()) {
+    for (kernel, launch) in capture.kernels() {
         let Some(at) = step_of(launch) else { continue };
         work[at].add((kernel.start_ns, kernel.end_ns));
         work[at].kernels += 1;
         work[at].is_replayed |= kernel.graph_node.is_some();
     }
-    for (graph, launch) in trace.graphs.iter().zip(launches.graphs.iter()) {
+    for (graph, launch) in capture.graphs() {
         let Some(at) = step_of(launch) else { continue };
         work[at].add((graph.start_ns, graph.end_ns));
         work[at].graphs += 1;
@@ -272,6 +265,7 @@ fn open_step<'a>(
 
 #[cfg(test)]
 mod tests {
+    use crate::timeline::open_ranges::NONE;
     use proptest::prelude::*;
 
     use super::*;
@@ -279,7 +273,7 @@ mod tests {
 
     fn of(sketch: &str) -> Vec<EngineStepRecord> {
         let trace = capture(sketch);
-        engine_steps(&trace, &LaunchIndex::of(&trace))
+        engine_steps(&Capture::of(&trace))
     }
 
     #[test]
@@ -317,9 +311,9 @@ mod tests {
 
     /// Kernels of each step, and the number of instances of all stages.
     fn kernels(trace: &NsysTrace) -> (Vec<u64>, usize) {
-        let launches = LaunchIndex::of(trace);
-        let steps = engine_steps(trace, &launches);
-        (steps.iter().map(|it| it.kernels).collect(), launches.stages.instances.len())
+        let timeline = Capture::of(trace);
+        let steps = engine_steps(&timeline);
+        (steps.iter().map(|it| it.kernels).collect(), timeline.stages.instances.len())
     }
 
     #[test]
@@ -373,18 +367,18 @@ mod tests {
                 sketch.push(format!("kernel {id} k {}..{} 7", 100 + id, 101 + id));
             }
             let trace = capture(&sketch.join("\n"));
-            let launches = LaunchIndex::of(&trace);
-            let steps = engine_steps(&trace, &launches);
+            let timeline = Capture::of(&trace);
+            let steps = engine_steps(&timeline);
             for class in [StepClass::Prefill, StepClass::Decode] {
                 let of_class = steps.iter().filter(|it| it.class == Some(class)).count();
-                let label = launches.stages.labels.iter().position(|it| it == class.stage());
-                let instances = launches.stages.instances.iter();
+                let label = timeline.stages.labels.iter().position(|it| it == class.stage());
+                let instances = timeline.stages.instances.iter();
                 let instances = instances.filter(|it| Some(it.label) == label).count();
                 prop_assert_eq!(of_class, instances);
             }
             let in_steps: u64 = steps.iter().map(|it| it.kernels).sum();
-            let in_stages = launches.kernels.iter();
-            let in_stages = in_stages.filter(|(_, it)| *it != NONE && *it != EXCLUDED).count();
+            let in_stages = timeline.kernel_joins().map(|it| it.instance);
+            let in_stages = in_stages.filter(|it| *it != NONE && *it != EXCLUDED).count();
             prop_assert_eq!(in_steps, in_stages as u64);
         }
     }

@@ -13,8 +13,9 @@ use llmprof_core::trace::{
 };
 
 use super::{
+    capture::{Capture, Join},
     device_time::{DeviceTime, DeviceTimes, is_operator},
-    launches::{Cursor, Joins, LaunchIndex},
+    launches::Cursor,
     open_ranges::{NONE, OpenNest, Segments, nest},
 };
 
@@ -45,8 +46,9 @@ pub struct FrameworkIndex {
 }
 
 impl FrameworkIndex {
-    /// Nests the calls of a capture; `launching` has the launching call of each kernel first.
-    pub fn of(trace: &NsysTrace, launching: &Joins) -> Self {
+    /// Nests the calls of a capture.
+    pub fn of(capture: &Capture) -> Self {
+        let trace = capture.trace;
         let mut threads: BTreeMap<i64, Vec<NestItem>> = BTreeMap::new();
         let is_operator = is_operator(trace);
         for (at, range) in trace.ranges.iter().enumerate() {
@@ -73,7 +75,7 @@ impl FrameworkIndex {
             }
             index.threads.push(ThreadNest { thread, items, nest });
         }
-        index.kernels = index.of_kernels(trace, launching, &entries);
+        index.kernels = index.of_kernels(capture, &entries);
         // Launches are looked up once.
         index.threads.iter_mut().for_each(|it| it.nest.segments = Segments::default());
         index
@@ -84,26 +86,26 @@ impl FrameworkIndex {
     }
 
     /// Thread and entry of the innermost operator of each kernel, in the order of the capture.
-    fn of_kernels(&self, trace: &NsysTrace, launching: &Joins, entries: &[u32]) -> Vec<(u32, u32)> {
+    fn of_kernels(&self, capture: &Capture, entries: &[u32]) -> Vec<(u32, u32)> {
+        let trace = capture.trace;
         let (mut cursor, mut calls) = (Cursor::default(), trace.cuda_calls.reader());
-        let mut one = |kernel: TracedKernel, call: u32| {
+        let mut one = |kernel: TracedKernel, join: Join| {
             let process = process_of(kernel.global_pid);
             let recorded = trace.framework.operators.get(process, kernel.correlation_id);
             if let Some(row) = recorded {
                 let thread = trace.framework.get(row as usize).global_tid;
                 return Some((self.place(thread)? as u32, entries[row as usize]));
             }
-            if call == NONE {
+            if !join.has_call() {
                 return None;
             }
-            let call = calls.get(call);
+            let call = calls.get(join.call);
             let place = self.place(call.global_tid)?;
             let segments = |_| Some(&self.threads[place].nest.segments);
             let entry = cursor.at(call.global_tid, call.start_ns, segments);
             (entry != NONE).then_some((place as u32, entry))
         };
-        let kernels = trace.kernels.iter().zip(launching.iter());
-        kernels.map(|(kernel, (call, _))| one(kernel, call).unwrap_or((NONE, NONE))).collect()
+        capture.kernels().map(|(kernel, join)| one(kernel, join).unwrap_or((NONE, NONE))).collect()
     }
 
     /// Name of the innermost operator of the kernel at an index.
@@ -141,27 +143,23 @@ impl NestItem {
 }
 
 /// Sums the kernels of a capture by operator.
-pub fn device_times(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
-    index: &FrameworkIndex,
-) -> DeviceTimes {
+pub fn device_times(capture: &Capture, index: &FrameworkIndex) -> DeviceTimes {
     let mut times = DeviceTimes::default();
     let mut sums: HashMap<(usize, &str), DeviceTime> = HashMap::default();
     let mut called: HashSet<(u32, u32, usize)> = HashSet::default();
     let mut names: Vec<&str> = Vec::new();
-    let kernels = trace.kernels.iter().zip(launches.kernels.iter());
-    for (at, (kernel, (_, instance))) in kernels.enumerate() {
+    let kernels = capture.kernels();
+    for (at, (kernel, Join { instance, .. })) in kernels.enumerate() {
         let replayed = if kernel.graph_node.is_some() { kernel.ns() } else { 0 };
         times.replayed_ns += replayed;
         let (thread, innermost) = index.kernels[at];
         let Some(nest) = index.threads.get(thread as usize) else { continue };
         times.replayed_known_ns += replayed;
-        let stage = launches.stage_number(instance);
+        let stage = capture.stage_number(instance);
         names.clear();
         let mut entry = innermost;
         while let Some((_, parent)) = nest.nest.entries.get(entry as usize) {
-            let name = nest.name(trace, entry);
+            let name = nest.name(capture.trace, entry);
             let sum = sums.entry((stage, name)).or_default();
             if entry == innermost {
                 sum.exclusive_ns += kernel.ns();
@@ -172,7 +170,7 @@ pub fn device_times(
                 sum.kernels += 1;
                 sum.total_ns += kernel.ns();
             }
-            let is_outermost = !nest.outer(entry).any(|it| nest.name(trace, it) == name);
+            let is_outermost = !nest.outer(entry).any(|it| nest.name(capture.trace, it) == name);
             if is_outermost && called.insert((thread, entry, stage)) {
                 sum.calls += 1;
             }
@@ -181,7 +179,7 @@ pub fn device_times(
     }
     let named = |((number, name), time): ((usize, &str), DeviceTime)| {
         // Operators outside every stage have an empty stage, unlike their kernels.
-        let stage = if number == 0 { "" } else { launches.stage_label(number) };
+        let stage = if number == 0 { "" } else { capture.stage_label(number) };
         ((stage.to_owned(), name.to_owned()), time)
     };
     times.operators = sums.into_iter().map(named).collect();

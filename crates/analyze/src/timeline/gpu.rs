@@ -21,13 +21,13 @@ mod waits;
 use serde::{Deserialize, Serialize};
 
 pub use self::cells::EarlyStart;
-use llmprof_core::{domain::units::Nanos, trace::nsys::NsysTrace};
+use llmprof_core::domain::units::Nanos;
 
 use self::{
     cells::{GpuCell, GpuCells},
     split::{SplitSums, WindowSplits},
 };
-use super::{launches::LaunchIndex, operator_entries::operator_nests};
+use super::{capture::Capture, operator_entries::operator_nests};
 use crate::stats::{percent, ratio};
 
 /// One stage of the traced pass on one GPU, or on all GPUs, summed over instances.
@@ -139,20 +139,20 @@ pub struct StageGpus {
 }
 
 /// Measures GPU activity in each stage, and divides the windows of stages.
-pub fn device_tables(trace: &NsysTrace, launches: &LaunchIndex) -> (StageGpus, WindowSplits) {
-    let nests = operator_nests(trace);
-    let mut splits = SplitSums::new(trace, launches, &nests);
-    let cells = GpuCells::of(trace, launches, &mut |cells, event| splits.add(cells, event));
-    let splits = splits.finish(&launches.stages.labels, &cells);
-    (stage_gpu(launches, &cells), splits)
+pub fn device_tables(capture: &Capture) -> (StageGpus, WindowSplits) {
+    let nests = operator_nests(capture.trace);
+    let mut splits = SplitSums::new(capture, &nests);
+    let cells = GpuCells::of(capture, &mut |cells, event| splits.add(cells, event));
+    let splits = splits.finish(&capture.stages.labels, &cells);
+    (stage_gpu(capture, &cells), splits)
 }
 
-fn stage_gpu(launches: &LaunchIndex, cells: &GpuCells) -> StageGpus {
-    let mut found = StageGpus { early: cells.early(launches), ..StageGpus::default() };
+fn stage_gpu(capture: &Capture, cells: &GpuCells) -> StageGpus {
+    let mut found = StageGpus { early: cells.early(capture), ..StageGpus::default() };
     if cells.devices.is_empty() && !cells.has_launches {
         return found;
     }
-    for (label, stage) in launches.stages.labels.iter().enumerate() {
+    for (label, stage) in capture.stages.labels.iter().enumerate() {
         let instances = cells.instances[label];
         if instances == 0 {
             continue;

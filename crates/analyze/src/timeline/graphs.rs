@@ -11,14 +11,11 @@ use llmprof_core::{
         finding::{Finding, Severity},
         units::Nanos,
     },
-    trace::{
-        Trace,
-        nsys::{NsysTrace, ON_HOST},
-    },
+    trace::{Trace, nsys::ON_HOST},
 };
 use serde::{Deserialize, Serialize};
 
-use super::launches::LaunchIndex;
+use super::capture::{Capture, Join};
 use crate::{Analysis, kernels::WARMUP, timeline::duration_stats::DurationStats};
 
 /// Advice for recording the kernels inside graphs.
@@ -44,16 +41,16 @@ pub struct WholeGraph {
 }
 
 /// Summarises whole-traced graphs except those of the warm-up, longest total first.
-pub fn whole_graphs(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<WholeGraph> {
+pub fn whole_graphs(capture: &Capture) -> Vec<WholeGraph> {
     let mut groups: BTreeMap<(usize, Option<u64>, u32), Vec<i64>> = BTreeMap::new();
-    for (it, (_, instance)) in trace.graphs.iter().zip(launches.graphs.iter()) {
-        let group = (launches.stage_number(instance), it.graph, it.device);
+    for (it, Join { instance, .. }) in capture.graphs() {
+        let group = (capture.stage_number(instance), it.graph, it.device);
         groups.entry(group).or_default().push(it.end_ns - it.start_ns);
     }
     let mut found: Vec<WholeGraph> = groups
         .into_iter()
         .map(|((number, graph, device), times)| WholeGraph {
-            stage: launches.stage_label(number).into(),
+            stage: capture.stage_label(number).into(),
             graph,
             device: Some(device).filter(|device| *device != ON_HOST),
             launch_ns: DurationStats::of(&times),
@@ -137,7 +134,7 @@ mod tests {
              call 1 4 60..61
              graph 1 5 2..10 7\ngraph 2 5 12..24 7\ngraph 3 6 24..25 7\ngraph 4 5 62..70 7",
         );
-        let graphs = whole_graphs(&trace, &LaunchIndex::of(&trace));
+        let graphs = whole_graphs(&Capture::of(&trace));
         let rows: Vec<_> = graphs
             .iter()
             .map(|it| {

@@ -1,24 +1,16 @@
-//! Joins device work to the call that launched it, and that call to the stage open at its start.
+//! Finds calls by process and correlation id, and what is open at them.
 //!
-//! The keys are process and correlation id. Work usually comes in the order of its calls, so most
-//! calls are found next to the last one.
+//! Work usually comes in the order of its calls, so most calls are found next to the last one.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use llmprof_core::trace::{
-    kernel::TracedKernel,
-    nsys::{ApiCalls, CallPart, NsysTrace, process_of},
+    nsys::{ApiCalls, CallPart, process_of},
     packed::{PackedReader, PackedRows},
 };
 use rayon::prelude::*;
 
-use crate::{
-    kernels::{OUTSIDE, WARMUP},
-    timeline::{
-        framework_nests::FrameworkIndex,
-        open_ranges::{EXCLUDED, NONE, OpenStages, Segments},
-    },
-};
+use crate::timeline::open_ranges::{NONE, Segments};
 
 /// Calls of each process in order of their correlation ids.
 pub struct CallIndex(BTreeMap<i64, PackedRows<2>>);
@@ -123,114 +115,6 @@ impl<'a> Cursor<'a> {
             (self.thread, self.segments, self.hint) = (Some(thread), of(thread), 0);
         }
         self.segments.map_or(NONE, |segments| segments.at(t, &mut self.hint))
-    }
-}
-
-/// By kernel, copy or graph: its launching call and the stage instance open at the call's start, or
-/// [`NONE`].
-#[derive(Debug, Default)]
-pub struct Joins(PackedRows<2>);
-
-impl Joins {
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = (u32, u32)> + Clone + '_ {
-        self.0.iter().map(|[call, instance]| (call as u32, instance as u32))
-    }
-
-    /// The pair at index `at`.
-    pub fn get(&self, at: usize) -> (u32, u32) {
-        let [call, instance] = self.0.get(at);
-        (call as u32, instance as u32)
-    }
-}
-
-/// Launching call and stage of every kernel, copy and whole-traced graph of a capture.
-pub struct LaunchIndex {
-    pub stages: OpenStages,
-    pub kernels: Arc<Joins>,
-    pub copies: Arc<Joins>,
-    /// By launch of a whole-traced graph.
-    pub graphs: Arc<Joins>,
-    /// Operators of a framework; `None` for a capture without their calls.
-    pub framework: Option<FrameworkIndex>,
-    /// Label of work launched outside all stages.
-    pub outside: &'static str,
-}
-
-impl LaunchIndex {
-    pub fn of(trace: &NsysTrace) -> Self {
-        let (stages, index) =
-            rayon::join(|| OpenStages::of(trace, WARMUP), || CallIndex::of(&trace.cuda_calls));
-        let join = |ids: &mut dyn Iterator<Item = (i64, i64)>| -> PackedRows<2> {
-            let (mut lookup, mut calls) = (index.lookup(), trace.cuda_calls.reader());
-            let mut cursor = Cursor::default();
-            let joined = ids.map(|(process, correlation)| {
-                let call = lookup.find(process, correlation);
-                let instance = if call == NONE {
-                    // Without a launching call, the included range is unknown.
-                    if trace.rules.include_ranges.is_empty() { NONE } else { EXCLUDED }
-                } else {
-                    let call = calls.get(call);
-                    cursor.at(call.global_tid, call.start_ns, |thread| stages.on(thread))
-                };
-                [call.into(), instance.into()]
-            });
-            joined.collect()
-        };
-        let parts: Vec<_> = trace.kernels.parts(rayon::current_num_threads()).collect();
-        let join_part = |kernels| {
-            let ids = |it: TracedKernel| (it.global_pid, it.correlation_id);
-            join(&mut Iterator::map(kernels, ids))
-        };
-        let parts: Vec<PackedRows<2>> = parts.into_par_iter().map(join_part).collect();
-        let mut kernels = PackedRows::default();
-        parts.into_iter().for_each(|part| kernels.append(part));
-        let kernels = Arc::new(Joins(kernels));
-        let copies = trace.copies.iter().map(|it| (it.global_pid, it.correlation_id));
-        let copies = Arc::new(Joins(join(&mut { copies })));
-        let graphs = trace.graphs.iter().map(|it| (it.global_pid, it.correlation_id));
-        let graphs = Arc::new(Joins(join(&mut { graphs })));
-        let framework = (!trace.framework.is_empty()).then(|| FrameworkIndex::of(trace, &kernels));
-        Self { stages, kernels, copies, graphs, framework, outside: "" }
-    }
-
-    /// The same launches under the present labels of the stages, without operators of a framework.
-    pub fn as_recorded(&self) -> Self {
-        Self {
-            stages: self.stages.clone(),
-            kernels: self.kernels.clone(),
-            copies: self.copies.clone(),
-            graphs: self.graphs.clone(),
-            framework: None,
-            outside: "",
-        }
-    }
-
-    /// The stage label of an instance; [`Self::outside`] outside all stages.
-    pub fn stage(&self, instance: u32) -> &str {
-        self.stage_label(self.stage_number(instance))
-    }
-
-    /// Stage number for tables: 0 outside all stages, else label index plus one; the last number is
-    /// for work outside the included ranges.
-    #[inline]
-    pub fn stage_number(&self, instance: u32) -> usize {
-        match instance {
-            EXCLUDED => self.stages.labels.len() + 1,
-            _ => self.stages.instances.get(instance as usize).map_or(0, |it| it.label + 1),
-        }
-    }
-
-    /// The label of a stage number.
-    pub fn stage_label(&self, number: usize) -> &str {
-        match number.checked_sub(1) {
-            None => self.outside,
-            Some(label) => self.stages.labels.get(label).map_or(OUTSIDE, String::as_str),
-        }
-    }
-
-    /// Count of stage numbers.
-    pub fn stage_count(&self) -> usize {
-        self.stages.labels.len() + 2
     }
 }
 

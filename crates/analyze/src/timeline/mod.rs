@@ -2,6 +2,7 @@
 
 pub mod activity;
 pub mod alone;
+pub mod capture;
 pub mod decode_timeline;
 pub mod device_time;
 pub mod duration_stats;

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     activity::{Activity, Busy, DeviceWork, activities},
-    launches::LaunchIndex,
+    capture::{Capture, Join},
 };
 use crate::timeline::duration_stats::DurationStats;
 
@@ -147,10 +147,10 @@ impl ProcessCell {
 }
 
 /// Sums the work of a capture by process and device.
-pub fn processes(trace: &NsysTrace, launches: &LaunchIndex) -> Processes {
-    let (numbers, kinds) = (launches.stage_count(), trace.kernels.kinds());
-    let of_copies = trace.copies.iter().map(|it| (process_of(it.global_pid), it.device));
-    let of_graphs = trace.graphs.iter().filter(|it| it.device != ON_HOST);
+pub fn processes(capture: &Capture) -> Processes {
+    let (numbers, kinds) = (capture.stage_count(), capture.trace.kernels.kinds());
+    let of_copies = capture.trace.copies.iter().map(|it| (process_of(it.global_pid), it.device));
+    let of_graphs = capture.trace.graphs.iter().filter(|it| it.device != ON_HOST);
     let of_graphs = of_graphs.map(|it| (process_of(it.global_pid), it.device));
     let of_kernels = kinds.iter().map(|it| (process_of(it.global_pid), it.device));
     let mut pairs: Vec<(i64, u32)> = of_kernels.chain(of_copies).chain(of_graphs).collect();
@@ -164,8 +164,8 @@ pub fn processes(trace: &NsysTrace, launches: &LaunchIndex) -> Processes {
     let mut cells = vec![ProcessCell::default(); pairs.len() * numbers];
     let mut tallies = vec![(0_u64, 0_i64); kinds.len() * numbers];
     let mut unplaced: BTreeSet<(i64, usize)> = BTreeSet::new();
-    for it in activities(trace, launches) {
-        let number = launches.stage_number(it.instance);
+    for it in activities(capture) {
+        let number = capture.stage_number(it.join.instance);
         if it.device == ON_HOST {
             unplaced.insert((it.process, number));
             continue;
@@ -180,9 +180,9 @@ pub fn processes(trace: &NsysTrace, launches: &LaunchIndex) -> Processes {
             *tally = (tally.0 + 1, tally.1 + (it.end_ns - it.start_ns));
         }
     }
-    for (copy, (_, instance)) in trace.copies.iter().zip(launches.copies.iter()) {
+    for (copy, Join { instance, .. }) in capture.copies() {
         let pair = pair_of(copy.global_pid, copy.device);
-        cells[pair * numbers + launches.stage_number(instance)].add_copy(copy);
+        cells[pair * numbers + capture.stage_number(instance)].add_copy(copy);
     }
 
     let mut stages: Vec<ProcessStage> = Vec::new();
@@ -194,9 +194,9 @@ pub fn processes(trace: &NsysTrace, launches: &LaunchIndex) -> Processes {
         let (process, device) = pairs[at / numbers];
         stages.push(ProcessStage {
             process: pid_of(process),
-            process_name: trace.processes.get(&process).cloned(),
+            process_name: capture.trace.processes.get(&process).cloned(),
             device,
-            stage: launches.stage_label(at % numbers).into(),
+            stage: capture.stage_label(at % numbers).into(),
             launches: cell.launches,
             kernel_ms: Some(Nanos(cell.ns).as_ms()),
             graph_launches: cell.graphs,
@@ -209,27 +209,23 @@ pub fn processes(trace: &NsysTrace, launches: &LaunchIndex) -> Processes {
         });
     }
     stages.sort_by(|a, b| (a.process, a.device, &a.stage).cmp(&(b.process, b.device, &b.stage)));
-    let kernels = if pairs.len() > 1 {
-        kernels(trace, launches, &of_kind, &pairs, &tallies)
-    } else {
-        Vec::new()
-    };
-    Processes { stages, kernels, ranges: ranges(trace) }
+    let kernels =
+        if pairs.len() > 1 { kernels(capture, &of_kind, &pairs, &tallies) } else { Vec::new() };
+    Processes { stages, kernels, ranges: ranges(capture.trace) }
 }
 
 fn kernels(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
+    capture: &Capture,
     of_kind: &[usize],
     pairs: &[(i64, u32)],
     tallies: &[(u64, i64)],
 ) -> Vec<ProcessKernel> {
-    let numbers = launches.stage_count();
+    let numbers = capture.stage_count();
     let mut groups: BTreeMap<(usize, usize, u32), (u64, i64)> = BTreeMap::new();
     for (at, (calls, ns)) in tallies.iter().enumerate().filter(|(_, (calls, _))| *calls > 0) {
         let kind = at / numbers;
         let sum = groups
-            .entry((of_kind[kind], at % numbers, trace.kernels.kinds()[kind].name))
+            .entry((of_kind[kind], at % numbers, capture.trace.kernels.kinds()[kind].name))
             .or_default();
         *sum = (sum.0 + calls, sum.1 + ns);
     }
@@ -237,8 +233,8 @@ fn kernels(
         |((pair, number, name), (calls, ns)): ((usize, usize, u32), (u64, i64))| ProcessKernel {
             process: pid_of(pairs[pair].0),
             device: pairs[pair].1,
-            stage: launches.stage_label(number).into(),
-            kernel_name: trace.strings.get(name as usize).cloned().unwrap_or_default(),
+            stage: capture.stage_label(number).into(),
+            kernel_name: capture.trace.strings.get(name as usize).cloned().unwrap_or_default(),
             total_ms: Nanos(ns).as_ms(),
             calls,
             mean_ms: Nanos(ns).as_ms() / calls as f64,
@@ -323,15 +319,15 @@ mod tests {
     #[test]
     fn work_by_process_and_device_adds_up_to_the_stage_totals() {
         let trace = twice(SKETCH);
-        let launches = LaunchIndex::of(&trace);
-        let by_process = processes(&trace, &launches);
+        let timeline = Capture::of(&trace);
+        let by_process = processes(&timeline);
         insta::assert_snapshot!(lines(&by_process), @r#"
         7 on 0 "": 1 launches, 10 ns, busy 10
         7 on 0 "prefill": 2 launches, 25 ns, busy 20
         9 on 1 "": 1 launches, 10 ns, busy 10
         9 on 1 "prefill": 2 launches, 25 ns, busy 20
         "#);
-        for total in crate::kernels::kernels(&trace, &launches).stages {
+        for total in crate::kernels::kernels(&timeline).stages {
             let of_stage = || by_process.stages.iter().filter(|it| it.stage == total.stage);
             let sum: f64 = of_stage().filter_map(|it| it.kernel_ms).sum();
             assert_eq!(of_stage().map(|it| it.launches).sum::<u64>(), total.launches);
@@ -355,7 +351,7 @@ mod tests {
     fn a_single_process_and_device_has_no_separate_kernels_and_ranges() {
         let mut trace = capture(SKETCH);
         trace.processes = [(7 << 24, "python3".to_owned())].into();
-        let by_process = processes(&trace, &LaunchIndex::of(&trace));
+        let by_process = processes(&Capture::of(&trace));
         let rows = (by_process.stages.len(), by_process.kernels.len(), by_process.ranges.len());
         assert_eq!(rows, (2, 0, 0));
         assert_eq!(by_process.stages[0].process_name.as_deref(), Some("python3"));
@@ -375,7 +371,7 @@ mod tests {
             graph_node: None,
         };
         trace.copies = vec![copy, copy];
-        let by_process = processes(&trace, &LaunchIndex::of(&trace));
+        let by_process = processes(&Capture::of(&trace));
         let row = by_process.stages.iter().find(|it| it.device == 3).unwrap();
         assert_eq!((row.process, row.launches, row.copies, row.copied_bytes), (9, 0, 2, 128));
         assert_eq!(row.busy_ms, Some(1e-6), "the copies overlap");

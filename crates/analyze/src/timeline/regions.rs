@@ -17,10 +17,7 @@ use llmprof_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{
-    device_time::captured_nodes,
-    launches::{Cursor, LaunchIndex},
-};
+use super::{capture::Capture, device_time::captured_nodes, launches::Cursor};
 use crate::{
     kernels::{
         OUTSIDE, WARMUP,
@@ -145,22 +142,18 @@ impl RegionLayer {
 }
 
 /// Sums the kernels of a capture by region, longest first.
-pub fn regions(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
-    counters: &[CounterRecord],
-) -> Vec<Region> {
+pub fn regions(capture: &Capture, counters: &[CounterRecord]) -> Vec<Region> {
     let mut names: BTreeMap<(&str, &str), (u32, u64)> = BTreeMap::new();
-    for range in trace.ranges.iter().filter(|it| trace.rules.is_region(&it.name)) {
+    for range in capture.trace.ranges.iter().filter(|it| capture.trace.rules.is_region(&it.name)) {
         let next = names.len() as u32;
         names.entry((&range.domain, &range.name)).or_insert((next, 0)).1 += 1;
     }
     let mut paths = RegionPaths::default();
-    let layers = layers(trace, &names, &mut paths);
-    let known = ProfiledLaunches::of(trace, launches, counters);
+    let layers = layers(capture.trace, &names, &mut paths);
+    let known = ProfiledLaunches::of(capture, counters);
     let mut sums: Vec<BTreeMap<(u32, u32), RegionTally>> = vec![BTreeMap::new(); names.len()];
     let mut total = 0;
-    let tallies = tallies(trace, launches, &layers, &known, &mut total);
+    let tallies = tallies(capture, &layers, &known, &mut total);
     for ((launched, made, kind, counters), tally) in tallies {
         let of = |path: u32| paths.regions.get(path as usize).into_iter().flatten().copied();
         let both: BTreeSet<u32> = of(launched).chain(of(made)).collect();
@@ -168,13 +161,13 @@ pub fn regions(
             sums[region as usize].entry((kind, counters)).or_default().add(tally);
         }
     }
-    let graphs = graphs(trace, launches, &layers, &paths);
+    let graphs = graphs(capture, &layers, &paths);
     let mut classes = ClassCache::default();
     let mut regions: Vec<Region> = names
         .iter()
         .map(|((domain, name), (number, instances))| {
             let sums = &sums[*number as usize];
-            let mut region = region(trace, sums, &known, &mut classes);
+            let mut region = region(capture.trace, sums, &known, &mut classes);
             region.share_pct = percent(region.kernel_ms, Nanos(total).as_ms());
             let graphs = graphs.get(number).copied().unwrap_or_default();
             let (whole_graphs, graph_ms) = (graphs.kernels, Nanos(graphs.ns).as_ms());
@@ -207,18 +200,17 @@ fn layers(
 
 /// Count and time of whole-traced graphs launched in each region.
 fn graphs(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
+    capture: &Capture,
     layers: &[RegionLayer],
     paths: &RegionPaths,
 ) -> BTreeMap<u32, RegionTally> {
     let mut sums: BTreeMap<u32, RegionTally> = BTreeMap::new();
-    let mut calls = trace.cuda_calls.reader();
-    for (it, (call, instance)) in trace.graphs.iter().zip(launches.graphs.iter()) {
-        if call == NONE || !is_counted(trace, launches, launches.stage_number(instance)) {
+    let mut calls = capture.trace.cuda_calls.reader();
+    for (it, join) in capture.graphs() {
+        if !join.has_call() || !is_counted(capture, capture.stage_number(join.instance)) {
             continue;
         }
-        let call = calls.get(call);
+        let call = calls.get(join.call);
         let open = layers
             .iter()
             .map(|layer| layer.at(&mut Cursor::default(), call.global_tid, call.start_ns));
@@ -234,9 +226,9 @@ fn graphs(
 }
 
 /// Returns true when work of a stage counts in the table.
-fn is_counted(trace: &NsysTrace, launches: &LaunchIndex, stage: usize) -> bool {
-    let left_out = trace.rules.narrowed() && stage == 0;
-    !left_out && ![WARMUP, OUTSIDE].contains(&launches.stage_label(stage))
+fn is_counted(capture: &Capture, stage: usize) -> bool {
+    let left_out = capture.trace.rules.narrowed() && stage == 0;
+    !left_out && ![WARMUP, OUTSIDE].contains(&capture.stage_label(stage))
 }
 
 /// Path at the launch, path at the graph capture, kernel kind, index of the counters.
@@ -245,50 +237,49 @@ type RegionPlace = (u32, u32, u32, u32);
 /// Sums kernels by place of launch, once per layer; sets `total` to the time of all counted
 /// kernels.
 fn tallies(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
+    capture: &Capture,
     layers: &[RegionLayer],
     known: &ProfiledLaunches,
     total: &mut i64,
 ) -> Vec<(RegionPlace, RegionTally)> {
     let counted: Vec<bool> =
-        (0..launches.stage_count()).map(|stage| is_counted(trace, launches, stage)).collect();
+        (0..capture.stage_count()).map(|stage| is_counted(capture, stage)).collect();
     let is_counted = |stage: usize| counted[stage];
-    let captured = captured_nodes(&trace.graph_nodes);
-    let all = || trace.kernels.with_kinds().zip(launches.kernels.iter());
+    let captured = captured_nodes(&capture.trace.graph_nodes);
+    let all = || capture.kernels_by_kind();
     *total = all()
-        .filter(|(_, (_, at))| is_counted(launches.stage_number(*at)))
+        .filter(|(_, join)| is_counted(capture.stage_number(join.instance)))
         .map(|((_, it), _)| it.ns())
         .sum();
-    let mut calls = trace.cuda_calls.reader();
+    let mut calls = capture.trace.cuda_calls.reader();
     let mut sums = Vec::new();
     for layer in layers {
         let mut of: HashMap<RegionPlace, RegionTally> = HashMap::default();
         let mut last: (Option<RegionPlace>, RegionTally) = Default::default();
         let mut cursor = Cursor::default();
         let mut nodes: HashMap<u64, u32> = HashMap::default();
-        for ((kind, kernel), (call, instance)) in all() {
-            let stage = launches.stage_number(instance);
+        for ((kind, kernel), join) in all() {
+            let stage = capture.stage_number(join.instance);
             if !is_counted(stage) {
                 continue;
             }
-            let launched = if call == NONE {
-                NONE
-            } else {
-                let call = calls.get(call);
+            let launched = if join.has_call() {
+                let call = calls.get(join.call);
                 layer.at(&mut cursor, call.global_tid, call.start_ns)
+            } else {
+                NONE
             };
-            let capture = kernel.graph_node.map_or(NONE, |id| {
+            let at_capture = kernel.graph_node.map_or(NONE, |id| {
                 *nodes.entry(id).or_insert_with(|| {
                     captured.get(&id).map_or(NONE, |origin| {
                         layer.at(&mut Cursor::default(), origin.global_tid, origin.at_ns)
                     })
                 })
             });
-            if launched == NONE && capture == NONE {
+            if launched == NONE && at_capture == NONE {
                 continue;
             }
-            let place = (launched, capture, kind, known.index(kind, stage, kernel.ns()));
+            let place = (launched, at_capture, kind, known.index(kind, stage, kernel.ns()));
             if last.0 != Some(place) {
                 if let Some(place) = last.0 {
                     of.entry(place).or_default().add(last.1);

@@ -10,11 +10,9 @@ use std::{
     collections::{BTreeMap, BinaryHeap},
 };
 
-use llmprof_core::trace::nsys::NsysTrace;
-
 use super::{
+    capture::{Capture, Join},
     interval::Interval,
-    launches::{Joins, LaunchIndex},
 };
 
 /// A range of the host.
@@ -29,9 +27,9 @@ pub struct HostRange {
 }
 
 /// The span of each stage instance; empty where the instance does not count.
-pub fn stage_spans(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<Interval> {
-    let instances = &launches.stages.instances;
-    let work = instance_work(trace, launches);
+pub fn stage_spans(capture: &Capture) -> Vec<Interval> {
+    let instances = &capture.stages.instances;
+    let work = instance_work(capture);
     spans(instances.iter().zip(work).map(|(it, work)| HostRange {
         place: it.place,
         start_ns: it.start_ns,
@@ -41,18 +39,16 @@ pub fn stage_spans(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<Interval> {
 }
 
 /// First start and last end of the work of each stage instance.
-fn instance_work(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<Option<Interval>> {
-    let mut work = vec![None; launches.stages.instances.len()];
-    let mut add = |joins: &Joins, times: &mut dyn Iterator<Item = Interval>| {
-        for ((start, end), (_, instance)) in times.zip(joins.iter()) {
-            if let Some(work) = work.get_mut(instance as usize) {
-                *work = Some(extended(*work, (start, end)));
-            }
+fn instance_work(capture: &Capture) -> Vec<Option<Interval>> {
+    let mut work = vec![None; capture.stages.instances.len()];
+    let mut add = |start: i64, end: i64, join: Join| {
+        if let Some(work) = work.get_mut(join.instance as usize) {
+            *work = Some(extended(*work, (start, end)));
         }
     };
-    add(&launches.kernels, &mut trace.kernels.iter().map(|it| (it.start_ns, it.end_ns)));
-    add(&launches.copies, &mut trace.copies.iter().map(|it| (it.start_ns, it.end_ns)));
-    add(&launches.graphs, &mut trace.graphs.iter().map(|it| (it.start_ns, it.end_ns)));
+    capture.kernels().for_each(|(it, join)| add(it.start_ns, it.end_ns, join));
+    capture.copies().for_each(|(it, join)| add(it.start_ns, it.end_ns, join));
+    capture.graphs().for_each(|(it, join)| add(it.start_ns, it.end_ns, join));
     work
 }
 
@@ -107,7 +103,7 @@ mod tests {
 
     fn of(sketch: &str) -> Vec<Interval> {
         let trace = capture(sketch);
-        stage_spans(&trace, &LaunchIndex::of(&trace))
+        stage_spans(&Capture::of(&trace))
     }
 
     #[test]

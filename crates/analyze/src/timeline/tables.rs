@@ -2,16 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use llmprof_core::trace::nsys::NsysTrace;
-
 use super::{
     alone::{self, AloneTimes},
+    capture::Capture,
     decode_timeline::{self, StepTimeline},
     device_time::{self, DeviceTimes},
     engine_steps::{self, EngineStepRecord},
     gpu::{self, StageGpus, split::WindowSplits},
     graphs::{self, WholeGraph},
-    launches::LaunchIndex,
     processes::{self, Processes},
     regions::{self, Region},
 };
@@ -53,16 +51,16 @@ pub struct TimelineTables {
 
 impl TimelineTables {
     /// Computes the tables of a capture.
-    pub fn of(nsys: &NsysTrace, launches: &LaunchIndex, counters: &[CounterRecord]) -> Self {
-        let mut tables = Self::compute(nsys, launches, counters);
+    pub fn of(capture: &Capture, counters: &[CounterRecord]) -> Self {
+        let mut tables = Self::compute(capture, counters);
         tables.remove_partial_stages();
-        tables.remove_estimated_windows(launches);
+        tables.remove_estimated_windows(capture);
         tables.remove_stages_launched_elsewhere();
         tables
     }
 
     /// Reads the rows of a capture, millions of them, once per table on all cores.
-    fn compute(nsys: &NsysTrace, launches: &LaunchIndex, counters: &[CounterRecord]) -> Self {
+    fn compute(capture: &Capture, counters: &[CounterRecord]) -> Self {
         let mut tables = Self::default();
         let Self {
             device,
@@ -82,22 +80,20 @@ impl TimelineTables {
             launched_elsewhere,
         } = &mut tables;
         rayon::scope(|scope| {
-            scope.spawn(|_| (*stage_gpu, *splits) = gpu::device_tables(nsys, launches));
-            scope.spawn(|_| *coverage = coverage::by_stage(nsys, launches));
-            scope.spawn(|_| {
-                *launched_elsewhere = launched_elsewhere::launched_elsewhere(nsys, launches)
-            });
-            scope.spawn(|_| *stage_calls = stage_calls::stage_calls(nsys, launches));
-            scope.spawn(|_| *alone = alone::alone(nsys, launches));
-            scope.spawn(|_| *graphs = graphs::whole_graphs(nsys, launches));
-            scope.spawn(|_| *sums = nsys_sums::sums(nsys, launches));
-            scope.spawn(|_| *regions = regions::regions(nsys, launches, counters));
-            scope.spawn(|_| *kernels = kernels::kernels(nsys, launches));
-            scope.spawn(|_| *device = device_time::device_times(nsys, launches));
-            scope.spawn(|_| *processes = processes::processes(nsys, launches));
-            scope.spawn(|_| *engine_steps = engine_steps::engine_steps(nsys, launches));
-            scope.spawn(|_| *collectives = collectives::collectives(nsys, launches));
-            scope.spawn(|_| *step = decode_timeline::traced_step(nsys, launches));
+            scope.spawn(|_| (*stage_gpu, *splits) = gpu::device_tables(capture));
+            scope.spawn(|_| *coverage = coverage::by_stage(capture));
+            scope.spawn(|_| *launched_elsewhere = launched_elsewhere::launched_elsewhere(capture));
+            scope.spawn(|_| *stage_calls = stage_calls::stage_calls(capture));
+            scope.spawn(|_| *alone = alone::alone(capture));
+            scope.spawn(|_| *graphs = graphs::whole_graphs(capture));
+            scope.spawn(|_| *sums = nsys_sums::sums(capture));
+            scope.spawn(|_| *regions = regions::regions(capture, counters));
+            scope.spawn(|_| *kernels = kernels::kernels(capture));
+            scope.spawn(|_| *device = device_time::device_times(capture));
+            scope.spawn(|_| *processes = processes::processes(capture));
+            scope.spawn(|_| *engine_steps = engine_steps::engine_steps(capture));
+            scope.spawn(|_| *collectives = collectives::collectives(capture));
+            scope.spawn(|_| *step = decode_timeline::traced_step(capture));
         });
         tables
     }
@@ -139,8 +135,8 @@ impl TimelineTables {
     }
 
     /// Removes figures of stage windows whose end is estimated.
-    fn remove_estimated_windows(&mut self, launches: &LaunchIndex) {
-        let stages = &launches.stages;
+    fn remove_estimated_windows(&mut self, capture: &Capture) {
+        let stages = &capture.stages;
         let is_estimated = |stage: &str| {
             stages.instances.iter().any(|it| it.estimated && stages.labels[it.label] == stage)
         };

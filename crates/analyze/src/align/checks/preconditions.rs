@@ -62,7 +62,7 @@ fn lacking(evidence: &AlignmentEvidence, at: usize) -> Vec<String> {
             "the {side} capture contains no kernels: a CPU launches none, and a GPU must be traced"
         ));
     }
-    let stages = by_stage(trace, &evidence.captures[at].launches);
+    let stages = by_stage(&evidence.captures[at].capture);
     let unknown = |it: &&StageCoverage| {
         it.unknown() && evidence.question.stage.as_ref().is_none_or(|stage| *stage == it.stage)
     };

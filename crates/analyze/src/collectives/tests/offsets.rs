@@ -27,7 +27,7 @@ fn all_to_all_operations_align_clocks_and_a_rank_may_end_before_another_starts()
     let mut trace =
         Program { offsets_ns: vec![0, 7_000_000], ..Program::of(late(20, 2, |_| 1)) }.trace();
     trace.collectives.calls.iter_mut().for_each(|it| it.kind = CollectiveKind::AllToAll);
-    let tables = collectives(&trace, &LaunchIndex::of(&trace));
+    let tables = collectives(&Capture::of(&trace));
     assert_eq!(tables.ranks[1].clock_offset_us, Some(7_000.0));
     assert_eq!(tables.records[0].kind, CollectiveKind::AllToAll);
     // 2 MiB in 20 us, half of it on the bus.
@@ -39,7 +39,7 @@ fn all_to_all_operations_align_clocks_and_a_rank_may_end_before_another_starts()
         }
     };
     trace.kernels = trace.kernels.map(|_, it| early(it));
-    assert_eq!(collectives(&trace, &LaunchIndex::of(&trace)).groups[0].joined, 20);
+    assert_eq!(collectives(&Capture::of(&trace)).groups[0].joined, 20);
 }
 
 #[test]

@@ -76,7 +76,7 @@ proptest! {
             program.operations.iter_mut().for_each(|it| it.sequence = None);
         }
         let trace = program.trace();
-        for group in members::groups(&trace, &LaunchIndex::of(&trace)) {
+        for group in members::groups(&Capture::of(&trace)) {
             let mut joined = join::join(&group);
             let clocks = clocks::align(&group, &mut joined);
             for row in joined.iter() {

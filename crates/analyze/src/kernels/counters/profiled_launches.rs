@@ -1,10 +1,9 @@
 //! Counters of the launches of a timeline.
 
 use foldhash::HashMap;
-use llmprof_core::trace::nsys::NsysTrace;
 
 use super::{super::function_names::FunctionNames, CounterRecord, timeline_runs::LaunchGroup};
-use crate::timeline::{launches::LaunchIndex, open_ranges::NONE};
+use crate::timeline::{capture::Capture, open_ranges::NONE};
 
 /// The counters that stand for each launch, by kind and stage.
 pub struct ProfiledLaunches<'a> {
@@ -15,8 +14,8 @@ pub struct ProfiledLaunches<'a> {
 }
 
 impl<'a> ProfiledLaunches<'a> {
-    pub fn of(trace: &NsysTrace, launches: &LaunchIndex, counters: &'a [CounterRecord]) -> Self {
-        let stages = launches.stage_count();
+    pub fn of(capture: &Capture, counters: &'a [CounterRecord]) -> Self {
+        let stages = capture.stage_count();
         let mut by_group: HashMap<LaunchGroup, Vec<u32>> = HashMap::default();
         for (at, it) in (0..).zip(counters).filter(|(_, it)| it.like.is_some()) {
             by_group.entry(it.config()).or_default().push(at);
@@ -24,15 +23,15 @@ impl<'a> ProfiledLaunches<'a> {
         if by_group.is_empty() {
             return Self { counters, stages, records: vec![] };
         }
-        let names = FunctionNames::of(trace);
+        let names = FunctionNames::of(capture.trace);
         let of = |(kind, stage): (usize, usize)| {
-            let kind = &trace.kernels.kinds()[kind];
+            let kind = &capture.trace.kernels.kinds()[kind];
             let (name, signature) = names.get(kind);
-            let stage = launches.stage_label(stage);
+            let stage = capture.stage_label(stage);
             let group = (stage, name, signature, Some(kind.grid), Some(kind.block));
             by_group.get(&group).cloned().unwrap_or_default()
         };
-        let kinds = 0..trace.kernels.kinds().len();
+        let kinds = 0..capture.trace.kernels.kinds().len();
         let places = kinds.flat_map(|kind| (0..stages).map(move |stage| (kind, stage)));
         Self { counters, stages, records: places.map(of).collect() }
     }

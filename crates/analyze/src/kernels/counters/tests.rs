@@ -1,6 +1,7 @@
 //! Counters joined with small timelines.
 
 use llmprof_core::trace::counter::OpenRange;
+use llmprof_core::trace::nsys::NsysTrace;
 use proptest::prelude::*;
 
 use super::*;
@@ -53,7 +54,7 @@ fn counters_are_joined_by_stage_name_and_launch_configuration() {
         profiled("decode_all", "gemm", 1, 60.0, 70.0),
     ];
     let trace = timeline();
-    let records = counters(&launches, Some((&trace, &LaunchIndex::of(&trace))));
+    let records = counters(&launches, Some(&Capture::of(&trace)));
     assert_eq!(records.len(), 1);
     let record = &records[0];
     assert_eq!(
@@ -70,9 +71,9 @@ fn counters_of_a_kernel_weight_its_launch_configurations_by_time() {
         profiled("decode_all", "gemm", 1, 40.0, 80.0),
         profiled("decode_all", "gemm", 2, 20.0, 40.0),
     ];
-    let joined = LaunchIndex::of(&trace);
-    let mut records = kernels(&trace, &joined).records;
-    attach(&mut records, &counters(&launches, Some((&trace, &joined))));
+    let joined = Capture::of(&trace);
+    let mut records = kernels(&joined).records;
+    attach(&mut records, &counters(&launches, Some(&joined)));
     let of = |stage: &str| records.iter().find(|it| it.stage == stage).unwrap().counters.clone();
     let decode = of("decode_all").unwrap();
     assert_eq!(
@@ -100,7 +101,7 @@ fn counters_of_all_stages_are_attributed_by_the_ranges_of_each_launch() {
         in_range("decode", profiled("", "gemm", 1, 20.0, 40.0)),
         in_range("elsewhere", profiled("", "gemm", 2, 20.0, 30.0)),
     ];
-    let found = counters(&launches, Some((&trace, &LaunchIndex::of(&trace))));
+    let found = counters(&launches, Some(&Capture::of(&trace)));
     let rows: Vec<_> = found
         .iter()
         .map(|it| (it.stage.as_str(), it.values.sm_pct.unwrap(), it.profiled_in.as_deref()))
@@ -113,10 +114,10 @@ fn counters_of_all_stages_are_attributed_by_the_ranges_of_each_launch() {
 #[test]
 fn a_geometry_profiled_in_one_stage_stands_for_the_other_and_names_its_stage() {
     let trace = timeline_of_equal_launches();
-    let joined = LaunchIndex::of(&trace);
+    let joined = Capture::of(&trace);
     let launch = profiled("", "gemm", 1, 40.0, 80.0);
     let prefill = in_range("prefill", launch.clone());
-    let found = counters(std::slice::from_ref(&prefill), Some((&trace, &joined)));
+    let found = counters(std::slice::from_ref(&prefill), Some(&joined));
     let rows: Vec<_> = found
         .iter()
         .map(|it| (it.stage.as_str(), it.timeline_mean_ms, it.profiled_in.as_deref()))
@@ -124,7 +125,7 @@ fn a_geometry_profiled_in_one_stage_stands_for_the_other_and_names_its_stage() {
     let expected = [("decode_all", Some(30e-6), Some("prefill")), ("prefill", Some(28e-6), None)];
     assert_eq!(rows, expected);
     let without_ranges = LaunchCounters { all_stages: true, ..profiled("", "gemm", 1, 40.0, 80.0) };
-    let found = counters(&[without_ranges], Some((&trace, &joined)));
+    let found = counters(&[without_ranges], Some(&joined));
     let stages = |it: &CounterRecord| (it.stage.clone(), it.profiled_in.clone());
     let dominant = [("decode_all", None), ("prefill", Some("decode_all"))];
     let dominant = dominant.map(|(it, of)| (it.to_owned(), of.map(str::to_owned)));
@@ -134,13 +135,13 @@ fn a_geometry_profiled_in_one_stage_stands_for_the_other_and_names_its_stage() {
         "of a program without ranges"
     );
     let of_stage = LaunchCounters { stage: "prefill".into(), ..launch.clone() };
-    assert_eq!(counters(&[of_stage], Some((&trace, &joined))).len(), 1, "of an older run");
+    assert_eq!(counters(&[of_stage], Some(&joined)).len(), 1, "of an older run");
     let imported = LaunchCounters { all_stages: false, ..in_range("prefill", launch) };
-    assert_eq!(counters(&[imported], Some((&trace, &joined))).len(), 1, "of an import");
+    assert_eq!(counters(&[imported], Some(&joined)).len(), 1, "of an import");
     let other = in_range("prefill", profiled("", "gemm", 2, 40.0, 80.0));
-    assert_eq!(counters(&[other], Some((&trace, &joined))).len(), 1, "no other stage has it");
+    assert_eq!(counters(&[other], Some(&joined)).len(), 1, "no other stage has it");
     let unlike = timeline();
-    let found = counters(&[prefill], Some((&unlike, &LaunchIndex::of(&unlike))));
+    let found = counters(&[prefill], Some(&Capture::of(&unlike)));
     let stages: Vec<_> = found.iter().map(|it| it.stage.as_str()).collect();
     assert_eq!(stages, ["prefill"], "launches of 7 ns do not stand for those of 30 ns");
 }
@@ -158,15 +159,15 @@ fn persistent(durations: &[i64]) -> NsysTrace {
 #[test]
 fn counters_of_a_launch_do_not_stand_for_longer_ones_with_the_same_grid() {
     let trace = persistent(&[20, 20, 64, 64, 64]);
-    let joined = LaunchIndex::of(&trace);
+    let joined = Capture::of(&trace);
     let read = |durations: &[f64], is_ours: bool| {
         let launch = |ns: &f64| LaunchCounters {
             all_stages: is_ours,
             ..in_range("prefill", profiled("", "gemm", 1, *ns, *ns))
         };
         let launches: Vec<_> = durations.iter().map(launch).collect();
-        let found = counters(&launches, Some((&trace, &joined)));
-        let mut records = kernels(&trace, &joined).records;
+        let found = counters(&launches, Some(&joined));
+        let mut records = kernels(&joined).records;
         attach(&mut records, &found);
         let rows: Vec<_> = found
             .iter()
@@ -186,7 +187,7 @@ fn counters_of_a_launch_do_not_stand_for_longer_ones_with_the_same_grid() {
     assert_eq!(read(&[25.0, 70.0], false), both, "(40 x 25 + 192 x 70) / 232");
     let unknown =
         LaunchCounters { values: CounterValues::default(), ..profiled("", "gemm", 1, 0.0, 0.0) };
-    let found = counters(&[unknown], Some((&trace, &joined)));
+    let found = counters(&[unknown], Some(&joined));
     assert_eq!(found[0].timeline_calls, None, "which of both is unknown");
 }
 
@@ -194,9 +195,9 @@ fn counters_of_a_launch_do_not_stand_for_longer_ones_with_the_same_grid() {
 fn counters_without_timeline_launches_are_kept_but_not_attached() {
     let launches = [profiled("decode_all", "gemm", 9, 40.0, 80.0)];
     let trace = timeline();
-    let joined = LaunchIndex::of(&trace);
-    let mut records = kernels(&trace, &joined).records;
-    let found = counters(&launches, Some((&trace, &joined)));
+    let joined = Capture::of(&trace);
+    let mut records = kernels(&joined).records;
+    let found = counters(&launches, Some(&joined));
     attach(&mut records, &found);
     assert_eq!((found[0].timeline_calls, found[0].values.sm_pct), (None, Some(80.0)));
     assert!(records.iter().all(|it| it.counters.is_none()));
@@ -231,9 +232,9 @@ fn instantiation(full_name: &str) -> LaunchCounters {
 #[test]
 fn counters_of_an_instantiation_have_its_time_alone() {
     let trace = two_instantiations();
-    let joined = LaunchIndex::of(&trace);
+    let joined = Capture::of(&trace);
     let ns = |full_name: &str| {
-        let records = counters(&[instantiation(full_name)], Some((&trace, &joined)));
+        let records = counters(&[instantiation(full_name)], Some(&joined));
         records[0].timeline_total_ms.map(|ms| (ms * 1e6).round())
     };
     assert_eq!(ns("void at::add<4, int>(T2 *)"), Some(30.0), "as ncu prints it");
@@ -245,10 +246,10 @@ fn counters_of_an_instantiation_have_its_time_alone() {
 #[test]
 fn rows_of_two_instantiations_have_their_own_counters() {
     let trace = two_instantiations();
-    let joined = LaunchIndex::of(&trace);
-    let mut records = kernels(&trace, &joined).records;
+    let joined = Capture::of(&trace);
+    let mut records = kernels(&joined).records;
     let floats = instantiation("void at::add<4, float>(T2 *)");
-    attach(&mut records, &counters(&[floats], Some((&trace, &joined))));
+    attach(&mut records, &counters(&[floats], Some(&joined)));
     let counted = |name: &str| {
         let row = records.iter().find(|it| it.full_name.contains(name)).unwrap();
         row.counters.as_ref().and_then(|it| it.covered_pct)
@@ -330,7 +331,7 @@ proptest! {
         let trace = persistent(&durations);
         let launches: Vec<_> =
             replayed.iter().map(|ns| profiled("prefill", "gemm", 1, *ns, 1.0)).collect();
-        let found = counters(&launches, Some((&trace, &LaunchIndex::of(&trace))));
+        let found = counters(&launches, Some(&Capture::of(&trace)));
         let like: f64 = found.iter().map(|it| it.timeline_total_ms.unwrap()).sum();
         let all: i64 = durations.iter().sum();
         prop_assert_eq!(found.iter().map(|it| it.profiled).sum::<u64>(), replayed.len() as u64);

@@ -2,7 +2,7 @@
 //! configuration, and of similar duration.
 
 use foldhash::HashMap;
-use llmprof_core::trace::{counter::LaunchCounters, nsys::NsysTrace, stage::StageRules};
+use llmprof_core::trace::{counter::LaunchCounters, stage::StageRules};
 
 use crate::{
     kernels::{
@@ -10,7 +10,7 @@ use crate::{
         function_names::FunctionNames,
         is_measured, launched,
     },
-    timeline::launches::LaunchIndex,
+    timeline::capture::Capture,
 };
 
 /// Stage, kernel, its signature, grid and block of timeline launches.
@@ -81,13 +81,9 @@ pub struct TimelineRuns<'a>(HashMap<LaunchKey<'a>, GroupRuns>);
 
 impl<'a> TimelineRuns<'a> {
     /// `profiled`: number of profiled launches.
-    pub fn of(
-        (trace, joined): (&'a NsysTrace, &'a LaunchIndex),
-        names: &'a FunctionNames,
-        profiled: usize,
-    ) -> Self {
+    pub fn of(capture: &'a Capture<'a>, names: &'a FunctionNames, profiled: usize) -> Self {
         let launches = || {
-            launched(trace, joined).map(|(kernel, stage)| {
+            launched(capture).map(|(kernel, stage)| {
                 let (name, signature) = names.get(&kernel);
                 let key = (stage.unwrap_or(""), name, signature, kernel.grid, kernel.block);
                 (key, kernel.ns())

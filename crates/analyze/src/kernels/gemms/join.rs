@@ -19,7 +19,10 @@ use crate::{
         gemm_tiles::tile_of,
         kernel_classes::{KernelClass, classify},
     },
-    timeline::{launches::LaunchIndex, open_ranges::NONE},
+    timeline::{
+        capture::{Capture, Join},
+        open_ranges::NONE,
+    },
 };
 
 /// Name of the range of one decode step.
@@ -73,20 +76,19 @@ pub fn part(full_name: &str) -> Option<GemmPart> {
 
 /// The GEMMs of libraries in a capture, with the checks of their sequence against a log.
 pub struct TimelineGemms<'a> {
-    trace: &'a NsysTrace,
-    launches: &'a LaunchIndex,
+    capture: &'a Capture<'a>,
     /// In the order of their launching calls.
     gemms: Vec<LibraryGemm>,
 }
 
 impl<'a> TimelineGemms<'a> {
-    pub fn of(trace: &'a NsysTrace, launches: &'a LaunchIndex) -> Self {
+    pub fn of(capture: &'a Capture<'a>) -> Self {
         let mut parts: HashMap<u32, Option<GemmPart>> = HashMap::default();
-        let name = |at: u32| trace.strings.get(at as usize).map_or("", String::as_str);
+        let name = |at: u32| capture.trace.strings.get(at as usize).map_or("", String::as_str);
         let mut found: Vec<(i64, i64, usize, GemmPart)> = Vec::new();
-        let mut calls = trace.cuda_calls.reader();
-        let all = trace.kernels.iter().zip(launches.kernels.iter());
-        for (at, (kernel, (call, _))) in all.enumerate() {
+        let mut calls = capture.trace.cuda_calls.reader();
+        let all = capture.kernels();
+        for (at, (kernel, Join { call, .. })) in all.enumerate() {
             let named = || part(name(kernel.full_name));
             let Some(part) = *parts.entry(kernel.full_name).or_insert_with(named) else {
                 continue;
@@ -100,37 +102,38 @@ impl<'a> TimelineGemms<'a> {
         let mut gemms: Vec<LibraryGemm> = Vec::with_capacity(found.len());
         let mut last: HashMap<(i64, u32, u32), usize> = HashMap::default();
         for (_, _, at, part) in found {
-            let kernel = trace.kernels.get(at);
+            let kernel = capture.trace.kernels.get(at);
             let stream = (kernel.global_pid, kernel.device, kernel.stream);
             match (part, last.get(&stream)) {
                 (GemmPart::Reduction, Some(product)) => gemms[*product].ns += kernel.ns(),
                 (GemmPart::Reduction, None) => {}
                 (GemmPart::Product, _) => {
                     last.insert(stream, gemms.len());
-                    let (kind, instance) = (trace.kernels.kind(at), launches.kernels.get(at).1);
+                    let (kind, (_, join)) = (capture.trace.kernels.kind(at), capture.kernel(at));
+                    let instance = join.instance;
                     let process = process_of(kernel.global_pid);
                     gemms.push(LibraryGemm { kind, process, instance, ns: kernel.ns() });
                 }
             }
         }
-        Self { trace, launches, gemms }
+        Self { capture, gemms }
     }
 
     pub fn trace(&self) -> &NsysTrace {
-        self.trace
+        self.capture.trace
     }
 
     pub fn launch_kind(&self, kind: u32) -> &LaunchKind {
-        &self.trace.kernels.kinds()[kind as usize]
+        &self.capture.trace.kernels.kinds()[kind as usize]
     }
 
     pub fn name(&self, index: u32) -> &str {
-        self.trace.strings.get(index as usize).map_or("", String::as_str)
+        self.capture.trace.strings.get(index as usize).map_or("", String::as_str)
     }
 
     /// Label of the stage in which a GEMM was launched.
     pub fn stage(&self, gemm: &LibraryGemm) -> &str {
-        self.launches.stage(gemm.instance)
+        self.capture.stage(gemm.instance)
     }
 
     /// The GEMMs of each instance of a stage that has the sequence of the first, in order of time.
@@ -253,9 +256,9 @@ impl<'a> TimelineGemms<'a> {
 
     /// Decode steps in an instance; `None` where the capture has no ranges of steps.
     fn steps(&self, instance: u32) -> Option<usize> {
-        let it = self.launches.stages.instances.get(instance as usize)?;
+        let it = self.capture.stages.instances.get(instance as usize)?;
         let inside = |start_ns: i64| (it.start_ns..it.end_ns).contains(&start_ns);
-        let steps = self.trace.ranges.iter().filter(|range| {
+        let steps = self.capture.trace.ranges.iter().filter(|range| {
             range.name == DECODE_STEP
                 && inside(range.start_ns)
                 && process_of(range.global_tid) == process_of(it.place)

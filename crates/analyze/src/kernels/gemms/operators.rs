@@ -7,9 +7,7 @@
 use std::collections::BTreeMap;
 
 use foldhash::{HashMap, HashSet};
-use llmprof_core::trace::{
-    event::OperatorCall, gemm::GemmShape, names::base_name, nsys::NsysTrace,
-};
+use llmprof_core::trace::{event::OperatorCall, gemm::GemmShape, names::base_name};
 
 use super::{
     GemmRecord, OPERATOR,
@@ -24,8 +22,8 @@ use crate::{
     },
     operators::formulas::product_shape,
     timeline::{
+        capture::{Capture, Join},
         framework_nests::{FrameworkIndex, NestItem},
-        launches::LaunchIndex,
         operator_entries::{OperatorEntries, operator_nests},
     },
 };
@@ -83,15 +81,15 @@ impl ProductSums {
         *sum = (sum.0 + launches, sum.1.saturating_add(ns));
     }
 
-    fn records(self, trace: &NsysTrace, launches: &LaunchIndex) -> Vec<GemmRecord> {
+    fn records(self, capture: &Capture) -> Vec<GemmRecord> {
         let products = self.products;
         let record = |((stage, product), tally): ((usize, usize), ProductTally)| {
             let (shape, function) = &products[product];
-            let record = joined_record(shape, tally.calls, tally.kernels, trace);
+            let record = joined_record(shape, tally.calls, tally.kernels, capture.trace);
             // The rate needs the kernels of all calls, one each.
             let is_whole = record.kernel_calls == Some(record.calls);
             GemmRecord {
-                stage: launches.stage_label(stage).to_owned(),
+                stage: capture.stage_label(stage).to_owned(),
                 origin: OPERATOR.into(),
                 function: function.clone(),
                 flops_per_s: record.flops_per_s.filter(|_| is_whole),
@@ -103,16 +101,11 @@ impl ProductSums {
 }
 
 /// Records of the products that no log has; `has_log`: libraries logged theirs.
-pub fn records(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
-    traced: &Events,
-    has_log: bool,
-) -> Vec<GemmRecord> {
-    match &launches.framework {
-        Some(index) if !has_log => of_framework(trace, launches, index),
+pub fn records(capture: &Capture, traced: &Events, has_log: bool) -> Vec<GemmRecord> {
+    match &capture.framework {
+        Some(index) if !has_log => of_framework(capture, index),
         Some(_) => Vec::new(),
-        None => of_events(trace, launches, traced),
+        None => of_events(capture, traced),
     }
 }
 
@@ -138,30 +131,30 @@ struct RecordedOperator<'a> {
 }
 
 /// Products of own kernels in operators that a runner recorded.
-fn of_events(trace: &NsysTrace, launches: &LaunchIndex, traced: &Events) -> Vec<GemmRecord> {
-    let name = |at: u32| trace.strings.get(at as usize).map_or("", String::as_str);
-    let kinds = trace.kernels.kinds();
+fn of_events(capture: &Capture, traced: &Events) -> Vec<GemmRecord> {
+    let name = |at: u32| capture.trace.strings.get(at as usize).map_or("", String::as_str);
+    let kinds = capture.trace.kernels.kinds();
     let parts: Vec<Option<ProductPart>> =
         kinds.iter().map(|it| own_part(name(it.full_name))).collect();
     let recorded = recorded(traced);
     if recorded.is_empty() || parts.iter().all(Option::is_none) {
         return Vec::new();
     }
-    let nests = operator_nests(trace);
-    let mut entries = OperatorEntries::new(trace, &nests);
+    let nests = operator_nests(capture.trace);
+    let mut entries = OperatorEntries::new(capture.trace, &nests);
     let mut sums = ProductSums::default();
     // By stage, place of the operator and part.
     let mut known: HashMap<(usize, (usize, u32), ProductPart), Option<usize>> = HashMap::default();
     let mut counted: HashSet<(usize, &str, usize)> = HashSet::default();
-    let kernels = trace.kernels.with_kinds().zip(launches.kernels.iter());
-    for ((kind, kernel), (call, instance)) in kernels {
+    let kernels = capture.kernels_by_kind();
+    for ((kind, kernel), Join { call, instance }) in kernels {
         let Some(part) = parts[kind as usize] else { continue };
         let Some(at) = entries.of(kernel.graph_node, call) else { continue };
-        let stage = launches.stage_number(instance);
+        let stage = capture.stage_number(instance);
         let product = *known.entry((stage, at, part)).or_insert_with(|| {
             let range = nests[at.0].1.entries[at.1 as usize].0;
-            let path = trace.ranges[range as usize].name.as_str();
-            let operator = recorded.get(&(launches.stage_label(stage), path))?;
+            let path = capture.trace.ranges[range as usize].name.as_str();
+            let operator = recorded.get(&(capture.stage_label(stage), path))?;
             let number = sums.number(product(operator, part)?, &operator.first.op);
             if counted.insert((stage, path, number)) {
                 sums.tally(stage, number).calls += operator.calls;
@@ -172,7 +165,7 @@ fn of_events(trace: &NsysTrace, launches: &LaunchIndex, traced: &Events) -> Vec<
             sums.add((stage, product), kind, 1, kernel.ns());
         }
     }
-    sums.records(trace, launches)
+    sums.records(capture)
 }
 
 /// Operators that are products, by stage and path.
@@ -235,38 +228,36 @@ fn product(operator: &RecordedOperator, part: ProductPart) -> Option<GemmShape> 
 }
 
 /// Products of a framework's operators: each belongs to the innermost call with the shapes of one.
-fn of_framework(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
-    index: &FrameworkIndex,
-) -> Vec<GemmRecord> {
-    let signatures = &trace.framework.signatures;
+fn of_framework(capture: &Capture, index: &FrameworkIndex) -> Vec<GemmRecord> {
+    let signatures = &capture.trace.framework.signatures;
     let shapes: Vec<Option<GemmShape>> = signatures.iter().map(product_shape).collect();
-    let name = |at: u32| trace.strings.get(at as usize).map_or("", String::as_str);
+    let name = |at: u32| capture.trace.strings.get(at as usize).map_or("", String::as_str);
     let of_kind = |full_name: &str| {
         part(full_name).or_else(|| own_part(full_name).map(|_| GemmPart::Product))
     };
     let parts: Vec<Option<GemmPart>> =
-        trace.kernels.kinds().iter().map(|it| of_kind(name(it.full_name))).collect();
+        capture.trace.kernels.kinds().iter().map(|it| of_kind(name(it.full_name))).collect();
     let mut sums = ProductSums::default();
     let mut called: HashSet<(u32, u32, usize)> = HashSet::default();
     let mut last: HashMap<(u32, u32), u32> = HashMap::default();
-    let kernels = trace.kernels.with_kinds().zip(launches.kernels.iter()).zip(&index.kernels);
-    for (((kind, kernel), (_, instance)), (thread, entry)) in kernels {
-        let stage = launches.stage_number(instance);
+    let kernels = capture.kernels_by_kind().zip(&index.kernels);
+    for (((kind, kernel), Join { instance, .. }), (thread, entry)) in kernels {
+        let stage = capture.stage_number(instance);
         let (Some(part), Some(nest)) = (parts[kind as usize], index.threads.get(*thread as usize))
         else {
             continue;
         };
         let around = std::iter::once(*entry).chain(nest.outer(*entry));
         let signature = |entry: u32| match nest.items.get(entry as usize)? {
-            NestItem::Call(row) => Some(trace.framework.get(*row as usize).signature as usize),
+            NestItem::Call(row) => {
+                Some(capture.trace.framework.get(*row as usize).signature as usize)
+            }
             NestItem::Range(_) => None,
         };
         let product = around.filter_map(|it| Some((it, signature(it)?)));
         let mut product = product.filter(|(_, signature)| shapes[*signature].is_some());
         let Some((entry, signature)) = product.next() else { continue };
-        let (Some(shape), true) = (&shapes[signature], is_measured(launches.stage_label(stage)))
+        let (Some(shape), true) = (&shapes[signature], is_measured(capture.stage_label(stage)))
         else {
             continue;
         };
@@ -287,7 +278,7 @@ fn of_framework(
             }
         }
     }
-    sums.records(trace, launches)
+    sums.records(capture)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! GEMMs of sketched logs and captures.
 
+use llmprof_core::trace::nsys::NsysTrace;
 use llmprof_core::{
     domain::device_peaks::Devices,
     trace::{
@@ -132,7 +133,7 @@ fn timeline(stages: &str, kernels: &[(&str, i64, i64)]) -> NsysTrace {
 }
 
 fn joined(trace: &GemmTrace, nsys: &NsysTrace) -> Gemms {
-    gemms(trace, Some((nsys, &LaunchIndex::of(nsys))))
+    gemms(trace, Some(&Capture::of(nsys)))
 }
 
 /// One line per record: stage, rows, calls, launches, nanoseconds.

@@ -2,9 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use llmprof_core::trace::{kernel::TracedKernel, nsys::NsysTrace};
+use llmprof_core::trace::kernel::TracedKernel;
 
-use crate::{kernels::launched, stages::PREFILL, timeline::launches::LaunchIndex};
+use crate::{
+    kernels::launched,
+    stages::PREFILL,
+    timeline::capture::{Capture, Join},
+};
 
 /// Program of a traced pass.
 #[derive(Debug, Clone, Copy)]
@@ -18,27 +22,21 @@ pub struct TracedProgram {
 
 /// Kernels with their stage and the start of its instance, 0 outside all stages.
 pub(super) fn stage_starts<'a>(
-    trace: &'a NsysTrace,
-    joined: &'a LaunchIndex,
+    capture: &'a Capture<'a>,
 ) -> impl Iterator<Item = (TracedKernel<'a>, Option<&'a str>, i64)> {
-    let start = |(_, instance): (u32, u32)| {
-        joined.stages.instances.get(instance as usize).map_or(0, |it| it.start_ns)
-    };
-    let starts = joined.kernels.iter().map(start);
-    launched(trace, joined).zip(starts).map(|((kernel, stage), start)| (kernel, stage, start))
+    let start =
+        |it: Join| capture.stages.instances.get(it.instance as usize).map_or(0, |it| it.start_ns);
+    let starts = capture.kernel_joins().map(start);
+    launched(capture).zip(starts).map(|((kernel, stage), start)| (kernel, stage, start))
 }
 
 /// Start of the second measured repeat of a runner: of its second prefill, warm-up excluded. `None`
 /// if there is none.
-pub(super) fn second_start(
-    trace: &NsysTrace,
-    joined: &LaunchIndex,
-    traced: TracedProgram,
-) -> Option<i64> {
+pub(super) fn second_start(capture: &Capture, traced: TracedProgram) -> Option<i64> {
     if !traced.is_runner {
         return None;
     }
-    let prefills: BTreeSet<i64> = stage_starts(trace, joined)
+    let prefills: BTreeSet<i64> = stage_starts(capture)
         .filter(|(_, stage, _)| *stage == Some(PREFILL))
         .map(|(_, _, start)| start)
         .collect();

@@ -1,6 +1,7 @@
 //! Coverage of samples on sketches of captures.
 
 use llmprof_core::trace::gpu_metrics::GpuMetric;
+use llmprof_core::trace::nsys::NsysTrace;
 
 use super::*;
 use crate::kernels::tests::capture;
@@ -19,7 +20,7 @@ fn sampled(times: impl IntoIterator<Item = i64>, rate_hz: Option<u32>) -> NsysTr
 }
 
 fn only(trace: &NsysTrace) -> GpuSampleCoverage {
-    let rows = stage_samples(trace, &LaunchIndex::of(trace));
+    let rows = stage_samples(&Capture::of(trace));
     assert_eq!(rows.len(), 1, "{rows:?}");
     rows.into_iter().next().unwrap().coverage
 }

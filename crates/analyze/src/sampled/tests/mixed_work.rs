@@ -1,6 +1,7 @@
 //! Captures in which kernels, stages and GPUs share names, time and samples.
 
 use super::*;
+use llmprof_core::trace::nsys::NsysTrace;
 
 /// Replaces the samples by these, of the same device.
 fn set_samples(trace: &mut NsysTrace, push: impl Fn(&DeviceSamples, usize, &mut DeviceSamples)) {

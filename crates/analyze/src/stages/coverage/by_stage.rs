@@ -24,10 +24,10 @@ use crate::{
     kernels::OUTSIDE,
     stats::percent,
     timeline::{
+        capture::Capture,
         device_time::captured_nodes,
         interval::IntervalSet,
-        launches::{CallSet, Cursor, LaunchIndex},
-        open_ranges::NONE,
+        launches::{CallSet, Cursor},
         running::{RunningLaunches, each_running},
     },
 };
@@ -95,12 +95,12 @@ impl StageCoverage {
 }
 
 /// Counts a capture by stage, in the order of stage numbers.
-pub fn by_stage(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<StageCoverage> {
-    let mut counted = vec![StageCoverage::default(); launches.stage_count()];
-    expected(trace, launches, &mut counted);
-    attribution(trace, launches, &mut counted);
+pub fn by_stage(capture: &Capture) -> Vec<StageCoverage> {
+    let mut counted = vec![StageCoverage::default(); capture.stage_count()];
+    expected(capture, &mut counted);
+    attribution(capture, &mut counted);
     for (number, stage) in counted.iter_mut().enumerate() {
-        stage.stage = launches.stage_label(number).to_owned();
+        stage.stage = capture.stage_label(number).to_owned();
     }
     counted.retain(|it| {
         it.stage != OUTSIDE
@@ -110,15 +110,15 @@ pub fn by_stage(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<StageCoverage>
 }
 
 /// Counts all launches that ran kernels, except those cut off by the end of the capture.
-fn expected(trace: &NsysTrace, launches: &LaunchIndex, counted: &mut [StageCoverage]) {
-    let calls = &trace.cuda_calls;
-    let kinds = trace.call_kinds();
+fn expected(capture: &Capture, counted: &mut [StageCoverage]) {
+    let calls = &capture.trace.cuda_calls;
+    let kinds = capture.trace.call_kinds();
     let mut has_work = CallSet::below(calls.len());
-    let both = launches.kernels.iter().chain(launches.copies.iter());
-    both.filter(|(call, _)| *call != NONE).for_each(|(call, _)| has_work.insert(call));
-    let graphs = graph_launches(trace, launches, &kinds, &has_work);
+    let both = capture.kernel_joins().chain(capture.copy_joins());
+    both.filter(|it| it.has_call()).for_each(|it| has_work.insert(it.call));
+    let graphs = graph_launches(capture, &kinds, &has_work);
 
-    let mut running = RunningLaunches::of(trace, &kinds);
+    let mut running = RunningLaunches::of(capture.trace, &kinds);
     let mut processes: Vec<i64> = calls.sites().iter().map(|it| process_of(it.1)).collect();
     let of_site = processes.clone();
     processes.sort_unstable();
@@ -146,8 +146,8 @@ fn expected(trace: &NsysTrace, launches: &LaunchIndex, counted: &mut [StageCover
             _ => (1, u64::from(has_work), false),
         };
         let instance =
-            cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
-        let stage = launches.stage_number(instance);
+            cursor.at(call.global_tid, call.start_ns, |thread| capture.stages.on(thread));
+        let stage = capture.stage_number(instance);
         let launch = LaunchAtEnd { start_ns: call.start_ns, stage, missing: kernels - recorded };
         tail.add(launch, has_work || whole);
         counted[stage].launched += kernels;
@@ -168,24 +168,23 @@ fn expected(trace: &NsysTrace, launches: &LaunchIndex, counted: &mut [StageCover
 /// By launching call of a graph: expected kernels, recorded kernels, and whether it was traced as a
 /// whole.
 fn graph_launches(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
+    capture: &Capture,
     kinds: &[CallKind],
     has_work: &CallSet,
 ) -> HashMap<usize, (u64, u64, bool)> {
     let mut graphs = Vec::new();
-    each_running(trace, CallKind::Graph, |at, _| graphs.push(at));
+    each_running(capture.trace, CallKind::Graph, |at, _| graphs.push(at));
     if graphs.is_empty() {
         return HashMap::default();
     }
-    let all = trace.kernels.iter().zip(launches.kernels.iter());
-    let launched = all.filter(|(_, (call, _))| *call != NONE);
+    let all = capture.kernels();
+    let launched = all.filter(|(_, join)| join.has_call());
     let nodes =
-        nodes_by_launch(launched.filter_map(|(it, (call, _))| Some((call, it.graph_node?))));
-    let whole: HashSet<u32> = launches.graphs.iter().map(|(call, _)| call).collect();
+        nodes_by_launch(launched.filter_map(|(it, join)| Some((join.call, it.graph_node?))));
+    let whole: HashSet<u32> = capture.graph_joins().map(|it| it.call).collect();
     let ran: Vec<Option<&Vec<u64>>> = graphs.iter().map(|at| nodes.get(&(*at as u32))).collect();
     let sizes = graph_sizes(&ran);
-    let known = kernel_nodes(trace, kinds);
+    let known = kernel_nodes(capture.trace, kinds);
     let count = |(at, (ran, size)): (&usize, (&Option<&Vec<u64>>, u64))| {
         let graph = ran.and_then(|ran| Some((graph_of(*ran.first()?)?, ran)));
         let graph =
@@ -237,12 +236,12 @@ fn kernel_nodes(trace: &NsysTrace, kinds: &[CallKind]) -> HashMap<u64, u64> {
 }
 
 /// Counts kernels with and without their launching call by the stage in which they ran.
-fn attribution(trace: &NsysTrace, launches: &LaunchIndex, counted: &mut [StageCoverage]) {
-    let calls = &trace.cuda_calls;
+fn attribution(capture: &Capture, counted: &mut [StageCoverage]) {
+    let calls = &capture.trace.cuda_calls;
     // Correlation ids increase within a process: a kernel with a lower id was launched before the
     // capture started.
     let mut first: HashMap<i64, i64> = HashMap::default();
-    let has_orphans = launches.kernels.iter().any(|(call, _)| call == NONE);
+    let has_orphans = capture.kernel_joins().any(|it| !it.has_call());
     for call in calls
         .iter()
         .take(if has_orphans { calls.len() } else { 0 })
@@ -252,16 +251,16 @@ fn attribution(trace: &NsysTrace, launches: &LaunchIndex, counted: &mut [StageCo
         first.entry(process).and_modify(|known| *known = id.min(*known)).or_insert(id);
     }
     let mut open: BTreeMap<(i64, usize), Vec<(i64, i64)>> = BTreeMap::new();
-    for it in launches.stages.instances.iter().filter(|it| it.start_ns < it.end_ns) {
+    for it in capture.stages.instances.iter().filter(|it| it.start_ns < it.end_ns) {
         open.entry((process_of(it.place), it.label)).or_default().push((it.start_ns, it.end_ns));
     }
     let covers: Vec<((i64, usize), IntervalSet)> =
         open.into_iter().map(|(key, at)| (key, IntervalSet::new(at))).collect();
     let mut untraced: HashSet<i64> = HashSet::default();
-    for (kernel, (call, instance)) in trace.kernels.iter().zip(launches.kernels.iter()) {
+    for (kernel, join) in capture.kernels() {
         let process = process_of(kernel.global_pid);
-        if call != NONE {
-            counted[launches.stage_number(instance)].attributed += 1;
+        if join.has_call() {
+            counted[capture.stage_number(join.instance)].attributed += 1;
         } else if first.get(&process).is_none_or(|first| kernel.correlation_id >= *first) {
             let here = covers
                 .iter()

@@ -2,8 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_core::trace::nsys::NsysTrace;
-
 use super::{SliceList, owners::KernelOwners};
 use crate::{kernels::kernel_classes::ClassCache, timeline::interval::Interval};
 
@@ -23,12 +21,12 @@ struct StreamWork {
 
 /// Adds a slice for all device work in the window, by stream; returns its devices and intervals.
 pub(super) fn add_device_work(
-    trace: &NsysTrace,
     owners: &KernelOwners,
     own: &StepWork,
     (from, to): Interval,
     slices: &mut SliceList,
 ) -> Vec<(u32, Interval)> {
+    let trace = owners.capture.trace;
     let name = |index: u32| trace.strings.get(index as usize).map_or("", String::as_str);
     let mut classes = ClassCache::default();
     let mut ran = Vec::new();
@@ -59,9 +57,8 @@ pub(super) fn add_device_work(
             let slice = slices.push(&track, name(kernel.name), span, mine);
             slice.class = Some(classes.of(kernel.full_name, &trace.strings).class.to_owned());
             if mine {
-                let (thread, chain) = owners.chain(trace, at, &kernel);
-                slice.operator =
-                    chain.last().map(|entry| owners.name(trace, thread, *entry).to_owned());
+                let (thread, chain) = owners.chain(at);
+                slice.operator = chain.last().map(|entry| owners.name(thread, *entry).to_owned());
             }
             ran.push((device, span));
         }

@@ -6,13 +6,11 @@ use llmprof_core::trace::{
 };
 
 use super::*;
-use crate::{
-    events::Events, kernels::tests::capture, stages::DECODE, timeline::launches::LaunchIndex,
-};
+use crate::{events::Events, kernels::tests::capture, stages::DECODE, timeline::capture::Capture};
 
 /// One line per slice: `track name operator start duration`; slices of other steps are marked.
 fn lines(trace: &NsysTrace) -> String {
-    let Some(step) = traced_step(trace, &LaunchIndex::of(trace)) else { return "none".into() };
+    let Some(step) = traced_step(&Capture::of(trace)) else { return "none".into() };
     let head = format!(
         "step {} of {}: window {} lead {} busy {} idle {} kernels {}",
         step.step,
@@ -160,7 +158,7 @@ fn a_step_with_a_whole_traced_graph_is_busy_while_the_graph_runs() {
          call 1 1 2..4\ncall 1 2 102..104\ncall 1 3 192..194
          graph 1 5 10..98 7\ngraph 2 5 110..188 7\ngraph 3 5 200..290 7",
     );
-    let step = traced_step(&trace, &LaunchIndex::of(&trace)).unwrap();
+    let step = traced_step(&Capture::of(&trace)).unwrap();
     assert_eq!((step.window_us, step.busy_us, step.idle_us), (0.1, 0.088, Some(0.012)));
     assert_eq!((step.kernels, step.whole_graphs, step.devices), (0, 1, 1));
     let slice = step.slices.iter().find(|it| it.track == "stream 7").unwrap();
@@ -177,7 +175,7 @@ fn idle_time_of_a_step_is_summed_over_its_gpus() {
          kernel 1 a 10..60 7\nkernel 2 b 60..100 7",
     );
     trace.kernels = trace.kernels.map(|at, kernel| kernel.device = at as u32);
-    let step = traced_step(&trace, &LaunchIndex::of(&trace)).unwrap();
+    let step = traced_step(&Capture::of(&trace)).unwrap();
     assert_eq!((step.devices, step.busy_us, step.idle_us), (2, 0.09, Some(0.11)));
 }
 
@@ -187,5 +185,5 @@ fn a_step_with_a_kernel_before_its_launch_is_not_shown() {
         "range 1 decode_all 0..9000\nrange 1 decode_step 4000..5000
          call 1 1 4500..4501\nkernel 1 a 100..4600 7",
     );
-    assert_eq!(traced_step(&trace, &LaunchIndex::of(&trace)), None);
+    assert_eq!(traced_step(&Capture::of(&trace)), None);
 }

@@ -19,9 +19,8 @@ use crate::{
     stages::DECODE,
     timeline::{
         activity::used_devices,
+        capture::{Capture, Join},
         interval::{Interval, covered_ns, union},
-        launches::{Joins, LaunchIndex},
-        open_ranges::NONE,
     },
 };
 
@@ -44,22 +43,22 @@ impl StepPlace {
 
 /// The median step of the traced pass; `None` where no step has a kernel or a whole-traced graph,
 /// and where the GPU of its graph is unknown.
-pub fn traced_step(trace: &NsysTrace, launches: &LaunchIndex) -> Option<StepTimeline> {
-    let (place, step, steps) = median_step(trace, launches)?;
-    let own = step_work(trace, launches, &place);
-    if own.graphs.iter().any(|at| trace.graphs[*at].device == ON_HOST) {
+pub fn traced_step(capture: &Capture) -> Option<StepTimeline> {
+    let (place, step, steps) = median_step(capture)?;
+    let own = step_work(capture, &place);
+    if own.graphs.iter().any(|at| capture.trace.graphs[*at].device == ON_HOST) {
         return None;
     }
-    let intervals = work_intervals(trace, launches, &own)?;
-    let window = window(trace, &place, &intervals)?;
+    let intervals = work_intervals(capture, &own)?;
+    let window = window(capture.trace, &place, &intervals)?;
 
     let mut slices = SliceList { from: window.0, slices: Vec::new() };
-    add_calls(trace, &place, window, &mut slices);
-    let owners = KernelOwners::of(trace, launches, &place, &own.kernels);
-    owners.add_tracks(trace, &own.kernels, &mut slices);
-    let all = device::add_device_work(trace, &owners, &own, window, &mut slices);
+    add_calls(capture.trace, &place, window, &mut slices);
+    let owners = KernelOwners::of(capture, &place, &own.kernels);
+    owners.add_tracks(&own.kernels, &mut slices);
+    let all = device::add_device_work(&owners, &own, window, &mut slices);
     let process = process_of(place.thread);
-    let used: BTreeSet<u32> = used_devices(trace)
+    let used: BTreeSet<u32> = used_devices(capture.trace)
         .range((process, 0)..=(process, u32::MAX))
         .map(|(_, device)| *device)
         .collect();
@@ -85,12 +84,12 @@ pub fn traced_step(trace: &NsysTrace, launches: &LaunchIndex) -> Option<StepTime
 }
 
 /// The measured step of median length, its number from 1, and the count of steps.
-fn median_step(trace: &NsysTrace, launches: &LaunchIndex) -> Option<(StepPlace, u64, u64)> {
+fn median_step(capture: &Capture) -> Option<(StepPlace, u64, u64)> {
     let place = |it: &Range| {
         let end = it.end_ns.filter(|end| *end > it.start_ns)?;
-        let instance = launches.stages.on(it.global_tid)?.at(it.start_ns, &mut 0);
+        let instance = capture.stages.on(it.global_tid)?.at(it.start_ns, &mut 0);
         let thread = if it.push_pop { it.global_tid } else { process_of(it.global_tid) };
-        let is_decode = launches.stage(instance) == DECODE;
+        let is_decode = capture.stage(instance) == DECODE;
         is_decode.then_some(StepPlace {
             range: (it.start_ns, end),
             instance,
@@ -99,13 +98,14 @@ fn median_step(trace: &NsysTrace, launches: &LaunchIndex) -> Option<(StepPlace, 
         })
     };
     let mut steps: Vec<StepPlace> =
-        trace.ranges.iter().filter(|it| it.name == STEP).filter_map(place).collect();
-    let inferred = trace.inferred.steps.iter().filter(|it| it.class == Some(StepClass::Decode));
+        capture.trace.ranges.iter().filter(|it| it.name == STEP).filter_map(place).collect();
+    let inferred =
+        capture.trace.inferred.steps.iter().filter(|it| it.class == Some(StepClass::Decode));
     steps.extend(inferred.filter_map(|it| {
         let range = (it.start_ns, it.end_ns);
-        let instance = launches.stages.on(it.global_tid)?.at(it.start_ns, &mut 0);
+        let instance = capture.stages.on(it.global_tid)?.at(it.start_ns, &mut 0);
         let place = StepPlace { range, instance, thread: it.global_tid, everywhere: false };
-        (launches.stage(instance) == DECODE).then_some(place)
+        (capture.stage(instance) == DECODE).then_some(place)
     }));
     steps.sort_by_key(|it| it.range.0);
     let mut order: Vec<usize> = (0..steps.len()).collect();
@@ -116,44 +116,39 @@ fn median_step(trace: &NsysTrace, launches: &LaunchIndex) -> Option<(StepPlace, 
 }
 
 /// The work launched by calls of the step.
-fn step_work(trace: &NsysTrace, launches: &LaunchIndex, place: &StepPlace) -> StepWork {
-    let mut calls = trace.cuda_calls.reader();
-    let mut is_own = |(call, instance): (u32, u32)| {
-        if instance != place.instance || call == NONE {
+fn step_work(capture: &Capture, place: &StepPlace) -> StepWork {
+    let mut calls = capture.trace.cuda_calls.reader();
+    let mut is_own = |join: Join| {
+        if join.instance != place.instance || !join.has_call() {
             return false;
         }
-        let call = calls.get(call);
+        let call = calls.get(join.call);
         place.contains(call.global_tid, call.start_ns)
     };
-    let mut own = |launches: &Joins| -> Vec<usize> {
-        launches.iter().enumerate().filter(|(_, it)| is_own(*it)).map(|(at, _)| at).collect()
+    let mut own = |joins: &mut dyn Iterator<Item = Join>| -> Vec<usize> {
+        joins.enumerate().filter(|(_, it)| is_own(*it)).map(|(at, _)| at).collect()
     };
     StepWork {
-        kernels: own(&launches.kernels),
-        copies: own(&launches.copies),
-        graphs: own(&launches.graphs),
+        kernels: own(&mut capture.kernel_joins()),
+        copies: own(&mut capture.copy_joins()),
+        graphs: own(&mut capture.graph_joins()),
     }
 }
 
 /// Device and interval of a step's work; `None` without a kernel or graph, and when some work
 /// starts before its launch, since host and device then have no common clock.
-fn work_intervals(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
-    own: &StepWork,
-) -> Option<Vec<(u32, Interval)>> {
+fn work_intervals(capture: &Capture, own: &StepWork) -> Option<Vec<(u32, Interval)>> {
     if own.kernels.is_empty() && own.graphs.is_empty() {
         return None;
     }
-    let kernels =
-        own.kernels.iter().map(|at| (launches.kernels.get(*at).0, trace.kernels.get(*at)));
+    let kernels = own.kernels.iter().map(|at| capture.kernel(*at));
     let mut work: Vec<(u32, u32, Interval)> =
-        kernels.map(|(call, it)| (call, it.device, (it.start_ns, it.end_ns))).collect();
-    let copies = own.copies.iter().map(|at| (launches.copies.get(*at).0, &trace.copies[*at]));
-    work.extend(copies.map(|(call, it)| (call, it.device, (it.start_ns, it.end_ns))));
-    let graphs = own.graphs.iter().map(|at| (launches.graphs.get(*at).0, &trace.graphs[*at]));
-    work.extend(graphs.map(|(call, it)| (call, it.device, (it.start_ns, it.end_ns))));
-    let called = |call: u32| trace.cuda_calls.get(call as usize).start_ns;
+        kernels.map(|(it, join)| (join.call, it.device, (it.start_ns, it.end_ns))).collect();
+    let copies = own.copies.iter().map(|at| capture.copy(*at));
+    work.extend(copies.map(|(it, join)| (join.call, it.device, (it.start_ns, it.end_ns))));
+    let graphs = own.graphs.iter().map(|at| capture.graph(*at));
+    work.extend(graphs.map(|(it, join)| (join.call, it.device, (it.start_ns, it.end_ns))));
+    let called = |call: u32| capture.trace.cuda_calls.get(call as usize).start_ns;
     let early = |(call, _, at): &(u32, u32, Interval)| {
         called(*call).saturating_sub(at.0) > CLOCK_TOLERANCE_NS
     };

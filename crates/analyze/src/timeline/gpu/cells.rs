@@ -4,23 +4,20 @@ mod graph_launches;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_core::trace::nsys::{CallReader, CopyKind, MemoryOp, NsysTrace, ON_HOST, process_of};
+use llmprof_core::trace::nsys::{CallReader, CopyKind, MemoryOp, ON_HOST, process_of};
 
 use self::graph_launches::graph_calls;
 use super::{
     super::{
         activity::{Activity, Busy, DeviceWork, activities, used_devices},
+        capture::{Capture, Join},
         interval::{Interval, IntervalSet},
-        launches::LaunchIndex,
         stage_spans::stage_spans,
     },
     overlap::Overlap,
     waits::{GapReasons, HostWaits, IdleSplit},
 };
-use crate::{
-    invariants::CLOCK_TOLERANCE_NS,
-    timeline::open_ranges::{NONE, StageInstance},
-};
+use crate::{invariants::CLOCK_TOLERANCE_NS, timeline::open_ranges::StageInstance};
 
 /// Count, bytes and time of copies or fills.
 #[derive(Debug, Clone, Copy, Default)]
@@ -124,18 +121,14 @@ pub struct GpuCells {
 impl GpuCells {
     /// Sums all activities. `observe` gets all work of the stages and all idle gaps in their
     /// windows, in order of time on each GPU, with the cells, whose windows are set.
-    pub fn of(
-        trace: &NsysTrace,
-        launches: &LaunchIndex,
-        observe: &mut dyn FnMut(&[GpuCell], &LaneEvent),
-    ) -> Self {
-        let labels = launches.stages.labels.len();
-        let used = used_devices(trace);
+    pub fn of(capture: &Capture, observe: &mut dyn FnMut(&[GpuCell], &LaneEvent)) -> Self {
+        let labels = capture.stages.labels.len();
+        let used = used_devices(capture.trace);
         let devices: Vec<u32> =
             used.iter().map(|(_, device)| *device).collect::<BTreeSet<_>>().into_iter().collect();
         let cells = (0..labels * devices.len()).map(|_| GpuCell::default()).collect();
-        let (graph_calls, has_launches) = graph_calls(trace, launches);
-        let waits = HostWaits::of(trace);
+        let (graph_calls, has_launches) = graph_calls(capture);
+        let waits = HostWaits::of(capture.trace);
         let mut all = Self {
             devices,
             instances: vec![0; labels],
@@ -146,10 +139,10 @@ impl GpuCells {
             used,
             unplaced: vec![0; labels],
         };
-        all.add_copies(trace, launches);
-        all.set_windows(&launches.stages.instances, &stage_spans(trace, launches));
-        all.add_unplaced(trace, launches);
-        all.measure(trace, launches, observe);
+        all.add_copies(capture);
+        all.set_windows(&capture.stages.instances, &stage_spans(capture));
+        all.add_unplaced(capture);
+        all.measure(capture, observe);
         all
     }
 
@@ -160,23 +153,23 @@ impl GpuCells {
     }
 
     /// Work that starts before its launching call, by stage.
-    pub fn early(&self, launches: &LaunchIndex) -> Vec<EarlyStart> {
+    pub fn early(&self, capture: &Capture) -> Vec<EarlyStart> {
         let of = |(label, stage): (usize, &String)| {
             let cells = || self.of_stage(label).map(|(_, cell)| cell);
             let count = cells().map(|cell| cell.early).sum();
             let worst_ns = cells().map(|cell| cell.worst_ns).max().unwrap_or(0);
             (count > 0).then(|| EarlyStart { stage: stage.clone(), count, worst_ns })
         };
-        launches.stages.labels.iter().enumerate().filter_map(of).collect()
+        capture.stages.labels.iter().enumerate().filter_map(of).collect()
     }
 
     fn place(&self, label: usize, device: u32) -> usize {
         label * self.devices.len() + self.devices.partition_point(|it| *it < device)
     }
 
-    fn add_copies(&mut self, trace: &NsysTrace, launches: &LaunchIndex) {
-        for (copy, (_, instance)) in trace.copies.iter().zip(launches.copies.iter()) {
-            let Some(instance) = launches.stages.instances.get(instance as usize) else {
+    fn add_copies(&mut self, capture: &Capture) {
+        for (copy, Join { instance, .. }) in capture.copies() {
+            let Some(instance) = capture.stages.instances.get(instance as usize) else {
                 continue;
             };
             let MemoryOp { start_ns, end_ns, bytes, kind, device, .. } = *copy;
@@ -215,15 +208,10 @@ impl GpuCells {
 
     /// Counts the work launched by each stage, and measures busy and idle time in the windows, for
     /// each GPU separately.
-    fn measure(
-        &mut self,
-        trace: &NsysTrace,
-        launches: &LaunchIndex,
-        observe: &mut dyn FnMut(&[GpuCell], &LaneEvent),
-    ) {
+    fn measure(&mut self, capture: &Capture, observe: &mut dyn FnMut(&[GpuCell], &LaneEvent)) {
         let mut cells = std::mem::take(&mut self.cells);
         let lanes = self.lanes(&cells);
-        self.visit(lanes, trace, launches, &mut |event| {
+        self.visit(lanes, capture, &mut |event| {
             match &event {
                 LaneEvent::Gap(gap) => {
                     cells[gap.cell].add_gap((gap.from, gap.to), &gap.reasons.all)
@@ -261,22 +249,16 @@ impl GpuCells {
         self.devices.iter().enumerate().map(lane).collect()
     }
 
-    fn visit(
-        &self,
-        mut lanes: Vec<GpuLane>,
-        trace: &NsysTrace,
-        launches: &LaunchIndex,
-        take: &mut dyn FnMut(LaneEvent),
-    ) {
-        let mut calls = trace.cuda_calls.reader();
-        for it in activities(trace, launches).filter(|it| it.device != ON_HOST) {
+    fn visit(&self, mut lanes: Vec<GpuLane>, capture: &Capture, take: &mut dyn FnMut(LaneEvent)) {
+        let mut calls = capture.trace.cuda_calls.reader();
+        for it in activities(capture).filter(|it| it.device != ON_HOST) {
             let lane = &mut lanes[self.devices.partition_point(|device| *device < it.device)];
             lane.advance(Some(&it), &mut calls, &self.waits, take);
-            if let Some(instance) = launches.stages.instances.get(it.instance as usize) {
-                let launched_ns = calls.get(it.call).start_ns;
+            if let Some(instance) = capture.stages.instances.get(it.join.instance as usize) {
+                let launched_ns = calls.get(it.join.call).start_ns;
                 let cell = self.place(instance.label, it.device);
                 take(LaneEvent::Work { cell, work: &it, launched_ns });
-            } else if it.call == NONE {
+            } else if !it.join.has_call() {
                 take(LaneEvent::Unattributed(&it));
             }
         }
@@ -351,7 +333,7 @@ impl GpuLane {
         take: &mut dyn FnMut(LaneEvent),
     ) {
         let start = next.map_or(i64::MAX, |it| it.start_ns);
-        let call = next.filter(|it| it.call != NONE).map(|it| calls.get(it.call));
+        let call = next.filter(|it| it.join.has_call()).map(|it| calls.get(it.join.call));
         if self.busy_until < start {
             while let Some(window) = self.windows.get(self.next).filter(|window| window.1 < start) {
                 self.open.push(*window);

@@ -63,7 +63,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::timeline::open_ranges::NONE;
+    use crate::timeline::{capture::Join, open_ranges::NONE};
 
     fn activity(work: DeviceWork, start_ns: i64, end_ns: i64) -> Activity {
         Activity {
@@ -71,8 +71,7 @@ mod tests {
             end_ns,
             device: 0,
             process: 0,
-            call: NONE,
-            instance: NONE,
+            join: Join { call: NONE, instance: NONE },
             work,
             row: 0,
             graph_node: None,

@@ -12,9 +12,9 @@ use llmprof_core::trace::nsys::{CopyKind, NsysTrace};
 use super::{
     super::{
         activity::{Activity, DeviceWork},
+        capture::Capture,
         framework_nests::FrameworkIndex,
         interval::IntervalSet,
-        launches::LaunchIndex,
         operator_entries::OperatorEntries,
     },
     cells::{GpuCell, GpuCells, IdleGap, LaneEvent},
@@ -123,20 +123,16 @@ pub(super) struct SplitSums<'a> {
 }
 
 impl<'a> SplitSums<'a> {
-    pub fn new(
-        trace: &'a NsysTrace,
-        launches: &'a LaunchIndex,
-        nests: &'a [(i64, OpenNest)],
-    ) -> Self {
+    pub fn new(capture: &'a Capture<'a>, nests: &'a [(i64, OpenNest)]) -> Self {
         let names = WorkNames {
-            trace,
-            framework: launches.framework.as_ref(),
+            trace: capture.trace,
+            framework: capture.framework.as_ref(),
             nests,
-            entries: OperatorEntries::new(trace, nests),
+            entries: OperatorEntries::new(capture.trace, nests),
             of_entry: HashMap::default(),
             operators: RolledPaths::default(),
         };
-        let stages = launches.stages.labels.iter().map(|_| StageSums::default()).collect();
+        let stages = capture.stages.labels.iter().map(|_| StageSums::default()).collect();
         Self { names, stages, shared: Vec::new(), last: None }
     }
 
@@ -207,10 +203,10 @@ impl<'a> SplitSums<'a> {
 /// one launch has both its neighbours.
 fn reasons(gap: &IdleGap) -> impl Iterator<Item = (GapReason, i64)> + use<> {
     let IdleSplit { host, copy, sync, unknown, launch } = gap.reasons.program;
-    let launched = gap.after.filter(|after| after.call != NONE);
+    let launched = gap.after.filter(|after| after.join.call != NONE);
     let rest = match (launched, gap.before) {
         (None, _) => GapReason::Unknown,
-        (Some(after), Some(before)) if before.call == after.call => GapReason::InGraph,
+        (Some(after), Some(before)) if before.join.call == after.join.call => GapReason::InGraph,
         (Some(_), _) => GapReason::Queued,
     };
     [
@@ -250,7 +246,9 @@ impl<'a> WorkNames<'a> {
                 let name = index.name_of(self.trace, work.row);
                 name.map(|name| self.operators.number(name))
             }
-            None => self.entries.of(work.graph_node, work.call).map(|entry| self.number(entry)),
+            None => {
+                self.entries.of(work.graph_node, work.join.call).map(|entry| self.number(entry))
+            }
         };
         WorkOf { operator, kind }
     }

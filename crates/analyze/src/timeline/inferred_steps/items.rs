@@ -7,7 +7,10 @@ use llmprof_core::trace::{
 };
 
 use super::roles::KernelRole;
-use crate::timeline::{launches::LaunchIndex, open_ranges::NONE};
+use crate::timeline::{
+    capture::{Capture, Join},
+    open_ranges::NONE,
+};
 
 /// A launch, or a wait of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,11 +49,13 @@ pub struct LaunchSequences {
 }
 
 impl LaunchSequences {
-    pub fn of(trace: &NsysTrace, launches: &LaunchIndex, roles: &[KernelRole]) -> Self {
+    pub fn of(capture: &Capture, roles: &[KernelRole]) -> Self {
         let mut all = Self::default();
-        let mut calls = trace.cuda_calls.reader();
-        let kernels = trace.kernels.with_kinds().zip(launches.kernels.iter());
-        for ((kind, kernel), (call, _)) in kernels.filter(|(_, (call, _))| *call != NONE) {
+        let mut calls = capture.trace.cuda_calls.reader();
+        let kernels = capture.kernels_by_kind();
+        for ((kind, kernel), Join { call, .. }) in
+            kernels.filter(|(_, Join { call, .. })| *call != NONE)
+        {
             let thread = calls.get(call).global_tid;
             let sequence = all.threads.entry((thread, kernel.device)).or_default();
             let graph = kernel.graph_node.map(|node| match node & UNNUMBERED_NODE {
@@ -64,7 +69,7 @@ impl LaunchSequences {
                 *sequence.streams.entry(kernel.stream).or_default() += 1;
             }
         }
-        for (graph, (call, _)) in trace.graphs.iter().zip(launches.graphs.iter()) {
+        for (graph, Join { call, .. }) in capture.graphs() {
             if call != NONE {
                 let thread = calls.get(call).global_tid;
                 let sequence = all.threads.entry((thread, graph.device)).or_default();
@@ -73,7 +78,7 @@ impl LaunchSequences {
             }
         }
         all.threads.values_mut().for_each(|it| it.rows.sort());
-        all.add_waits(trace);
+        all.add_waits(capture.trace);
         all
     }
 

@@ -28,7 +28,7 @@ use self::{
     roles::{KernelRole, Rows, role},
     segments::{EndEvidence, Segment, SegmentWalk, StartEvidence},
 };
-use super::launches::LaunchIndex;
+use super::capture::Capture;
 
 /// Reason for no steps of a thread that launches on several devices.
 const SEVERAL_DEVICES: &str = "one thread launches on several devices";
@@ -43,12 +43,12 @@ pub fn infer(trace: &NsysTrace) -> InferredSteps {
     let name = |at: u32| trace.strings.get(at as usize).map_or("", String::as_str);
     let kinds = trace.kernels.kinds();
     let roles: Vec<KernelRole> = kinds.iter().map(|it| role(name(it.full_name), it)).collect();
-    let launches = LaunchIndex::of(trace);
-    if xla::infer(trace, &launches, &roles, &mut inferred) {
+    let capture = Capture::of(trace);
+    if xla::infer(&capture, &roles, &mut inferred) {
         inferred.steps.sort_by_key(|it| (it.start_ns, it.global_tid));
         return inferred;
     }
-    let sequences = LaunchSequences::of(trace, &launches, &roles);
+    let sequences = LaunchSequences::of(&capture, &roles);
     let is_continuous = roles.iter().any(|it| it.is_continuous);
     let mut devices: BTreeMap<i64, u32> = BTreeMap::new();
     sequences.threads.keys().for_each(|(thread, _)| *devices.entry(*thread).or_default() += 1);

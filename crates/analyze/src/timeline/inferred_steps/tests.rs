@@ -9,7 +9,6 @@ use llmprof_core::trace::{
 use proptest::prelude::*;
 
 use super::*;
-use crate::timeline::open_ranges::NONE;
 
 const THREAD: i64 = (7 << 24) | 1;
 const LOOKUP: &str = "void at::native::(anonymous namespace)::indexSelectSmallIndex<float>(T1)";
@@ -98,12 +97,11 @@ impl Program {
 
     /// Class and calls of the inferred steps.
     fn found(&self) -> Vec<(StepClass, usize, usize)> {
-        let launches = LaunchIndex::of(&self.trace);
-        let calls: Vec<i64> = launches
-            .kernels
-            .iter()
-            .filter(|(call, _)| *call != NONE)
-            .map(|(call, _)| self.trace.cuda_calls.get(call as usize).start_ns)
+        let capture = Capture::of(&self.trace);
+        let calls: Vec<i64> = capture
+            .kernel_joins()
+            .filter(|it| it.has_call())
+            .map(|it| self.trace.cuda_calls.get(it.call as usize).start_ns)
             .collect();
         let index: BTreeMap<i64, usize> =
             self.trace.cuda_calls.iter().enumerate().map(|(at, it)| (it.start_ns, at)).collect();

@@ -10,12 +10,14 @@ use std::collections::BTreeMap;
 use llmprof_core::trace::{
     engine_steps::StepClass,
     inferred_steps::{InferredStep, InferredSteps},
-    nsys::NsysTrace,
     xla::{self, XlaProgram},
 };
 
 use super::roles::KernelRole;
-use crate::timeline::{launches::LaunchIndex, open_ranges::NONE};
+use crate::timeline::{
+    capture::{Capture, Join},
+    open_ranges::NONE,
+};
 
 /// Min ratio of the rows that a prompt writes to the cache to those of a token.
 const MIN_RATIO: u64 = 4;
@@ -40,14 +42,9 @@ struct Execution<'a> {
 }
 
 /// Adds the steps of XLA's programs; returns false for a capture without any.
-pub fn infer(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
-    roles: &[KernelRole],
-    inferred: &mut InferredSteps,
-) -> bool {
+pub fn infer(capture: &Capture, roles: &[KernelRole], inferred: &mut InferredSteps) -> bool {
     let mut threads: BTreeMap<i64, Vec<Execution>> = BTreeMap::new();
-    for range in &trace.ranges {
+    for range in &capture.trace.ranges {
         let (Some(program), Some(end_ns)) = (xla::program(range), range.end_ns) else { continue };
         let (start_ns, range_end_ns) = (range.start_ns, end_ns);
         threads.entry(range.global_tid).or_default().push(Execution {
@@ -63,7 +60,7 @@ pub fn infer(
         return false;
     }
     threads.values_mut().for_each(|it| it.sort_by_key(|it| it.start_ns));
-    add_work(trace, launches, roles, &mut threads);
+    add_work(capture, roles, &mut threads);
     let mut run = 0;
     for (thread, executions) in threads {
         let mut modules: BTreeMap<&str, Vec<Execution>> = BTreeMap::new();
@@ -78,15 +75,12 @@ pub fn infer(
 }
 
 /// Adds the work of the kernels that each execution launched.
-fn add_work(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
-    roles: &[KernelRole],
-    threads: &mut BTreeMap<i64, Vec<Execution>>,
-) {
-    let mut calls = trace.cuda_calls.reader();
-    let kernels = trace.kernels.with_kinds().zip(launches.kernels.iter());
-    for ((kind, kernel), (call, _)) in kernels.filter(|(_, (call, _))| *call != NONE) {
+fn add_work(capture: &Capture, roles: &[KernelRole], threads: &mut BTreeMap<i64, Vec<Execution>>) {
+    let mut calls = capture.trace.cuda_calls.reader();
+    let kernels = capture.kernels_by_kind();
+    for ((kind, kernel), Join { call, .. }) in
+        kernels.filter(|(_, Join { call, .. })| *call != NONE)
+    {
         let call = calls.get(call);
         let Some(executions) = threads.get_mut(&call.global_tid) else { continue };
         let after = executions.partition_point(|it| it.start_ns <= call.start_ns);
@@ -204,12 +198,12 @@ mod tests {
             global_tid: thread,
             push_pop: true,
         }];
-        let launches = LaunchIndex::of(&trace);
+        let timeline = Capture::of(&trace);
         let program = xla::program(&trace.ranges[0]).unwrap();
         let (start_ns, range_end_ns, end_ns) = (5, 20, 20);
         let execution = Execution { program, start_ns, range_end_ns, end_ns, writes: 0, blocks: 0 };
         let mut threads = BTreeMap::from([(thread, vec![execution])]);
-        add_work(&trace, &launches, &roles, &mut threads);
+        add_work(&timeline, &roles, &mut threads);
         assert_eq!((threads[&thread][0].writes, threads[&thread][0].end_ns), (1, 90));
     }
 

@@ -13,7 +13,7 @@ use super::*;
 use crate::kernels::{counters::counters, tests::capture};
 
 fn lines_of(trace: &NsysTrace) -> String {
-    let mut regions = regions(trace, &LaunchIndex::of(trace), &[]);
+    let mut regions = regions(&Capture::of(trace), &[]);
     regions.sort_by(|a, b| (&a.domain, &a.name).cmp(&(&b.domain, &b.name)));
     let line = |it: &Region| {
         format!(
@@ -135,11 +135,10 @@ fn profiled(kernel: &str, ns: f64, sm: f64) -> LaunchCounters {
 #[test]
 fn counters_are_means_weighted_by_time_with_their_coverage() {
     let trace = capture(NESTED);
-    let joined = LaunchIndex::of(&trace);
+    let joined = Capture::of(&trace);
     let read = |launches: &[LaunchCounters]| {
-        let records = counters(launches, Some((&trace, &joined)));
-        let layer =
-            regions(&trace, &joined, &records).into_iter().find(|it| it.name == "layer").unwrap();
+        let records = counters(launches, Some(&joined));
+        let layer = regions(&joined, &records).into_iter().find(|it| it.name == "layer").unwrap();
         layer.counters.map(|it| (it.covered_pct.unwrap().round(), it.sm_pct.unwrap().round()))
     };
     assert_eq!(read(&[profiled("gemm", 10.0, 80.0)]), Some((9.0, 80.0)), "10 of 111 ns");
@@ -161,9 +160,9 @@ fn counters_of_short_launches_do_not_stand_for_long_ones_of_another_region() {
             &format!("call 1 {id} {call}..{call}\nkernel {id} gemm {start}..{} 7\n", start + ns);
     }
     let trace = capture(&sketch);
-    let joined = LaunchIndex::of(&trace);
+    let joined = Capture::of(&trace);
     let launches = [profiled("gemm", 22.0, 80.0)];
-    let found = regions(&trace, &joined, &counters(&launches, Some((&trace, &joined))));
+    let found = regions(&joined, &counters(&launches, Some(&joined)));
     let sm = |name: &str| {
         let region = found.iter().find(|it| it.name == name).unwrap();
         region.counters.map(|it| (it.covered_pct.unwrap().round(), it.sm_pct.unwrap()))
@@ -205,7 +204,7 @@ proptest! {
             sketch.push(format!("kernel {id} k {}..{} 7", 100 + at, 101 + at));
         }
         let trace = capture(&sketch.join("\n"));
-        for region in regions(&trace, &LaunchIndex::of(&trace), &[]) {
+        for region in regions(&Capture::of(&trace), &[]) {
             let named = || ranges.iter().filter(|it| format!("r{}", it.0) == region.name);
             let inside = |(t, thread): &(&i64, &i64)| {
                 named().any(|(_, at, length, of, crosses)| {
@@ -225,7 +224,7 @@ fn a_whole_traced_graph_is_in_the_regions_of_its_launch() {
         "range 1 decode_all 0..50\nrange 1 replay 5..10\ncall 1 1 6..7\ncall 1 2 20..21
          graph 1 5 8..18 7\ngraph 2 5 22..30 7",
     );
-    let regions = regions(&trace, &LaunchIndex::of(&trace), &[]);
+    let regions = regions(&Capture::of(&trace), &[]);
     let rows: Vec<_> =
         regions.iter().map(|it| (&*it.name, it.whole_graphs, it.graph_ms, it.kernels)).collect();
     assert_eq!(rows, [("decode_all", 2, 18e-6, 0), ("replay", 1, 10e-6, 0)]);

@@ -1,6 +1,7 @@
 //! Products of operators in sketched captures.
 
 use llmprof_core::trace::event::{Event, OPERATOR_DOMAIN, StageRange};
+use llmprof_core::trace::nsys::NsysTrace;
 
 use super::*;
 use crate::kernels::{
@@ -55,7 +56,7 @@ fn calls() -> Vec<OperatorCall> {
 
 fn found(trace: &NsysTrace, calls: &[OperatorCall]) -> Vec<GemmRecord> {
     let events: Vec<Event> = calls.iter().cloned().map(Event::Op).collect();
-    records(trace, &LaunchIndex::of(trace), &Events::of(&events), true)
+    records(&Capture::of(trace), &Events::of(&events), true)
 }
 
 /// Function, sides, calls, launches and nanoseconds.

@@ -21,7 +21,7 @@ fn traced(sketch: &str) -> NsysTrace {
 
 /// Launched and recorded kernels by stage.
 fn counts(trace: &NsysTrace) -> Vec<(String, u64, u64)> {
-    by_stage(trace, &LaunchIndex::of(trace))
+    by_stage(&Capture::of(trace))
         .into_iter()
         .map(|it| (it.stage, it.launched, it.recorded))
         .collect()
@@ -106,7 +106,7 @@ fn kernels_launched_before_the_capture_are_ignored() {
     let window = window.replace("call 1 3 ", "call 1 13 ").replace("kernel 3 ", "kernel 13 ");
     let window = window.replace("call 1 4 ", "call 1 14 ").replace("kernel 4 ", "kernel 14 ");
     let trace = traced(&window);
-    let found = by_stage(&trace, &LaunchIndex::of(&trace));
+    let found = by_stage(&Capture::of(&trace));
     assert!(found.iter().all(|it| it.complete() && it.unattributed == 0), "{found:?}");
 }
 
@@ -114,7 +114,7 @@ fn kernels_launched_before_the_capture_are_ignored() {
 fn without_traced_calls_coverage_is_unknown_and_stages_have_no_shares() {
     let mut trace = traced(TWO_STAGES);
     trace.cuda_calls = Default::default();
-    let found = by_stage(&trace, &LaunchIndex::of(&trace));
+    let found = by_stage(&Capture::of(&trace));
     assert!(
         found.iter().filter(|it| !it.stage.is_empty()).all(|it| it.unknown() && !it.lost()),
         "{found:?}"
@@ -129,7 +129,7 @@ fn without_traced_calls_coverage_is_unknown_and_stages_have_no_shares() {
 fn a_stage_with_missing_launches_has_no_figures() {
     let mut trace = traced(TWO_STAGES);
     trace.cuda_calls = trace.cuda_calls.iter().filter(|call| call.correlation_id != 3).collect();
-    let found = by_stage(&trace, &LaunchIndex::of(&trace));
+    let found = by_stage(&Capture::of(&trace));
     let decode = found.iter().find(|it| it.stage == "decode_all").unwrap();
     assert!(decode.unknown() && !decode.lost(), "{decode:?}");
     assert!(found.iter().find(|it| it.stage == "prefill").unwrap().complete());
@@ -152,7 +152,7 @@ fn graphs_traced_as_a_whole_or_without_kernels_lose_nothing() {
         "a graph launch without any record lost its kernels"
     );
     trace.graphs = capture("graph 1 5 2..9 7\ngraph 2 5 9..16 7").graphs;
-    let found = by_stage(&trace, &LaunchIndex::of(&trace));
+    let found = by_stage(&Capture::of(&trace));
     assert_eq!((found[0].whole_graphs, found[0].launched, found[0].complete()), (2, 2, true));
 }
 

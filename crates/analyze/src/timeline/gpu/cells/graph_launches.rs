@@ -1,22 +1,19 @@
 //! Launches of graphs by stage: their calls, and those whose GPU is unknown.
 
 use llmprof_core::trace::{
-    nsys::{NsysTrace, ON_HOST, process_of},
+    nsys::{ON_HOST, process_of},
     runtime_call::CallKind,
 };
 
 use super::GpuCells;
-use crate::timeline::{
-    launches::{Cursor, LaunchIndex},
-    running::each_running,
-};
+use crate::timeline::capture::{Capture, Join};
 
 impl GpuCells {
     /// Marks the windows, on all GPUs of its process, in which a graph ran whose GPU is unknown.
-    pub(super) fn add_unplaced(&mut self, trace: &NsysTrace, launches: &LaunchIndex) {
-        let graphs = trace.graphs.iter().zip(launches.graphs.iter());
-        for (it, (_, instance)) in graphs.filter(|(it, _)| it.device == ON_HOST) {
-            if let Some(instance) = launches.stages.instances.get(instance as usize) {
+    pub(super) fn add_unplaced(&mut self, capture: &Capture) {
+        let graphs = capture.graphs();
+        for (it, Join { instance, .. }) in graphs.filter(|(it, _)| it.device == ON_HOST) {
+            if let Some(instance) = capture.stages.instances.get(instance as usize) {
                 self.unplaced[instance.label] += 1;
             }
             let process = process_of(it.global_pid);
@@ -33,15 +30,12 @@ impl GpuCells {
 }
 
 /// Calls per stage that launch a graph, and true when any call launches work.
-pub(super) fn graph_calls(trace: &NsysTrace, launches: &LaunchIndex) -> (Vec<u64>, bool) {
-    let mut calls = vec![0; launches.stages.labels.len()];
-    let mut cursor = Cursor::default();
-    each_running(trace, CallKind::Graph, |_, call| {
-        let instance =
-            cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
-        if let Some(instance) = launches.stages.instances.get(instance as usize) {
+pub(super) fn graph_calls(capture: &Capture) -> (Vec<u64>, bool) {
+    let mut calls = vec![0; capture.stages.labels.len()];
+    capture.each_running(CallKind::Graph, |_, _, instance| {
+        if let Some(instance) = capture.stages.instances.get(instance as usize) {
             calls[instance.label] += 1;
         }
     });
-    (calls, trace.call_kinds().iter().any(|kind| kind.is_launch()))
+    (calls, capture.trace.call_kinds().iter().any(|kind| kind.is_launch()))
 }

@@ -8,7 +8,7 @@ use crate::timeline::gpu::device_tables;
 
 /// One line per work and gap: `stage name calls ns alone`, `stage gap reason count ns after`.
 fn lines(trace: &NsysTrace) -> String {
-    let splits = device_tables(trace, &LaunchIndex::of(trace)).1;
+    let splits = device_tables(&Capture::of(trace)).1;
     let name = |of: &WorkOf| {
         let operator = of.operator.map(|at| splits.operators[at as usize].as_str()).unwrap_or("-");
         match of.kind {
@@ -105,7 +105,7 @@ proptest! {
             sketch += &format!("kernel {} k{} {start}..{} {stream}\n", at + 1, at % 4, start + ns);
         }
         let trace = capture(&sketch);
-        let splits = device_tables(&trace, &LaunchIndex::of(&trace)).1;
+        let splits = device_tables(&Capture::of(&trace)).1;
         for it in &splits.stages {
             let runs = |t: &i64| kernels.iter().any(|(at, ns, _)| (*at..at + ns).contains(t));
             let busy = (0..90).filter(runs);

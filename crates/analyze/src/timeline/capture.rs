@@ -1,0 +1,218 @@
+//! A timeline with its stages, in which each kernel, copy and graph is joined to the call that
+//! launched it, and to the stage open at the start of that call.
+
+use std::sync::Arc;
+
+use llmprof_core::trace::{
+    kernel::TracedKernel,
+    nsys::{ApiCall, GraphLaunch, MemoryOp, NsysTrace},
+    packed::PackedRows,
+    runtime_call::CallKind,
+};
+use rayon::prelude::*;
+
+use crate::{
+    kernels::{OUTSIDE, WARMUP},
+    timeline::{
+        framework_nests::FrameworkIndex,
+        launches::{CallIndex, Cursor},
+        open_ranges::{EXCLUDED, NONE, OpenStages},
+        running::each_running,
+    },
+};
+
+/// A launch's call, and the stage instance open at the start of the call; each may be [`NONE`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Join {
+    /// Index into the calls of the timeline.
+    pub call: u32,
+    /// Index into the instances of [`Capture::stages`].
+    pub instance: u32,
+}
+
+impl Join {
+    /// True if the timeline has the call.
+    #[inline]
+    pub fn has_call(self) -> bool {
+        self.call != NONE
+    }
+}
+
+/// By kernel, copy or graph of a timeline.
+#[derive(Debug, Default)]
+struct Joins(PackedRows<2>);
+
+impl Joins {
+    #[inline]
+    fn of([call, instance]: [i64; 2]) -> Join {
+        Join { call: call as u32, instance: instance as u32 }
+    }
+
+    #[inline]
+    fn iter(&self) -> impl ExactSizeIterator<Item = Join> + Clone + '_ {
+        self.0.iter().map(Self::of)
+    }
+
+    fn get(&self, at: usize) -> Join {
+        Self::of(self.0.get(at))
+    }
+}
+
+/// One timeline and the launches of its kernels, copies and whole-traced graphs.
+pub struct Capture<'a> {
+    pub trace: &'a NsysTrace,
+    pub stages: OpenStages,
+    kernels: Arc<Joins>,
+    copies: Arc<Joins>,
+    graphs: Arc<Joins>,
+    /// Operators of a framework; `None` for a timeline without their calls.
+    pub framework: Option<FrameworkIndex>,
+    /// Label of work launched outside all stages.
+    outside: &'static str,
+}
+
+impl<'a> Capture<'a> {
+    pub fn of(trace: &'a NsysTrace) -> Self {
+        let (stages, index) =
+            rayon::join(|| OpenStages::of(trace, WARMUP), || CallIndex::of(&trace.cuda_calls));
+        let join = |ids: &mut dyn Iterator<Item = (i64, i64)>| -> PackedRows<2> {
+            let (mut lookup, mut calls) = (index.lookup(), trace.cuda_calls.reader());
+            let mut cursor = Cursor::default();
+            let joined = ids.map(|(process, correlation)| {
+                let call = lookup.find(process, correlation);
+                let instance = if call == NONE {
+                    // Without a launching call, the included range is unknown.
+                    if trace.rules.include_ranges.is_empty() { NONE } else { EXCLUDED }
+                } else {
+                    let call = calls.get(call);
+                    cursor.at(call.global_tid, call.start_ns, |thread| stages.on(thread))
+                };
+                [call.into(), instance.into()]
+            });
+            joined.collect()
+        };
+        let parts: Vec<_> = trace.kernels.parts(rayon::current_num_threads()).collect();
+        let join_part = |kernels| {
+            let ids = |it: TracedKernel| (it.global_pid, it.correlation_id);
+            join(&mut Iterator::map(kernels, ids))
+        };
+        let parts: Vec<PackedRows<2>> = parts.into_par_iter().map(join_part).collect();
+        let mut kernels = PackedRows::default();
+        parts.into_iter().for_each(|part| kernels.append(part));
+        let copies = trace.copies.iter().map(|it| (it.global_pid, it.correlation_id));
+        let copies = Arc::new(Joins(join(&mut { copies })));
+        let graphs = trace.graphs.iter().map(|it| (it.global_pid, it.correlation_id));
+        let graphs = Arc::new(Joins(join(&mut { graphs })));
+        let kernels = Arc::new(Joins(kernels));
+        let mut capture =
+            Self { trace, stages, kernels, copies, graphs, framework: None, outside: "" };
+        if !trace.framework.is_empty() {
+            capture.framework = Some(FrameworkIndex::of(&capture));
+        }
+        capture
+    }
+
+    /// The same with a label of work launched outside all stages; it has none otherwise.
+    pub fn with_outside(self, outside: &'static str) -> Self {
+        Self { outside, ..self }
+    }
+
+    /// The same capture under the present labels of the stages, without operators of a framework.
+    pub fn as_recorded(&self) -> Self {
+        Self {
+            trace: self.trace,
+            stages: self.stages.clone(),
+            kernels: self.kernels.clone(),
+            copies: self.copies.clone(),
+            graphs: self.graphs.clone(),
+            framework: None,
+            outside: "",
+        }
+    }
+
+    /// All kernels in the order of the timeline.
+    #[inline]
+    pub fn kernels(&self) -> impl Iterator<Item = (TracedKernel<'a>, Join)> + Clone + '_ {
+        self.trace.kernels.iter().zip(self.kernels.iter())
+    }
+
+    /// The same, each kernel after its index into the timeline's kinds of launches.
+    #[inline]
+    pub fn kernels_by_kind(
+        &self,
+    ) -> impl Iterator<Item = ((u32, TracedKernel<'a>), Join)> + Clone + '_ {
+        self.trace.kernels.with_kinds().zip(self.kernels.iter())
+    }
+
+    pub fn copies(&self) -> impl Iterator<Item = (&'a MemoryOp, Join)> + Clone + '_ {
+        self.trace.copies.iter().zip(self.copies.iter())
+    }
+
+    /// Launches of whole-traced graphs.
+    pub fn graphs(&self) -> impl Iterator<Item = (&'a GraphLaunch, Join)> + Clone + '_ {
+        self.trace.graphs.iter().zip(self.graphs.iter())
+    }
+
+    pub fn kernel(&self, at: usize) -> (TracedKernel<'a>, Join) {
+        (self.trace.kernels.get(at), self.kernels.get(at))
+    }
+
+    pub fn copy(&self, at: usize) -> (&'a MemoryOp, Join) {
+        (&self.trace.copies[at], self.copies.get(at))
+    }
+
+    pub fn graph(&self, at: usize) -> (&'a GraphLaunch, Join) {
+        (&self.trace.graphs[at], self.graphs.get(at))
+    }
+
+    /// The joins of all kernels.
+    pub fn kernel_joins(&self) -> impl Iterator<Item = Join> + Clone + '_ {
+        self.kernels.iter()
+    }
+
+    pub fn copy_joins(&self) -> impl Iterator<Item = Join> + Clone + '_ {
+        self.copies.iter()
+    }
+
+    pub fn graph_joins(&self) -> impl Iterator<Item = Join> + Clone + '_ {
+        self.graphs.iter()
+    }
+
+    /// Reads the launches of one kind that run, each with the index of its call and the instance of
+    /// a stage open at its start.
+    pub fn each_running(&self, wanted: CallKind, mut read: impl FnMut(usize, &ApiCall, u32)) {
+        let mut cursor = Cursor::default();
+        each_running(self.trace, wanted, |at, call| {
+            let on = |thread| self.stages.on(thread);
+            read(at, call, cursor.at(call.global_tid, call.start_ns, on));
+        });
+    }
+
+    /// The stage label of an instance; [`Self::outside`] outside all stages.
+    pub fn stage(&self, instance: u32) -> &str {
+        self.stage_label(self.stage_number(instance))
+    }
+
+    /// Stage number for tables: 0 outside all stages, else label index plus one; the last number is
+    /// for work outside the included ranges.
+    #[inline]
+    pub fn stage_number(&self, instance: u32) -> usize {
+        match instance {
+            EXCLUDED => self.stages.labels.len() + 1,
+            _ => self.stages.instances.get(instance as usize).map_or(0, |it| it.label + 1),
+        }
+    }
+
+    /// The label of a stage number.
+    pub fn stage_label(&self, number: usize) -> &str {
+        match number.checked_sub(1) {
+            None => self.outside,
+            Some(label) => self.stages.labels.get(label).map_or(OUTSIDE, String::as_str),
+        }
+    }
+
+    /// Count of stage numbers.
+    pub fn stage_count(&self) -> usize {
+        self.stages.labels.len() + 2
+    }
+}
