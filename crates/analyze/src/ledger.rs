@@ -23,7 +23,7 @@ pub use self::{evidence::tile_fills, necessary::work};
 
 use llmprof_core::{
     domain::{dtype::Dtype, named_values::named_values},
-    trace::{framework::TimelineTool, nsys::NsysTrace},
+    trace::{framework::TimelineTool, timeline::Timeline},
 };
 
 use self::{
@@ -276,7 +276,7 @@ impl Ledger {
 
 /// Inputs that are not part of the analysis.
 pub struct LedgerInput<'a> {
-    pub nsys: Option<&'a NsysTrace>,
+    pub nsys: Option<&'a Timeline>,
     pub splits: &'a WindowSplits,
     /// Work of one repeat by operator; `None` where the model is unknown.
     pub work: Option<Vec<ModuleCost>>,

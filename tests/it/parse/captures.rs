@@ -19,7 +19,9 @@ use llmprof_analyze::{
 };
 use llmprof_core::{
     domain::{device_peaks::Devices, ids::RunId, mode::Mode, profiling::Profiling},
-    trace::{counter::LaunchCounters, kernel::TracedKernel, names, nsys::NsysTrace, range::Range},
+    trace::{
+        counter::LaunchCounters, kernel::TracedKernel, names, range::Range, timeline::Timeline,
+    },
 };
 use llmprof_report::pipeline::{self, Statements};
 
@@ -29,7 +31,7 @@ const CAPTURES: [&str; 4] =
     ["hf-deepseek-decoder", "hf-llama-e2e", "hf-llama-attention-mock", "torch-cuda-graph-node"];
 
 /// Reads a compressed capture of the fixtures.
-pub fn capture(name: &str) -> NsysTrace {
+pub fn capture(name: &str) -> Timeline {
     let packed = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures/captures")
         .join(format!("{name}.sqlite.zst"));
@@ -56,7 +58,7 @@ fn compressed_exports_and_pages_read_like_uncompressed_ones() {
 
 /// Number and time of the kernels whose launching call lies inside a range of each of these names
 /// on its thread.
-fn launched_inside(trace: &NsysTrace, names: &[&str]) -> (usize, i64) {
+fn launched_inside(trace: &Timeline, names: &[&str]) -> (usize, i64) {
     let process = |thread: i64| thread >> 24;
     let calls: HashMap<_, _> = trace
         .cuda_calls
@@ -80,7 +82,7 @@ fn total<'a>(kernels: impl Iterator<Item = TracedKernel<'a>>) -> (usize, i64) {
 }
 
 /// Number of ranges of each name in a domain.
-fn ranges(trace: &NsysTrace, domain: &str) -> HashMap<String, usize> {
+fn ranges(trace: &Timeline, domain: &str) -> HashMap<String, usize> {
     let mut counts = HashMap::new();
     for range in trace.ranges.iter().filter(|r| r.domain == domain) {
         *counts.entry(range.name.clone()).or_default() += 1;
@@ -111,7 +113,7 @@ fn the_deepseek_decoder_equals_the_counts_of_sql() {
 fn the_llama_and_its_mock_equal_the_counts_of_sql() {
     let whole = capture("hf-llama-e2e");
     assert_eq!(whole.kernels.len(), 18_262);
-    let inside = |trace: &NsysTrace, names: &[&str]| {
+    let inside = |trace: &Timeline, names: &[&str]| {
         let (count, ns) = launched_inside(trace, names);
         (count, (ns + 50) / 100) // tenths of a microsecond, as the facts are given
     };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use llmprof_core::trace::{
     kernel::Kernel,
-    nsys::{ApiCalls, GraphLaunch, NsysTrace},
+    timeline::{ApiCalls, GraphLaunch, Timeline},
 };
 use proptest::prelude::*;
 
@@ -55,7 +55,7 @@ pub fn change() -> impl Strategy<Value = Change> {
 
 impl Change {
     /// Applies the change to a capture.
-    pub fn apply(&self, trace: &mut NsysTrace) {
+    pub fn apply(&self, trace: &mut Timeline) {
         let kernels = trace.kernels.len().max(1);
         let inside = |from: usize, count: usize| {
             move |at: usize| at >= from % kernels && at < from % kernels + count
@@ -128,7 +128,7 @@ impl Change {
 }
 
 /// Removes `count` calls.
-fn lose_calls(trace: &mut NsysTrace, from: usize, count: usize) {
+fn lose_calls(trace: &mut Timeline, from: usize, count: usize) {
     let first = from % trace.cuda_calls.len().max(1);
     let kept =
         trace.cuda_calls.iter().enumerate().filter(|(at, _)| *at < first || *at >= first + count);
@@ -136,7 +136,7 @@ fn lose_calls(trace: &mut NsysTrace, from: usize, count: usize) {
 }
 
 /// Replaces the kernels of every `every`-th graph launch by a whole-traced launch.
-fn trace_whole(trace: &mut NsysTrace, every: usize) {
+fn trace_whole(trace: &mut Timeline, every: usize) {
     let mut launches: BTreeMap<i64, GraphLaunch> = BTreeMap::new();
     let nodes = trace.kernels.iter().filter(|it| {
         it.graph_node.is_some() && (it.correlation_id.unsigned_abs() as usize).is_multiple_of(every)
@@ -164,7 +164,7 @@ fn trace_whole(trace: &mut NsysTrace, every: usize) {
 }
 
 /// Sorts the tables, as reading an export does.
-pub fn sorted(mut trace: NsysTrace) -> NsysTrace {
+pub fn sorted(mut trace: Timeline) -> Timeline {
     trace.kernels.sort();
     trace.cuda_calls.sort();
     trace.copies.sort_by_key(|it| it.start_ns);

@@ -9,7 +9,7 @@ use llmprof_analyze::{
     parse,
     timeline::{capture::Capture, inferred_steps::infer},
 };
-use llmprof_core::trace::{engine_steps::StepClass, nsys::NsysTrace};
+use llmprof_core::trace::{engine_steps::StepClass, timeline::Timeline};
 use tempfile::TempDir;
 
 use crate::{parse::kineto, support::captures::capture};
@@ -37,7 +37,7 @@ const KNOWN: [(&str, [usize; 3]); 10] = [
 type Bounds = ((u32, usize), (u32, usize));
 
 /// A capture with its ranges.
-fn read(name: &str) -> (NsysTrace, TempDir) {
+fn read(name: &str) -> (Timeline, TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/captures");
     let trace = if let Some(name) = name.strip_prefix("torch-kineto-") {
@@ -62,7 +62,7 @@ fn read(name: &str) -> (NsysTrace, TempDir) {
 }
 
 /// Launches by thread: start, call and row, in order.
-fn launches(trace: &NsysTrace) -> HashMap<i64, Vec<(i64, u32, usize)>> {
+fn launches(trace: &Timeline) -> HashMap<i64, Vec<(i64, u32, usize)>> {
     let capture = Capture::of(trace);
     let kernels = capture.kernel_joins().enumerate();
     let graphs = capture.graph_joins().enumerate().map(|(row, it)| (row + (1 << 40), it));
@@ -167,7 +167,7 @@ fn steps_of_captures_without_their_ranges_are_those_of_the_ranges() {
 /// First and last launching call of each range of a step, and of each inferred step.
 type Calls = Vec<(StepClass, u32, u32)>;
 
-fn calls_of_steps(trace: &NsysTrace, full: &HashMap<i64, Vec<(i64, u32, usize)>>) -> Calls {
+fn calls_of_steps(trace: &Timeline, full: &HashMap<i64, Vec<(i64, u32, usize)>>) -> Calls {
     let steps = infer(trace).steps.into_iter().filter_map(|it| {
         let (first, last) = bounds(&full[&it.global_tid], it.start_ns, it.end_ns)?;
         Some((it.class?, first.0, last.0))

@@ -15,7 +15,7 @@ use llmprof_core::{
     trace::{
         Trace,
         counter::{CounterValues, LaunchCounters, Stall},
-        nsys::NsysTrace,
+        timeline::Timeline,
     },
 };
 use llmprof_service::http;
@@ -226,11 +226,11 @@ fn visit(path: &str, value: &Value, found: &mut Vec<String>) {
     }
 }
 
-fn base(name: &str) -> NsysTrace {
+fn base(name: &str) -> Timeline {
     parse::nsys::read(&OpenCapture::open(name).dir.path().join("run.sqlite")).unwrap()
 }
 
-fn counters(figures: &[f64], trace: &NsysTrace) -> Vec<LaunchCounters> {
+fn counters(figures: &[f64], trace: &Timeline) -> Vec<LaunchCounters> {
     let figure = |at: usize| figures.get(at).copied();
     let values = CounterValues {
         duration_ns: figure(0),
@@ -275,7 +275,7 @@ proptest! {
             prop_oneof![0.0..120.0, -1e12..1e12, Just(f64::NAN), Just(f64::INFINITY)], 0..10
         ),
     ) {
-        static BASES: LazyLock<[NsysTrace; 2]> =
+        static BASES: LazyLock<[Timeline; 2]> =
             LazyLock::new(|| ["torch-cuda-graph-node", "hf-llama-attention-mock"].map(base));
         let mut nsys = BASES[which].clone();
         changes.iter().for_each(|change| change.apply(&mut nsys));

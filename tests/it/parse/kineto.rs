@@ -16,7 +16,7 @@ use llmprof_core::{
         framework::{FrameworkCall, OperatorSignature},
         kernel::TracedKernel,
         names,
-        nsys::NsysTrace,
+        timeline::Timeline,
     },
 };
 use llmprof_report::{
@@ -34,7 +34,7 @@ pub fn fixture(name: &str) -> PathBuf {
         .join(format!("torch-kineto-{name}.json.gz"))
 }
 
-fn read(name: &str) -> NsysTrace {
+fn read(name: &str) -> Timeline {
     parse::kineto::read(&[fixture(name)]).unwrap()
 }
 
@@ -47,7 +47,7 @@ fn total<'a>(kernels: impl Iterator<Item = TracedKernel<'a>>) -> (usize, i64) {
 }
 
 /// Kernels whose launching call lies inside a range of this name on its thread.
-fn launched_inside(trace: &NsysTrace, name: &str) -> (usize, i64) {
+fn launched_inside(trace: &Timeline, name: &str) -> (usize, i64) {
     let calls: BTreeMap<i64, (i64, i64)> = trace
         .cuda_calls
         .iter()
@@ -113,7 +113,7 @@ fn recorded_operators_are_those_around_the_calls() {
     assert!(!with_ids.framework.operators.is_empty());
     let mut by_enclosure = with_ids.clone();
     by_enclosure.framework.operators = Default::default();
-    let device = |nsys: NsysTrace| {
+    let device = |nsys: Timeline| {
         let trace = Trace { nsys: Some(nsys), ..Trace::default() };
         let records = llmprof_analyze::analyze(&trace, None, None).operators.by_path;
         let of = |it: &OperatorRecord| Some((it.stage.clone(), it.path.clone(), it.device?));
@@ -166,7 +166,7 @@ fn reports_name_the_profiler_of_the_trace() {
 /// cut.
 #[test]
 fn the_timeline_has_the_operators_of_a_trace() {
-    let slices = |nsys: NsysTrace| {
+    let slices = |nsys: Timeline| {
         let trace = Trace { nsys: Some(nsys), ..Trace::default() };
         decode(&perfetto::write(&trace, &Ledger::default(), Vec::new()).unwrap()).slices
     };
@@ -177,7 +177,7 @@ fn the_timeline_has_the_operators_of_a_trace() {
     assert_eq!((mm.len(), mm[0].process.as_str()), (215, "traced pass (PyTorch profiler)"));
     assert_eq!(mm[0].row, "operators of thread 1996");
 
-    let mut crossing = NsysTrace::default();
+    let mut crossing = Timeline::default();
     crossing.framework.signatures = vec![OperatorSignature::default()];
     for (start_ns, end_ns) in [(0, 10), (5, 12), (20, 30)] {
         crossing.framework.push(FrameworkCall { start_ns, end_ns, global_tid: 1, signature: 0 });

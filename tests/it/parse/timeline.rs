@@ -16,9 +16,9 @@ use llmprof_core::trace::{
     event::{Event, OperatorCall, StageRange},
     gpu_metrics::GpuMetric,
     kernel::Kernel,
-    nsys::{ApiCall, NsysTrace},
     power::{PowerLog, PowerSample, PowerSource, SampledDevice},
     range::Range,
+    timeline::{ApiCall, Timeline},
 };
 use llmprof_report::perfetto;
 
@@ -124,7 +124,7 @@ fn sketch() -> Trace {
     Trace {
         baseline: sketched_events(),
         power: Some(sketched_power()),
-        nsys: Some(NsysTrace {
+        nsys: Some(Timeline {
             strings: vec!["gemm<1>".into(), "cudaMemcpyAsync".into()],
             ranges: vec![range(true, Some(50)), range(false, Some(60)), range(true, None)],
             cuda_calls: [ApiCall {
@@ -137,7 +137,7 @@ fn sketch() -> Trace {
             .into_iter()
             .collect(),
             kernels: [kernel(7, 20), kernel(13, 22)].into_iter().collect(),
-            ..NsysTrace::default()
+            ..Timeline::default()
         }),
         ..Trace::default()
     }
@@ -284,7 +284,7 @@ fn slices_of_a_row_nest_in_order_and_include_each_kernel() {
 }
 
 /// Checks that each call is a slice, and that each kernel whose call is traced has its flow.
-fn check_calls_and_flows(slices: &[Slice], nsys: &NsysTrace, name: &str) {
+fn check_calls_and_flows(slices: &[Slice], nsys: &Timeline, name: &str) {
     let of = |kind: &str| slices.iter().filter(move |it| it.kind == kind).collect::<Vec<_>>();
     let (calls, kernels) = (of("call"), of("kernel"));
     let drawn = calls.iter().map(|it| (it.name.as_str(), it.times.1 - it.times.0));

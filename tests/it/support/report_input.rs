@@ -22,9 +22,9 @@ use llmprof_core::{
         gemm::{GemmCall, GemmLog, GemmShape, GemmTrace},
         gpu_metrics::{DeviceSamples, GpuMetric, GpuSamples},
         kernel::Kernel,
-        nsys::{ApiCall, NsysTrace},
         range::Range,
         requests::{LoadPass, RequestLoad, RequestRecord},
+        timeline::{ApiCall, Timeline},
     },
 };
 use llmprof_report::RunFacts;
@@ -173,12 +173,12 @@ impl ReportInput {
             global_tid: 1,
             correlation_id,
         };
-        run.trace.nsys = Some(NsysTrace {
+        run.trace.nsys = Some(Timeline {
             strings: vec!["gemm_bf16<128, 64>".into(), "softmax|warp".into()],
             ranges: vec![range("prefill", 0, 100), range("decode_all", 100, 200)],
             cuda_calls: launches.iter().map(call).collect(),
             kernels: launches.into_iter().map(kernel).collect(),
-            ..NsysTrace::default()
+            ..Timeline::default()
         });
         run.trace.counters = [0, 1].map(|at| counted("gemm_bf16", at)).to_vec();
         run.trace.gemms = Some(GemmTrace {

@@ -31,7 +31,7 @@ use crate::align::operation_instances::{AlignedCapture, IsolatedOperation, isola
 pub use llmprof_core::domain::alignment::Verdict;
 use llmprof_core::{
     domain::alignment::CheckSummary,
-    trace::{event::Event, nsys::NsysTrace},
+    trace::{event::Event, timeline::Timeline},
 };
 
 /// One piece of evidence.
@@ -145,7 +145,7 @@ pub struct Alignment {
 #[derive(Debug, Clone, Copy)]
 pub struct AlignmentSide<'a> {
     pub name: &'a str,
-    pub trace: &'a NsysTrace,
+    pub trace: &'a Timeline,
     /// Events of the runner; empty for a bare capture.
     pub events: &'a [Event],
     /// Power and clocks in the stage.
@@ -254,10 +254,7 @@ fn facts(side: &AlignmentSide, found: &IsolatedOperation) -> SideFacts {
 }
 
 /// The waived kinds of launches of each side, and the launches that each waiver covers.
-fn waivers(
-    question: &Question,
-    traces: [&NsysTrace; 2],
-) -> ([Vec<bool>; 2], Vec<WaivedDifference>) {
+fn waivers(question: &Question, traces: [&Timeline; 2]) -> ([Vec<bool>; 2], Vec<WaivedDifference>) {
     let mut waived = traces.map(|trace| vec![false; trace.kernels.kinds().len()]);
     let known = question.waivers.iter().map(|waiver| {
         let expired = waiver.expires < question.today;

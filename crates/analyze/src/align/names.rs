@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use llmprof_core::trace::{
     names::{base_name, canonical},
-    nsys::NsysTrace,
+    timeline::Timeline,
 };
 
 use super::settings::Level;
@@ -20,7 +20,7 @@ pub struct NameNumbers {
 
 impl NameNumbers {
     /// The number of each kind of launch in a capture.
-    pub fn of(&mut self, trace: &NsysTrace, level: Level) -> Vec<u32> {
+    pub fn of(&mut self, trace: &Timeline, level: Level) -> Vec<u32> {
         let kinds = trace.kernels.kinds().iter();
         kinds
             .map(|kind| self.number(at_level(full_name(trace, kind.full_name, kind.name), level)))
@@ -37,7 +37,7 @@ impl NameNumbers {
 }
 
 /// The full name of a kind of launch, or the short one if the capture has no other.
-pub fn full_name(trace: &NsysTrace, full: u32, short: u32) -> &str {
+pub fn full_name(trace: &Timeline, full: u32, short: u32) -> &str {
     let text = |at: u32| {
         trace.strings.get(at as usize).map(String::as_str).filter(|text| !text.is_empty())
     };

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use llmprof_core::trace::{kernel::LaunchKind, nsys::NsysTrace, range::Range};
+use llmprof_core::trace::{kernel::LaunchKind, range::Range, timeline::Timeline};
 
 use super::{
     launched::CaptureLaunches,
@@ -129,7 +129,7 @@ pub struct AlignedCapture<'a> {
 }
 
 impl<'a> AlignedCapture<'a> {
-    pub fn of(trace: &'a NsysTrace) -> Self {
+    pub fn of(trace: &'a Timeline) -> Self {
         let capture = Capture::of(trace);
         let launched = CaptureLaunches::of(&capture);
         Self { capture, launched }

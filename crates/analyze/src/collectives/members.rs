@@ -7,7 +7,7 @@ use llmprof_core::trace::{
     collectives::{CollectiveKind, dtype_of_kernel},
     kernel::TracedKernel,
     names::base_name,
-    nsys::{NsysTrace, process_of},
+    timeline::{Timeline, process_of},
 };
 
 use super::split::split;
@@ -73,7 +73,7 @@ type Found = BTreeMap<GroupKey, BTreeMap<(i64, u32), Vec<CollectiveLaunch>>>;
 
 /// The groups of a capture.
 pub fn groups(capture: &Capture) -> Vec<MemberGroup> {
-    let name = |at: u32| capture.trace.strings.get(at as usize).map_or("", String::as_str);
+    let name = |at: u32| capture.trace.text(at);
     let kinds = capture.trace.kernels.kinds().iter().map(|kind| base_name(name(kind.full_name)));
     let (named, dtypes): (Vec<_>, Vec<_>) =
         kinds.map(|it| (CollectiveKind::of_kernel(it), dtype_of_kernel(it))).unzip();
@@ -122,7 +122,7 @@ pub fn groups(capture: &Capture) -> Vec<MemberGroup> {
 fn group(
     key: GroupKey,
     members: BTreeMap<(i64, u32), Vec<CollectiveLaunch>>,
-    trace: &NsysTrace,
+    trace: &Timeline,
 ) -> MemberGroup {
     let recorded = &trace.collectives;
     let mut members: Vec<GroupMember> = members

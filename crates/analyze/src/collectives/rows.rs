@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use llmprof_core::{
     domain::units::Nanos,
-    trace::{collectives::CollectiveKind, nsys::pid_of},
+    trace::{collectives::CollectiveKind, timeline::pid_of},
 };
 
 use super::{

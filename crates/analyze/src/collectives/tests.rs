@@ -3,7 +3,7 @@
 mod offsets;
 mod properties;
 
-use llmprof_core::trace::nsys::NsysTrace;
+use llmprof_core::trace::timeline::Timeline;
 use llmprof_core::trace::{
     collectives::{CollectiveCall, CollectiveGroup, ProcessRank},
     kernel::Kernel,
@@ -58,8 +58,8 @@ impl Program {
         Self { operations: operations.into_iter().collect(), ..Self::default() }
     }
 
-    fn trace(&self) -> NsysTrace {
-        let mut trace = NsysTrace::default();
+    fn trace(&self) -> Timeline {
+        let mut trace = Timeline::default();
         let group = CollectiveGroup { name: "1".into(), size: self.size, ..Default::default() };
         trace.collectives.groups = vec![group];
         let ranks = self.operations.iter().map(|it| it.delay_ns.len()).max().unwrap_or(0);
@@ -324,7 +324,7 @@ fn each_instance_of_a_stage_has_its_skew_and_its_slowest_rank() {
             });
         }
         for number in 0..4 {
-            trace.cuda_calls.push(llmprof_core::trace::nsys::ApiCall {
+            trace.cuda_calls.push(llmprof_core::trace::timeline::ApiCall {
                 name: 0,
                 start_ns: number * 100_000 - 1_000,
                 end_ns: number * 100_000,

@@ -1,7 +1,7 @@
 //! Events of captures on sketches.
 
 use llmprof_core::trace::inferred_steps::InferredStep;
-use llmprof_core::trace::nsys::NsysTrace;
+use llmprof_core::trace::timeline::Timeline;
 use proptest::prelude::*;
 
 use super::*;
@@ -11,7 +11,7 @@ use crate::{
     stats::Spread,
 };
 
-fn of(trace: &NsysTrace) -> Stages {
+fn of(trace: &Timeline) -> Stages {
     stages(&CaptureEvents::of(&Capture::of(trace), None).by_kind())
 }
 
@@ -179,7 +179,7 @@ proptest! {
         ranges in prop::collection::vec((0usize..4, 0i64..3, 1i64..20, 1i64..4), 0..16)
     ) {
         const NAMES: [&str; 4] = ["prefill", "decode_all", "warmup", "other"];
-        let (mut next, mut trace) = ([0i64; 3], NsysTrace::default());
+        let (mut next, mut trace) = ([0i64; 3], Timeline::default());
         for (name, gap, length, thread) in ranges {
             let start = next[thread as usize - 1] + gap;
             next[thread as usize - 1] = start + length;

@@ -117,7 +117,7 @@ pub fn replays_graph(analysis: &Analysis) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use llmprof_core::trace::{Trace, nsys::process_of};
+    use llmprof_core::trace::{Trace, timeline::process_of};
 
     use super::*;
     use crate::{analyze, kernels::tests::capture};

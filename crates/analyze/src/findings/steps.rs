@@ -12,7 +12,7 @@ use llmprof_core::{
         engine_steps::StepClass,
         engines::{Engine, engines},
         names::base_name,
-        nsys::NsysTrace,
+        timeline::Timeline,
     },
 };
 
@@ -40,7 +40,7 @@ pub const RULES: &[Rule] = &[
 ];
 
 /// The engine of a capture by the names of its kernels.
-pub fn engine_of(trace: &NsysTrace) -> Option<&'static Engine> {
+pub fn engine_of(trace: &Timeline) -> Option<&'static Engine> {
     let mut names: Vec<u32> = trace.kernels.kinds().iter().map(|it| it.full_name).collect();
     names.sort_unstable();
     names.dedup();

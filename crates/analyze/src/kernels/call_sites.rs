@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use llmprof_core::{domain::units::Nanos, trace::nsys::process_of};
+use llmprof_core::{domain::units::Nanos, trace::timeline::process_of};
 use serde::{Deserialize, Serialize};
 
 use super::{StageKernels, is_measured};

@@ -4,7 +4,7 @@ use foldhash::HashMap;
 use llmprof_core::trace::{
     kernel::LaunchKind,
     names::{base_name, signature},
-    nsys::NsysTrace,
+    timeline::Timeline,
 };
 
 /// Function name and signature of each kernel, by indices of its short and full name.
@@ -12,8 +12,8 @@ use llmprof_core::trace::{
 pub struct FunctionNames(HashMap<(u32, u32), (String, String)>);
 
 impl FunctionNames {
-    pub fn of(trace: &NsysTrace) -> Self {
-        let text = |at: u32| trace.strings.get(at as usize).map_or("", String::as_str);
+    pub fn of(trace: &Timeline) -> Self {
+        let text = |at: u32| trace.text(at);
         let mut names = HashMap::default();
         for kind in trace.kernels.kinds() {
             names.entry((kind.name, kind.full_name)).or_insert_with(|| {

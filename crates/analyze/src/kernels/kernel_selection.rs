@@ -20,7 +20,7 @@ use llmprof_core::{
     trace::{
         kernel::LaunchKind,
         names::{base_name, signature},
-        nsys::NsysTrace,
+        timeline::Timeline,
     },
 };
 
@@ -49,7 +49,7 @@ const NO_STAGE: &str = "";
 /// time in a program without stages; in the first repeat of the first sample: a runner runs only
 /// that one under ncu.
 pub fn select_kernels(
-    trace: &NsysTrace,
+    trace: &Timeline,
     settings: &NcuSettings,
     traced: TracedProgram,
 ) -> CounterPlan {
@@ -100,8 +100,8 @@ struct SelectedKernel {
 }
 
 impl SelectedKernel {
-    fn of(trace: &NsysTrace, kind: &LaunchKind, by_symbol: bool) -> Self {
-        let text = |at: u32| trace.strings.get(at as usize).map_or("", String::as_str);
+    fn of(trace: &Timeline, kind: &LaunchKind, by_symbol: bool) -> Self {
+        let text = |at: u32| trace.text(at);
         let symbol = trace.symbols.get(&kind.full_name).filter(|_| by_symbol);
         Self {
             name: base_name(text(kind.name)).to_owned(),
@@ -128,7 +128,7 @@ struct FirstLaunch {
 }
 
 impl StageLaunches {
-    fn of(trace: &NsysTrace, traced: TracedProgram, per_config: usize) -> Self {
+    fn of(trace: &Timeline, traced: TracedProgram, per_config: usize) -> Self {
         let capture = Capture::of(trace);
         let end = samples::second_start(&capture, traced).unwrap_or(i64::MAX);
         let known = |stage: Option<&str>| STAGES.iter().position(|it| Some(*it) == stage);
@@ -207,7 +207,7 @@ impl StageLaunches {
         part: u32,
         limits: &CoverLimits,
         max_processes: usize,
-        trace: &NsysTrace,
+        trace: &Timeline,
     ) -> (f64, CounterPlan) {
         let groups = self.running(part);
         let candidates = self.candidates(&groups);
@@ -339,13 +339,13 @@ impl StageLaunches {
 }
 
 /// Returns true if the capture has the symbol of each kernel.
-fn has_symbols(trace: &NsysTrace) -> bool {
+fn has_symbols(trace: &Timeline) -> bool {
     trace.kernels.kinds().iter().all(|kind| trace.symbols.contains_key(&kind.full_name))
 }
 
 /// The first range of this stage in ncu syntax: `DOMAIN@RANGE/`, without the slash for start/end
 /// ranges.
-fn range(stage: &str, trace: &NsysTrace) -> Option<String> {
+fn range(stage: &str, trace: &Timeline) -> Option<String> {
     let range =
         trace.ranges.iter().find(|it| trace.rules.stage(&it.name, &it.domain) == Some(stage))?;
     let is_accepted = |text: &str| {

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use foldhash::HashMap;
-use llmprof_core::trace::nsys::NsysTrace;
+use llmprof_core::trace::timeline::Timeline;
 use serde::{Deserialize, Serialize};
 
 use crate::timeline::{
@@ -59,7 +59,7 @@ pub fn sums(capture: &Capture) -> NsysSums {
     NsysSums { calls, ranges }
 }
 
-fn calls(trace: &NsysTrace) -> Vec<CallSum> {
+fn calls(trace: &Timeline) -> Vec<CallSum> {
     let calls = &trace.cuda_calls;
     let mut groups: Vec<u32> = calls.sites().iter().map(|(name, _)| *name).collect();
     groups.sort_unstable();
@@ -70,10 +70,8 @@ fn calls(trace: &NsysTrace) -> Vec<CallSum> {
         .with_sites()
         .map(|(site, call)| (of_site[site as usize], call.end_ns - call.start_ns));
     let spans = DurationStats::grouped(groups.len(), times);
-    let named = |(name, ns): (&u32, DurationStats)| CallSum {
-        name: trace.strings.get(*name as usize).cloned().unwrap_or_default(),
-        ns,
-    };
+    let named =
+        |(name, ns): (&u32, DurationStats)| CallSum { name: trace.text(*name).to_owned(), ns };
     let mut sums: Vec<CallSum> = groups.iter().zip(spans).map(named).collect();
     sums.sort_by_key(|sum| std::cmp::Reverse(sum.ns.total));
     sums

@@ -66,7 +66,7 @@ impl KernelTallies<'_> {
     }
 
     fn name(&self, index: u32) -> String {
-        self.capture.trace.strings.get(index as usize).cloned().unwrap_or_default()
+        self.capture.trace.text(index).to_owned()
     }
 
     fn by_full_name(&self) -> CellGroups {

@@ -1,6 +1,6 @@
 //! Device time by stage: recorded kernels, whole-traced graphs, and busy time.
 
-use llmprof_core::{domain::units::Nanos, trace::nsys::ON_HOST};
+use llmprof_core::{domain::units::Nanos, trace::timeline::ON_HOST};
 
 use super::{StageKernels, durations::Tally};
 use crate::timeline::{

@@ -1,13 +1,13 @@
 //! Kernels on sketches of captures, and the sketches shared with other tests.
 
-use llmprof_core::trace::nsys::NsysTrace;
+use llmprof_core::trace::timeline::Timeline;
 use std::{num::ParseIntError, str::FromStr};
 
 use llmprof_core::trace::{
     event::STAGE_DOMAIN,
     kernel::Kernel,
-    nsys::{ApiCall, CopyKind, GraphLaunch, MemoryOp},
     range::Range,
+    timeline::{ApiCall, CopyKind, GraphLaunch, MemoryOp},
 };
 
 use super::*;
@@ -17,8 +17,8 @@ const PROCESS: i64 = 7 << 24;
 /// Builds a capture from lines such as `range T prefill 0..10`, `call T 1 2..3` (correlation),
 /// `kernel 1 gemm 4..9 stream 7`, `graph 1 ID 4..9 stream`, `copy 1 BYTES 4..9`, `fill 1 BYTES
 /// 4..9`.
-pub(crate) fn capture(sketch: &str) -> NsysTrace {
-    let mut trace = NsysTrace::default();
+pub(crate) fn capture(sketch: &str) -> Timeline {
+    let mut trace = Timeline::default();
     for line in sketch.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         if !words.is_empty() {
@@ -33,7 +33,7 @@ fn number<T: FromStr<Err = ParseIntError>>(text: &str) -> T {
 }
 
 /// Adds one line of a sketch, given as words.
-fn add(trace: &mut NsysTrace, words: &[&str]) {
+fn add(trace: &mut Timeline, words: &[&str]) {
     let (start, end) = words[3].split_once("..").unwrap();
     let (start_ns, end_ns) = (number(start), number(end));
     let thread = |text: &str| PROCESS | number::<i64>(text);
@@ -95,7 +95,7 @@ fn add(trace: &mut NsysTrace, words: &[&str]) {
 }
 
 /// Index of a string, which is added if missing.
-fn string_index(trace: &mut NsysTrace, text: &str) -> u32 {
+fn string_index(trace: &mut Timeline, text: &str) -> u32 {
     let known = trace.strings.iter().position(|known| known == text);
     known.unwrap_or_else(|| {
         trace.strings.push(text.into());

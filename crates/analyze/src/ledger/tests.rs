@@ -10,7 +10,7 @@ use llmprof_core::{
         counter::{CounterValues, LaunchCounters},
         environment::Gpu,
         event::Event,
-        nsys::{ApiCall, process_of},
+        timeline::{ApiCall, process_of},
     },
 };
 use serde_json::json;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::trace::{
     names::{base_name, signature},
-    nsys::{CopyKind, NsysTrace},
+    timeline::{CopyKind, Timeline},
 };
 
 use super::{
@@ -109,7 +109,7 @@ impl StageRows<'_> {
     pub fn add_work(
         &self,
         split: &WindowSplit,
-        nsys: &NsysTrace,
+        nsys: &Timeline,
         input: &LedgerInput,
         sums: &mut StageSums,
     ) {
@@ -167,7 +167,7 @@ impl StageRows<'_> {
     }
 
     /// Signature of a kernel whose counters depend on it.
-    fn signature(&self, of: &WorkOf, name: &WorkName, nsys: &NsysTrace) -> String {
+    fn signature(&self, of: &WorkOf, name: &WorkName, nsys: &Timeline) -> String {
         let (WorkKind::Kernel(at), Some((grid, block))) = (of.kind, name.launch) else {
             return String::new();
         };
@@ -345,8 +345,8 @@ const fn gap_cause(reason: GapReason) -> LedgerCause {
 }
 
 /// Name of work, and an empty group for it.
-fn group_of(of: &WorkOf, nsys: &NsysTrace, classes: &mut ClassCache) -> (WorkName, WorkGroup) {
-    let text = |at: u32| nsys.strings.get(at as usize).map_or("", String::as_str);
+fn group_of(of: &WorkOf, nsys: &Timeline, classes: &mut ClassCache) -> (WorkName, WorkGroup) {
+    let text = |at: u32| nsys.text(at);
     let mut group = WorkGroup::default();
     let name = match of.kind {
         WorkKind::Kernel(at) => {

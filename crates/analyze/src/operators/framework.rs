@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_core::trace::{event::OperatorCall, framework::OperatorSignature, nsys::NsysTrace};
+use llmprof_core::trace::{event::OperatorCall, framework::OperatorSignature, timeline::Timeline};
 
 use super::{
     CallKey, HostTimeSum, Operators, StageWork,
@@ -123,7 +123,7 @@ fn uncounted(capture: &Capture, index: &FrameworkIndex, counted: &[Vec<bool>]) -
 }
 
 /// For each thread, whether a kernel was launched inside each entry.
-fn launching(index: &FrameworkIndex, trace: &NsysTrace) -> Vec<Vec<bool>> {
+fn launching(index: &FrameworkIndex, trace: &Timeline) -> Vec<Vec<bool>> {
     // A trace without any kernel is of the CPU, where every call did its work.
     let on_cpu = trace.kernels.is_empty();
     let none = |it: &ThreadNest| vec![on_cpu; it.items.len()];
@@ -148,7 +148,7 @@ fn launching(index: &FrameworkIndex, trace: &NsysTrace) -> Vec<Vec<bool>> {
 fn counted(
     thread: &ThreadNest,
     launching: &[bool],
-    trace: &NsysTrace,
+    trace: &Timeline,
     works: &[Option<OperatorWork>],
 ) -> Vec<bool> {
     let has_work = |item: &NestItem| match item {
@@ -184,7 +184,7 @@ fn stage_names<'a>(thread: &ThreadNest, capture: &'a Capture<'a>) -> Vec<&'a str
 }
 
 /// Host time of each entry without those inside it.
-fn own_times(thread: &ThreadNest, trace: &NsysTrace) -> Vec<i64> {
+fn own_times(thread: &ThreadNest, trace: &Timeline) -> Vec<i64> {
     let length = |item: &NestItem| {
         let (start, end) = item.span(trace);
         end - start
@@ -210,7 +210,7 @@ impl CallCache {
     fn of(
         &mut self,
         item: NestItem,
-        trace: &NsysTrace,
+        trace: &Timeline,
         works: &[Option<OperatorWork>],
     ) -> (&mut OperatorCall, OperatorWork) {
         match item {

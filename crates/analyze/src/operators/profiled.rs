@@ -1,6 +1,6 @@
 //! Operators of a pass of its own, under the profiler of PyTorch.
 
-use llmprof_core::trace::nsys::NsysTrace;
+use llmprof_core::trace::timeline::Timeline;
 
 use super::{Operators, attach, framework::framework};
 use crate::{
@@ -20,7 +20,7 @@ pub struct ProfiledOperators {
 impl ProfiledOperators {
     /// Operators of a trace by the profiler of PyTorch, by the stages of that trace; `None` without
     /// any.
-    pub fn of(trace: &NsysTrace) -> Option<Self> {
+    pub fn of(trace: &Timeline) -> Option<Self> {
         let mut capture = Capture::of(trace);
         cold::mark(&mut capture);
         let derived = CaptureEvents::of(&capture, None);

@@ -24,7 +24,7 @@ use std::{
 use llmprof_core::{
     domain::runner,
     layout,
-    trace::{Trace, nsys::NsysTrace, operator_ranges},
+    trace::{Trace, operator_ranges, timeline::Timeline},
 };
 use serde::de::DeserializeOwned;
 
@@ -70,7 +70,7 @@ pub fn read(dir: &Path) -> Result<Trace, ParseError> {
 }
 
 /// Like [`read`], with the nsys export of `dir` as it was parsed earlier.
-pub fn read_parsed(dir: &Path, timeline: Option<NsysTrace>) -> Result<Trace, ParseError> {
+pub fn read_parsed(dir: &Path, timeline: Option<Timeline>) -> Result<Trace, ParseError> {
     let mut trace = Trace {
         environment: json(&dir.join(layout::ENV), "an environment")?.unwrap_or_default(),
         ..Trace::default()
@@ -129,7 +129,7 @@ pub fn read_parsed(dir: &Path, timeline: Option<NsysTrace>) -> Result<Trace, Par
 }
 
 /// Reads a bare capture: one export of nsys, or traces by the profiler of PyTorch, one per process.
-pub fn timeline(files: &[PathBuf]) -> Result<NsysTrace, ParseError> {
+pub fn timeline(files: &[PathBuf]) -> Result<Timeline, ParseError> {
     if let [export] = files
         && !kineto::is_json(export).unwrap_or(false)
     {

@@ -4,14 +4,14 @@
 //! where a token arrived during the step or a request waited, that is not certain.
 
 use llmprof_core::trace::{
-    nsys::NsysTrace,
     requests::{LoadPass, RequestLoad, RequestRecord},
+    timeline::Timeline,
 };
 
 use crate::timeline::engine_steps::{EngineStepRecord, first_start};
 
 /// Adds the requests of the load of the traced pass to the steps of its timeline.
-pub fn join(steps: &mut [EngineStepRecord], nsys: &NsysTrace, loads: &[RequestLoad]) {
+pub fn join(steps: &mut [EngineStepRecord], nsys: &Timeline, loads: &[RequestLoad]) {
     let traced = loads.iter().find(|load| load.pass == LoadPass::Traced);
     let Some((load, header)) = traced.and_then(|load| Some((load, load.header.as_ref()?))) else {
         return;
@@ -75,7 +75,7 @@ mod tests {
              range 1 execute_context_1(8)_generation_1(1) 500..600
              range 1 execute_context_0(0)_generation_2(2) 700..800",
         );
-        let nsys = NsysTrace { started_unix_ns: started, ..nsys };
+        let nsys = Timeline { started_unix_ns: started, ..nsys };
         let header = LoadHeader {
             url: String::new(),
             model: None,

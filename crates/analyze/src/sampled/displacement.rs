@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use llmprof_core::trace::{
     gpu_metrics::{DeviceSamples, GpuMetric},
-    nsys::NsysTrace,
+    timeline::Timeline,
 };
 
 use super::rows::DELAY_NS;
@@ -31,7 +31,7 @@ const MAX_RATIO: f64 = 0.85;
 
 /// Time by which the samples of a device are late, nanoseconds; `None` where they are in place, or
 /// the capture cannot show it.
-pub fn displacement(trace: &NsysTrace, device: &DeviceSamples, period_ns: i64) -> Option<i64> {
+pub fn displacement(trace: &Timeline, device: &DeviceSamples, period_ns: i64) -> Option<i64> {
     if !device.has(GpuMetric::SmsActive) || period_ns <= 0 {
         return None;
     }
@@ -50,7 +50,7 @@ pub fn displacement(trace: &NsysTrace, device: &DeviceSamples, period_ns: i64) -
 }
 
 /// From the first to the last work of a device.
-fn working_time(trace: &NsysTrace, device: u32) -> Option<Interval> {
+fn working_time(trace: &Timeline, device: u32) -> Option<Interval> {
     let kernels = trace.kernels.iter().filter(|it| it.device == device);
     let kernels = kernels.map(|it| (it.start_ns, it.end_ns));
     let graphs = trace.graphs.iter().filter(|it| it.device == device);
@@ -70,7 +70,7 @@ fn blocks(times: &[i64], (start, end): Interval) -> Vec<Range<usize>> {
 
 /// Time in which a device has work, near the blocks.
 fn busy_time(
-    trace: &NsysTrace,
+    trace: &Timeline,
     device: &DeviceSamples,
     blocks: &[Range<usize>],
     period_ns: i64,
@@ -130,7 +130,7 @@ mod tests {
 
     /// A capture with kernels of these lengths after these gaps, and samples that are `late_ns`
     /// late.
-    fn sampled(kernels: &[(i64, i64)], late_ns: i64) -> (NsysTrace, DeviceSamples) {
+    fn sampled(kernels: &[(i64, i64)], late_ns: i64) -> (Timeline, DeviceSamples) {
         let mut trace = capture("kernel 1 gemm 0..1 7");
         let template = Kernel::from(trace.kernels.get(0));
         trace.kernels.truncate(0);

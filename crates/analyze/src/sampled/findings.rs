@@ -6,7 +6,7 @@ use llmprof_core::{
     domain::finding::{Finding, Severity},
     trace::{
         gpu_metrics::{DeviceSamples, GpuMetric, GpuSamples},
-        nsys::NsysTrace,
+        timeline::Timeline,
     },
 };
 
@@ -53,7 +53,7 @@ fn warning(id: &str, message: impl Into<String>) -> Finding {
 }
 
 /// The reason why a capture that was requested with samples has no usable ones.
-pub fn problem(trace: &NsysTrace) -> Option<Finding> {
+pub fn problem(trace: &Timeline) -> Option<Finding> {
     if let Some(finding) = trace.samples.as_ref().and_then(refused)
         && trace.samples.iter().all(|it| it.devices.is_empty())
     {
@@ -117,7 +117,7 @@ pub fn refused(samples: &GpuSamples) -> Option<Finding> {
 }
 
 /// The finding of a capture without a value of any known metric.
-fn empty(trace: &NsysTrace) -> Finding {
+fn empty(trace: &Timeline) -> Finding {
     let samples = trace.samples.as_ref();
     let unread = samples.map(|it| it.unread.as_slice()).unwrap_or_default();
     let of_metrics = |line: &&String| line.contains("GPU Metrics") || line.contains("gpu-metrics");

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use foldhash::{HashMap, HashMapExt as _};
-use llmprof_core::trace::nsys::NsysTrace;
+use llmprof_core::trace::timeline::Timeline;
 
 use super::{
     rows::{NO_STAGE, Work},
@@ -66,7 +66,7 @@ impl<'a> OpenOperators<'a> {
     }
 
     /// The number of the nest of an entry: its path and those that enclose it, each once.
-    fn number(&mut self, trace: &'a NsysTrace, nest: &OpenNest, entry: u32) -> u32 {
+    fn number(&mut self, trace: &'a Timeline, nest: &OpenNest, entry: u32) -> u32 {
         let up = |at: &u32| nest.entries.get(*at as usize).map(|it| it.1).filter(|at| *at != NONE);
         let entries = std::iter::successors(Some(entry), up);
         let mut paths: Vec<u32> = entries

@@ -1,12 +1,12 @@
 //! Sampled metrics of synthetic timelines with known values.
 
-use llmprof_core::trace::nsys::NsysTrace;
+use llmprof_core::trace::timeline::Timeline;
 use std::collections::BTreeMap;
 
 use llmprof_core::trace::{
     gpu_metrics::{DeviceSamples, GpuMetric, GpuSamples},
     kernel::Kernel,
-    nsys::GraphLaunch,
+    timeline::GraphLaunch,
 };
 use proptest::prelude::*;
 
@@ -70,7 +70,7 @@ impl Synthetic {
     }
 
     /// The capture, one stage `decode_all`, with samples of the metric.
-    fn capture(&self) -> NsysTrace {
+    fn capture(&self) -> Timeline {
         let mut trace = capture("range 1 decode_all 0..100\ncall 1 1 1..2");
         trace.strings = (0..self.kernels.len()).map(|at| format!("kernel_{at}")).collect();
         trace.strings.push("cudaLaunchKernel".into());
@@ -120,7 +120,7 @@ impl Synthetic {
     }
 }
 
-fn analysed(captures: Vec<NsysTrace>) -> SampledMetrics {
+fn analysed(captures: Vec<Timeline>) -> SampledMetrics {
     sampled_metrics(&Trace { sampled: captures, ..Trace::default() }, None)
 }
 

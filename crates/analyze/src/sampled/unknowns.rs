@@ -181,7 +181,7 @@ fn stage_number(capture: &DeviceCapture, names: &[&str], instance: u32) -> u16 {
 fn kernels(capture: &DeviceCapture, names: &[&str], keys: &mut Keys) -> Vec<Work> {
     let timeline = capture.timeline;
     let trace = timeline.trace;
-    let name = |at: u32| trace.strings.get(at as usize).map_or("", String::as_str);
+    let name = |at: u32| trace.text(at);
     let of_kind: Vec<u32> = trace
         .kernels
         .kinds()

@@ -21,7 +21,7 @@ use llmprof_core::{
         finding::{Finding, Severity},
         units::Nanos,
     },
-    trace::{nsys::process_of, runtime_call::CallKind},
+    trace::{runtime_call::CallKind, timeline::process_of},
 };
 
 use crate::timeline::{
@@ -163,7 +163,7 @@ fn add_kernels(capture: &Capture, activity: &mut [InstanceActivity]) -> FirstLau
 /// Calls of each instance that load, compile or allocate.
 fn warmup_calls(capture: &Capture) -> Vec<u64> {
     let mut counts = vec![0; capture.stages.instances.len()];
-    let name = |name: u32| capture.trace.strings.get(name as usize).map_or("", String::as_str);
+    let name = |name: u32| capture.trace.text(name);
     // `hipModuleLaunchKernel` loads no module.
     let is_warmup: Vec<bool> =
         (capture.trace.cuda_calls.sites().iter().zip(capture.trace.call_kinds()))
@@ -207,7 +207,7 @@ pub fn findings(cold: &[ColdInstance]) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use llmprof_core::trace::{Trace, nsys::ApiCall};
+    use llmprof_core::trace::{Trace, timeline::ApiCall};
 
     use super::*;
     use crate::{analyze, kernels::tests::capture};

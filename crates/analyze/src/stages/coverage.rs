@@ -18,8 +18,8 @@ use llmprof_core::{
     domain::finding::{Finding, Severity},
     trace::{
         event::STAGE_DOMAIN,
-        nsys::{NsysTrace, process_of},
         runtime_call::CallKind,
+        timeline::{Timeline, process_of},
     },
 };
 
@@ -42,7 +42,7 @@ pub struct Coverage {
 }
 
 /// Counts the kernels of one capture. A kernel launched into a capturing stream does not run.
-pub fn coverage(trace: &NsysTrace, expected: &[&str]) -> Coverage {
+pub fn coverage(trace: &Timeline, expected: &[&str]) -> Coverage {
     let mut recorded = LaunchSet::default();
     for kernel in trace.kernels.iter() {
         recorded.insert(process_of(kernel.global_pid), kernel.correlation_id);
@@ -95,7 +95,7 @@ impl LaunchSet {
 
 /// Kernels expected from and recorded for launches of graphs. A launch traced as a whole counts as
 /// one recorded kernel.
-pub(crate) fn graph_coverage(trace: &NsysTrace) -> (u64, u64) {
+pub(crate) fn graph_coverage(trace: &Timeline) -> (u64, u64) {
     let mut launches = Vec::new();
     each_running(trace, CallKind::Graph, |_, call| {
         launches.push((process_of(call.global_tid), call.correlation_id));
@@ -173,7 +173,7 @@ impl Coverage {
     pub fn finding(
         &self,
         expect_kernels: bool,
-        trace: &NsysTrace,
+        trace: &Timeline,
         log: &[String],
     ) -> Option<Finding> {
         let mut wrong = Vec::new();
@@ -231,13 +231,13 @@ impl Coverage {
 
 #[cfg(test)]
 mod tests {
-    use llmprof_core::trace::{kernel::Kernel, nsys::ApiCall};
+    use llmprof_core::trace::{kernel::Kernel, timeline::ApiCall};
 
     use super::*;
     use crate::kernels::tests::capture;
 
     /// A capture whose calls have these names, in order.
-    fn named(sketch: &str, names: &[&str]) -> NsysTrace {
+    fn named(sketch: &str, names: &[&str]) -> Timeline {
         let mut trace = capture(sketch);
         let first = trace.strings.len() as u32;
         trace.strings.extend(names.iter().map(|name| (*name).to_owned()));
@@ -246,7 +246,7 @@ mod tests {
         trace
     }
 
-    fn counts(trace: &NsysTrace) -> (u64, u64) {
+    fn counts(trace: &Timeline) -> (u64, u64) {
         let coverage = coverage(trace, &[]);
         (coverage.launched, coverage.recorded)
     }

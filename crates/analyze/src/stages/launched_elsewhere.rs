@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
     domain::finding::{Finding, Severity},
-    trace::nsys::process_of,
+    trace::timeline::process_of,
 };
 
 use crate::{

@@ -8,7 +8,7 @@ use llmprof_core::{
         finding::{Finding, Severity},
         units::Nanos,
     },
-    trace::nsys::process_of,
+    trace::timeline::process_of,
 };
 
 use crate::{

@@ -82,10 +82,11 @@ mod tests {
             ["cudaMemcpyAsync_v3020", "cudaGraphLaunch_v10000", "cudaStreamSynchronize_v3020"]
                 .map(str::to_owned),
         );
-        let named = |call: llmprof_core::trace::nsys::ApiCall| llmprof_core::trace::nsys::ApiCall {
-            name: first + [0, 1, 2, 2][call.correlation_id as usize - 1],
-            ..call
-        };
+        let named =
+            |call: llmprof_core::trace::timeline::ApiCall| llmprof_core::trace::timeline::ApiCall {
+                name: first + [0, 1, 2, 2][call.correlation_id as usize - 1],
+                ..call
+            };
         trace.cuda_calls = trace.cuda_calls.iter().map(named).collect();
         trace.kernels = trace.kernels.map(|_, kernel| kernel.graph_node = Some(1));
         let calls = stage_calls(&Capture::of(&trace));

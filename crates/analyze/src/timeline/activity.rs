@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use llmprof_core::trace::nsys::{CopyKind, NsysTrace, ON_HOST, process_of};
+use llmprof_core::trace::timeline::{CopyKind, ON_HOST, Timeline, process_of};
 
 use super::capture::{Capture, Join};
 
@@ -68,7 +68,7 @@ pub fn activities<'a>(capture: &'a Capture<'a>) -> impl Iterator<Item = Activity
 }
 
 /// Pairs of process and device with work, but of graphs whose device is unknown.
-pub fn used_devices(trace: &NsysTrace) -> BTreeSet<(i64, u32)> {
+pub fn used_devices(trace: &Timeline) -> BTreeSet<(i64, u32)> {
     let kernels = trace.kernels.kinds().iter().map(|it| (process_of(it.global_pid), it.device));
     let copies = trace.copies.iter().map(|it| (process_of(it.global_pid), it.device));
     let graphs = trace.graphs.iter().map(|it| (process_of(it.global_pid), it.device));

@@ -66,7 +66,7 @@ pub fn alone(capture: &Capture) -> AloneTimes {
         running.active.push((it.end_ns, (capture.stage_number(it.join.instance), name)));
     }
     devices.values_mut().for_each(|running| running.advance(i64::MAX, &mut sums));
-    let name = |at: u32| capture.trace.strings.get(at as usize).cloned().unwrap_or_default();
+    let name = |at: u32| capture.trace.text(at).to_owned();
     let mut alone = AloneTimes::new();
     // In order, so that sums of rounded times do not depend on the hashes.
     for ((number, kernel), ns) in sums.into_iter().collect::<BTreeMap<_, _>>() {

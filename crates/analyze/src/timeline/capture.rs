@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use llmprof_core::trace::{
     kernel::TracedKernel,
-    nsys::{ApiCall, GraphLaunch, MemoryOp, NsysTrace},
     packed::PackedRows,
     runtime_call::CallKind,
+    timeline::{ApiCall, GraphLaunch, MemoryOp, Timeline},
 };
 use rayon::prelude::*;
 
@@ -60,7 +60,7 @@ impl Joins {
 
 /// One timeline and the launches of its kernels, copies and whole-traced graphs.
 pub struct Capture<'a> {
-    pub trace: &'a NsysTrace,
+    pub trace: &'a Timeline,
     pub stages: OpenStages,
     kernels: Arc<Joins>,
     copies: Arc<Joins>,
@@ -72,7 +72,7 @@ pub struct Capture<'a> {
 }
 
 impl<'a> Capture<'a> {
-    pub fn of(trace: &'a NsysTrace) -> Self {
+    pub fn of(trace: &'a Timeline) -> Self {
         let (stages, index) =
             rayon::join(|| OpenStages::of(trace, WARMUP), || CallIndex::of(&trace.cuda_calls));
         let join = |ids: &mut dyn Iterator<Item = (i64, i64)>| -> PackedRows<2> {

@@ -11,8 +11,8 @@ use foldhash::{HashMap, HashSet};
 use llmprof_core::trace::{
     event::{OPERATOR_DOMAIN, STAGE_DOMAIN},
     kernel::TracedKernel,
-    nsys::{GraphNode, NsysTrace},
     range::Range,
+    timeline::{GraphNode, Timeline},
 };
 
 use super::{
@@ -55,7 +55,7 @@ pub struct DeviceTimes {
 }
 
 /// Returns a predicate for ranges that are operators.
-pub fn is_operator(trace: &NsysTrace) -> impl Fn(&Range) -> bool {
+pub fn is_operator(trace: &Timeline) -> impl Fn(&Range) -> bool {
     let has_domain = trace.ranges.iter().any(|range| range.domain == OPERATOR_DOMAIN);
     let rules = trace.rules.clone();
     move |range: &Range| {
@@ -141,7 +141,7 @@ impl NestSums {
     /// Adds each entry to its parents, and sums entries by stage number and name.
     fn by_name<'a>(
         mut self,
-        trace: &'a NsysTrace,
+        trace: &'a Timeline,
         nests: &[(i64, OpenNest)],
     ) -> HashMap<(usize, &'a str), DeviceTime> {
         let mut by_name: HashMap<(usize, &str), DeviceTime> = HashMap::default();
@@ -211,7 +211,7 @@ mod tests {
     use crate::kernels::tests::capture;
 
     /// One line per operator and stage: `stage name kernels total exclusive`.
-    fn lines(trace: &NsysTrace) -> String {
+    fn lines(trace: &Timeline) -> String {
         let times = device_times(&Capture::of(trace));
         let line = |((stage, name), it): (&(String, String), &DeviceTime)| {
             format!("{stage:?} {name} {} {} {}", it.kernels, it.total_ns, it.exclusive_ns)
@@ -220,7 +220,7 @@ mod tests {
     }
 
     /// Puts the ranges of operators into their domain.
-    fn with_domain(sketch: &str) -> NsysTrace {
+    fn with_domain(sketch: &str) -> Timeline {
         let mut trace = capture(sketch);
         for range in trace
             .ranges

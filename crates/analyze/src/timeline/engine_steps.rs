@@ -7,8 +7,8 @@ use llmprof_core::{
     domain::{named_values::named_values, units::Nanos},
     trace::{
         engine_steps::{EngineStep, StepClass, engine_step},
-        nsys::{NsysTrace, pid_of, process_of},
         range::Range,
+        timeline::{Timeline, pid_of, process_of},
     },
 };
 use serde::{Deserialize, Serialize};
@@ -138,7 +138,7 @@ pub fn engine_steps(capture: &Capture) -> Vec<EngineStepRecord> {
 
 /// The steps that ranges name, which are instances of stages: of one class, a range inside another
 /// repeats it, in a domain of its own or under the same name.
-fn named_steps(trace: &NsysTrace) -> Vec<StepPlace<'_>> {
+fn named_steps(trace: &Timeline) -> Vec<StepPlace<'_>> {
     let step = |range: &'_ Range| {
         let step = engine_step(&range.name)?;
         Some((step, range.end_ns.filter(|end| *end >= range.start_ns)?))
@@ -168,7 +168,7 @@ fn named_steps(trace: &NsysTrace) -> Vec<StepPlace<'_>> {
 }
 
 /// Start of the first step, from which the times of all count.
-pub fn first_start(trace: &NsysTrace) -> Option<i64> {
+pub fn first_start(trace: &Timeline) -> Option<i64> {
     let is_possible = |start: i64, end: i64| (end >= start).then_some(start);
     let named = trace
         .ranges
@@ -310,7 +310,7 @@ mod tests {
     }
 
     /// Kernels of each step, and the number of instances of all stages.
-    fn kernels(trace: &NsysTrace) -> (Vec<u64>, usize) {
+    fn kernels(trace: &Timeline) -> (Vec<u64>, usize) {
         let timeline = Capture::of(trace);
         let steps = engine_steps(&timeline);
         (steps.iter().map(|it| it.kernels).collect(), timeline.stages.instances.len())

@@ -9,7 +9,7 @@ use std::{cmp::Reverse, collections::BTreeMap};
 use foldhash::{HashMap, HashSet};
 use llmprof_core::trace::{
     kernel::TracedKernel,
-    nsys::{NsysTrace, process_of},
+    timeline::{Timeline, process_of},
 };
 
 use super::{
@@ -109,7 +109,7 @@ impl FrameworkIndex {
     }
 
     /// Name of the innermost operator of the kernel at an index.
-    pub fn name_of<'a>(&self, trace: &'a NsysTrace, kernel: usize) -> Option<&'a str> {
+    pub fn name_of<'a>(&self, trace: &'a Timeline, kernel: usize) -> Option<&'a str> {
         let (thread, entry) = *self.kernels.get(kernel)?;
         Some(self.threads.get(thread as usize)?.items.get(entry as usize)?.name(trace))
     }
@@ -117,7 +117,7 @@ impl FrameworkIndex {
 
 impl NestItem {
     /// Start and end.
-    pub fn span(self, trace: &NsysTrace) -> (i64, i64) {
+    pub fn span(self, trace: &Timeline) -> (i64, i64) {
         match self {
             Self::Call(at) => {
                 let call = trace.framework.get(at as usize);
@@ -130,7 +130,7 @@ impl NestItem {
         }
     }
 
-    pub fn name(self, trace: &NsysTrace) -> &str {
+    pub fn name(self, trace: &Timeline) -> &str {
         match self {
             Self::Call(at) => {
                 let signature = trace.framework.get(at as usize).signature;
@@ -188,7 +188,7 @@ pub fn device_times(capture: &Capture, index: &FrameworkIndex) -> DeviceTimes {
 
 impl ThreadNest {
     /// Name of an entry.
-    pub fn name<'a>(&self, trace: &'a NsysTrace, entry: u32) -> &'a str {
+    pub fn name<'a>(&self, trace: &'a Timeline, entry: u32) -> &'a str {
         self.items[entry as usize].name(trace)
     }
 

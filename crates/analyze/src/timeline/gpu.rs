@@ -229,13 +229,14 @@ fn copies(cells: &[(u32, &GpuCell)]) -> Vec<StageCopies> {
     for (kind, moved) in cells.iter().flat_map(|(_, cell)| &cell.copies) {
         cells::TransferKind::add(kinds.entry(*kind).or_default(), moved);
     }
-    let row =
-        |(kind, moved): (llmprof_core::trace::nsys::CopyKind, cells::TransferKind)| StageCopies {
+    let row = |(kind, moved): (llmprof_core::trace::timeline::CopyKind, cells::TransferKind)| {
+        StageCopies {
             kind: kind.as_str().into(),
             calls: moved.calls,
             bytes: moved.bytes,
             total_ms: Nanos(moved.ns).as_ms(),
-        };
+        }
+    };
     kinds.into_iter().map(row).collect()
 }
 

@@ -11,7 +11,7 @@ use llmprof_core::{
         finding::{Finding, Severity},
         units::Nanos,
     },
-    trace::{Trace, nsys::ON_HOST},
+    trace::{Trace, timeline::ON_HOST},
 };
 use serde::{Deserialize, Serialize};
 

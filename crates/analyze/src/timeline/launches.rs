@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 
 use llmprof_core::trace::{
-    nsys::{ApiCalls, CallPart, process_of},
     packed::{PackedReader, PackedRows},
+    timeline::{ApiCalls, CallPart, process_of},
 };
 use rayon::prelude::*;
 
@@ -120,7 +120,7 @@ impl<'a> Cursor<'a> {
 
 #[cfg(test)]
 mod tests {
-    use llmprof_core::trace::nsys::ApiCall;
+    use llmprof_core::trace::timeline::ApiCall;
     use proptest::prelude::*;
 
     use super::*;

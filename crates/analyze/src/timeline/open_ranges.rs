@@ -15,8 +15,8 @@ pub use self::{
     unclosed::unclosed,
 };
 use llmprof_core::trace::{
-    nsys::{NsysTrace, process_of},
     range::Range,
+    timeline::{Timeline, process_of},
 };
 
 use super::interval::{Interval, IntervalSet};
@@ -100,7 +100,7 @@ type PlaceIntervals = BTreeMap<i64, Vec<Interval>>;
 
 impl OpenStages {
     /// Finds the stages of a capture; `warmup` is the label of the warm-up.
-    pub fn of(trace: &NsysTrace, warmup: &str) -> Self {
+    pub fn of(trace: &Timeline, warmup: &str) -> Self {
         let rules = &trace.rules;
         let mut stages = Self { labels: vec![warmup.to_owned()], ..Self::default() };
         stages.labels.extend(rules.names().into_iter().map(str::to_owned));
@@ -190,7 +190,7 @@ impl OpenStages {
     }
 
     /// Marks the instances whose end is that of a closed range without a recorded end.
-    fn mark_estimated(&mut self, trace: &NsysTrace) {
+    fn mark_estimated(&mut self, trace: &Timeline) {
         let closed: HashSet<(i64, i64)> = trace
             .unclosed
             .iter()
@@ -261,7 +261,7 @@ fn on_thread(intervals: &PlaceIntervals, thread: i64) -> IntervalSet {
 }
 
 /// All threads that may launch work.
-fn threads(trace: &NsysTrace) -> Vec<i64> {
+fn threads(trace: &Timeline) -> Vec<i64> {
     let mut threads: Vec<i64> =
         trace.cuda_calls.sites().iter().map(|(_, thread)| *thread).collect();
     threads.extend(trace.graph_nodes.iter().map(|node| node.global_tid));

@@ -2,7 +2,7 @@
 //! for a kernel of a replayed CUDA graph when its node was captured.
 
 use foldhash::HashMap;
-use llmprof_core::trace::nsys::{CallReader, GraphNode, NsysTrace};
+use llmprof_core::trace::timeline::{CallReader, GraphNode, Timeline};
 
 use super::{
     device_time::{captured_nodes, is_operator},
@@ -11,7 +11,7 @@ use super::{
 };
 
 /// The ranges of operators, nested, by thread.
-pub fn operator_nests(trace: &NsysTrace) -> Vec<(i64, OpenNest)> {
+pub fn operator_nests(trace: &Timeline) -> Vec<(i64, OpenNest)> {
     nest_ranges(trace, is_operator(trace)).into_iter().collect()
 }
 
@@ -25,7 +25,7 @@ pub struct OperatorEntries<'a> {
 }
 
 impl<'a> OperatorEntries<'a> {
-    pub fn new(trace: &'a NsysTrace, nests: &'a [(i64, OpenNest)]) -> Self {
+    pub fn new(trace: &'a Timeline, nests: &'a [(i64, OpenNest)]) -> Self {
         let captured = captured_nodes(&trace.graph_nodes);
         let calls = trace.cuda_calls.reader();
         Self { calls, nests, captured, of_node: HashMap::default(), cursor: Cursor::default() }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
     domain::units::Nanos,
-    trace::nsys::{CopyKind, MemoryOp, NsysTrace, ON_HOST, pid_of, process_of},
+    trace::timeline::{CopyKind, MemoryOp, ON_HOST, Timeline, pid_of, process_of},
 };
 use serde::{Deserialize, Serialize};
 
@@ -234,7 +234,7 @@ fn kernels(
             process: pid_of(pairs[pair].0),
             device: pairs[pair].1,
             stage: capture.stage_label(number).into(),
-            kernel_name: capture.trace.strings.get(name as usize).cloned().unwrap_or_default(),
+            kernel_name: capture.trace.text(name).to_owned(),
             total_ms: Nanos(ns).as_ms(),
             calls,
             mean_ms: Nanos(ns).as_ms() / calls as f64,
@@ -244,7 +244,7 @@ fn kernels(
     records
 }
 
-fn ranges(trace: &NsysTrace) -> Vec<ProcessRange> {
+fn ranges(trace: &Timeline) -> Vec<ProcessRange> {
     let mut groups: BTreeMap<(i64, &str, &str), Vec<i64>> = BTreeMap::new();
     for range in &trace.ranges {
         if let Some(end_ns) = range.end_ns {
@@ -273,7 +273,7 @@ mod tests {
     use crate::kernels::tests::capture;
 
     /// A capture of two identical processes, the second on device 1 and 1,000 ns later.
-    fn twice(sketch: &str) -> NsysTrace {
+    fn twice(sketch: &str) -> Timeline {
         let (mut both, other) = (capture(sketch), capture(sketch));
         let away = |id: i64| id + (2 << 24);
         for range in other.ranges {
@@ -283,7 +283,7 @@ mod tests {
             });
         }
         for call in other.cuda_calls.iter() {
-            both.cuda_calls.push(llmprof_core::trace::nsys::ApiCall {
+            both.cuda_calls.push(llmprof_core::trace::timeline::ApiCall {
                 global_tid: away(call.global_tid),
                 ..call
             });
@@ -364,7 +364,7 @@ mod tests {
             start_ns: 0,
             end_ns: 1,
             bytes: 64,
-            kind: llmprof_core::trace::nsys::CopyKind::HostToDevice,
+            kind: llmprof_core::trace::timeline::CopyKind::HostToDevice,
             device: 3,
             global_pid: 9 << 24,
             correlation_id: 0,

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use foldhash::HashMap;
 use llmprof_core::{
     domain::units::Nanos,
-    trace::{nsys::NsysTrace, range::Range},
+    trace::{range::Range, timeline::Timeline},
 };
 use serde::{Deserialize, Serialize};
 
@@ -181,7 +181,7 @@ pub fn regions(capture: &Capture, counters: &[CounterRecord]) -> Vec<Region> {
 
 /// Paths of each domain over time: regions are of one domain, so that layers share none.
 fn layers(
-    trace: &NsysTrace,
+    trace: &Timeline,
     names: &BTreeMap<(&str, &str), (u32, u64)>,
     paths: &mut RegionPaths,
 ) -> Vec<RegionLayer> {
@@ -297,7 +297,7 @@ fn tallies(
 }
 
 fn region(
-    trace: &NsysTrace,
+    trace: &Timeline,
     sums: &BTreeMap<(u32, u32), RegionTally>,
     known: &ProfiledLaunches,
     classes: &mut ClassCache,

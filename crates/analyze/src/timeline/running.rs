@@ -5,12 +5,12 @@
 
 use foldhash::{HashMap, HashSet};
 use llmprof_core::trace::{
-    nsys::{ApiCall, NsysTrace},
     runtime_call::CallKind,
+    timeline::{ApiCall, Timeline},
 };
 
 /// Reads the launches of one kind that run, each with the index of its call.
-pub fn each_running(trace: &NsysTrace, wanted: CallKind, mut read: impl FnMut(usize, &ApiCall)) {
+pub fn each_running(trace: &Timeline, wanted: CallKind, mut read: impl FnMut(usize, &ApiCall)) {
     let kinds = trace.call_kinds();
     if !kinds.contains(&wanted) {
         return;
@@ -34,9 +34,9 @@ pub struct RunningLaunches {
 }
 
 impl RunningLaunches {
-    /// `kinds` is by call site, see [`NsysTrace::call_kinds`]. A thread whose first call about a
+    /// `kinds` is by call site, see [`Timeline::call_kinds`]. A thread whose first call about a
     /// capture ends one is under capture from the start.
-    pub fn of(trace: &NsysTrace, kinds: &[CallKind]) -> Self {
+    pub fn of(trace: &Timeline, kinds: &[CallKind]) -> Self {
         let mut first: HashMap<i64, bool> = HashMap::default();
         let sites: Vec<bool> = kinds.iter().map(|it| it.bounds_capture()).collect();
         for (_, site, call) in trace.cuda_calls.at_sites(&sites) {

@@ -63,7 +63,7 @@ pub struct FrameworkCalls {
     pub operators: LaunchMap,
     /// Own work of the profiler on the host: process, start and end.
     pub overheads: Vec<(i64, i64, i64)>,
-    /// Lines of code of launches: indices into [`super::nsys::NsysTrace::strings`].
+    /// Lines of code of launches: indices into [`super::timeline::Timeline::strings`].
     pub call_sites: LaunchMap,
 }
 

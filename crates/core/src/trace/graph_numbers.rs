@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::{
     kernel::UNNUMBERED_NODE,
-    nsys::{NsysTrace, process_of},
+    timeline::{Timeline, process_of},
 };
 
 /// Bits of a node within the id of a node; the graph has the others.
@@ -18,7 +18,7 @@ fn graph_of(node: u64) -> Option<u64> {
     Some(node >> NODE_BITS).filter(|graph| *graph > 0 && node & UNNUMBERED_NODE == 0)
 }
 
-impl NsysTrace {
+impl Timeline {
     /// Gives the graphs of all processes distinct numbers. Of processes with one number the first
     /// keeps it, so that the graphs of a single process keep theirs.
     pub fn number_graphs(&mut self) {
@@ -92,14 +92,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::trace::nsys::GraphNode;
+    use crate::trace::timeline::GraphNode;
 
     fn made(process: i64, id: u64, original: Option<u64>) -> GraphNode {
         GraphNode { at_ns: 0, global_tid: process << 24 | 9, id, original }
     }
 
     fn numbered(nodes: &[GraphNode]) -> Vec<(u64, Option<u64>)> {
-        let mut trace = NsysTrace { graph_nodes: nodes.to_vec(), ..NsysTrace::default() };
+        let mut trace = Timeline { graph_nodes: nodes.to_vec(), ..Timeline::default() };
         trace.number_graphs();
         trace.graph_nodes.iter().map(|it| (it.id, it.original)).collect()
     }

@@ -14,7 +14,7 @@ use super::{interner::Interner, packed::PackedRows};
 pub struct Kernel {
     /// Short name: the function, without template arguments and parameters.
     pub name: u32,
-    /// Full demangled name. Both names index [`super::nsys::NsysTrace::strings`].
+    /// Full demangled name. Both names index [`super::timeline::Timeline::strings`].
     pub full_name: u32,
     pub device: u32,
     pub stream: u32,

@@ -19,7 +19,6 @@ pub mod inferred_steps;
 mod interner;
 pub mod kernel;
 pub mod names;
-pub mod nsys;
 pub mod operator_ranges;
 pub mod packed;
 pub mod power;
@@ -27,6 +26,7 @@ pub mod range;
 pub mod requests;
 pub mod runtime_call;
 pub mod stage;
+pub mod timeline;
 pub mod unclosed;
 pub mod windows;
 pub mod xla;
@@ -37,8 +37,8 @@ use counter::LaunchCounters;
 use environment::Environment;
 use event::Event;
 use gemm::GemmTrace;
-use nsys::NsysTrace;
 use power::PowerLog;
+use timeline::Timeline;
 
 /// Data of all passes of one run, in memory.
 #[derive(Debug, Clone, Default)]
@@ -52,12 +52,12 @@ pub struct Trace {
     pub traced: Vec<Event>,
     /// Wall times of a command; absent for the model runner.
     pub command: Option<CommandTrace>,
-    /// The nsys capture.
-    pub nsys: Option<NsysTrace>,
+    /// The timeline of the traced pass, or of an import.
+    pub nsys: Option<Timeline>,
     /// Traces of a command's pass under the profiler of PyTorch.
-    pub pytorch: Option<NsysTrace>,
+    pub pytorch: Option<Timeline>,
     /// Captures of nsys with samples of the GPU's metrics, one for each rate.
-    pub sampled: Vec<NsysTrace>,
+    pub sampled: Vec<Timeline>,
     /// ncu counters of all stages.
     pub counters: Vec<LaunchCounters>,
     /// Logs of the GEMM libraries.

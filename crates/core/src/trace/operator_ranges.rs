@@ -9,8 +9,8 @@ use std::{collections::BTreeMap, iter};
 
 use super::{
     event::{CAPTURE_RANGE, Event, OPERATOR_DOMAIN, OperatorCall, STAGE_DOMAIN, StageRange},
-    nsys::NsysTrace,
     range::Range,
+    timeline::Timeline,
 };
 use crate::domain::finding::{Finding, Severity};
 
@@ -21,7 +21,7 @@ const TOLERANCE_NS: i64 = 1_000;
 const MAX_CONTRADICTING_PCT: usize = 1;
 
 /// Adds the ranges of operators in `events` to a capture that has none outside of captured graphs.
-pub fn add(trace: &mut NsysTrace, events: &[Event]) {
+pub fn add(trace: &mut Timeline, events: &[Event]) {
     let called: Vec<&OperatorCall> = events.iter().filter_map(called).collect();
     if called.is_empty() || has_operators(trace) {
         return;
@@ -79,7 +79,7 @@ fn called(event: &Event) -> Option<&OperatorCall> {
 }
 
 /// True if a range of an operator is outside of captures.
-fn has_operators(trace: &NsysTrace) -> bool {
+fn has_operators(trace: &Timeline) -> bool {
     let is_capture = |it: &&Range| it.domain == STAGE_DOMAIN && it.name == CAPTURE_RANGE;
     let captures: Vec<&Range> = trace.ranges.iter().filter(is_capture).collect();
     let is_captured = |at_ns: i64| {

@@ -6,9 +6,9 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{
-    nsys::process_of,
     range::Range,
     stage::{StageRules, WARMUP},
+    timeline::process_of,
 };
 
 /// Max later ranges compared with an unclosed one.

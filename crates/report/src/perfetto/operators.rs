@@ -5,7 +5,7 @@
 
 use std::io::{self, Write};
 
-use llmprof_core::trace::nsys::NsysTrace;
+use llmprof_core::trace::timeline::Timeline;
 
 use super::{
     Rows,
@@ -18,7 +18,7 @@ use super::{
 pub fn operators(
     packets: &mut Packets<impl Write>,
     process: Track,
-    nsys: &NsysTrace,
+    nsys: &Timeline,
     window: &Window,
 ) -> io::Result<()> {
     let signatures = &nsys.framework.signatures;

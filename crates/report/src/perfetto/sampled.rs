@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use llmprof_core::trace::{
     gpu_metrics::{DeviceSamples, GpuMetric},
-    nsys::NsysTrace,
+    timeline::Timeline,
 };
 
 use super::{
@@ -16,7 +16,7 @@ use super::{
 };
 
 /// Writes the metrics and ranges of a pass that sampled, which has a clock of its own.
-pub fn sampled(packets: &mut Packets<impl Write>, pid: u32, nsys: &NsysTrace) -> io::Result<()> {
+pub fn sampled(packets: &mut Packets<impl Write>, pid: u32, nsys: &Timeline) -> io::Result<()> {
     let Some(samples) = &nsys.samples else { return Ok(()) };
     let window = Window::of(nsys);
     let rate = samples.rate_hz.map_or_else(String::new, |rate| format!(", {rate} Hz"));

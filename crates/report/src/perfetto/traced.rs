@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use foldhash::HashMap;
 use llmprof_core::trace::{
     kernel::LaunchKind,
-    nsys::{ApiCall, GraphLaunch, NsysTrace, ON_HOST, process_of},
+    timeline::{ApiCall, GraphLaunch, ON_HOST, Timeline, process_of},
 };
 
 use super::{
@@ -19,7 +19,7 @@ use super::{
 };
 
 /// Writes the traced pass, or the part of it in its window.
-pub fn traced(packets: &mut Packets<impl Write>, nsys: &NsysTrace) -> io::Result<()> {
+pub fn traced(packets: &mut Packets<impl Write>, nsys: &Timeline) -> io::Result<()> {
     let window = Window::of(nsys);
     let name = format!("traced pass ({})", nsys.tool.as_str());
     let process = packets.process(TRACED, &window.name(&name))?;
@@ -41,7 +41,7 @@ pub fn traced(packets: &mut Packets<impl Write>, nsys: &NsysTrace) -> io::Result
 pub fn ranges(
     packets: &mut Packets<impl Write>,
     process: Track,
-    nsys: &NsysTrace,
+    nsys: &Timeline,
     window: &Window,
 ) -> io::Result<()> {
     let (mut threads, mut crossing) = (Rows::default(), Lanes::default());
@@ -68,7 +68,7 @@ pub fn ranges(
 struct Flows(HashMap<(i64, i64), u64>);
 
 impl Flows {
-    fn of(nsys: &NsysTrace, window: &Window) -> Self {
+    fn of(nsys: &Timeline, window: &Window) -> Self {
         let kernels = window.inside(nsys.kernels.iter(), |it| it.start_ns);
         let kernels = kernels.map(|it| (process_of(it.global_pid), it.correlation_id));
         let graphs = window.inside(nsys.graphs.iter(), |it| it.start_ns);
@@ -97,7 +97,7 @@ impl Flows {
 fn calls(
     packets: &mut Packets<impl Write>,
     process: Track,
-    nsys: &NsysTrace,
+    nsys: &Timeline,
     window: &Window,
     flows: &Flows,
 ) -> io::Result<()> {
@@ -116,7 +116,7 @@ fn calls(
         let mut template = match &sites[site as usize] {
             Some(known) => known.clone(),
             None => {
-                let name = nsys.strings.get(call.name as usize).map_or("", String::as_str);
+                let name = nsys.text(call.name);
                 let template = packets.template("call", name, &[])?;
                 sites[site as usize].insert(template).clone()
             }
@@ -189,7 +189,7 @@ fn graphs(
 /// Kernels by device and stream.
 fn kernels(
     packets: &mut Packets<impl Write>,
-    nsys: &NsysTrace,
+    nsys: &Timeline,
     window: &Window,
     flows: &Flows,
     devices: &mut HashMap<u32, Track>,

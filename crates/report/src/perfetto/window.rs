@@ -6,9 +6,9 @@
 
 use llmprof_core::trace::{
     gpu_metrics::GpuMetric,
-    nsys::{NsysTrace, process_of},
     range::Range,
     stage::WARMUP,
+    timeline::{Timeline, process_of},
 };
 
 /// Maximum number of kernels, of graphs, of calls, of operators, of ranges, and of sampled values
@@ -25,11 +25,11 @@ pub struct Window {
 }
 
 impl Window {
-    pub fn of(nsys: &NsysTrace) -> Self {
+    pub fn of(nsys: &Timeline) -> Self {
         Self::limited(nsys, MAX_EVENTS)
     }
 
-    fn limited(nsys: &NsysTrace, max: usize) -> Self {
+    fn limited(nsys: &Timeline, max: usize) -> Self {
         let kernels = || nsys.kernels.iter().map(|it| it.start_ns);
         let calls = || nsys.cuda_calls.iter().map(|it| it.start_ns);
         let graphs = || nsys.graphs.iter().map(|it| it.start_ns);
@@ -108,7 +108,7 @@ fn after(starts: impl Iterator<Item = i64>, from: i64, max: usize) -> Option<i64
 }
 
 /// Start of the first stage outside the warm-up.
-fn first_stage(nsys: &NsysTrace) -> Option<i64> {
+fn first_stage(nsys: &Timeline) -> Option<i64> {
     let mut warm: Vec<&Range> = Vec::new();
     for range in &nsys.ranges {
         if range.name == WARMUP {
@@ -129,7 +129,7 @@ fn first_stage(nsys: &NsysTrace) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
-    use llmprof_core::trace::nsys::ApiCall;
+    use llmprof_core::trace::timeline::ApiCall;
 
     use super::*;
 
@@ -138,7 +138,7 @@ mod tests {
         Range { domain, name, start_ns, end_ns: Some(end_ns), global_tid: 1, push_pop: true }
     }
 
-    fn capture() -> NsysTrace {
+    fn capture() -> Timeline {
         let call = |start_ns| ApiCall {
             name: 0,
             start_ns,
@@ -146,7 +146,7 @@ mod tests {
             global_tid: 1,
             correlation_id: start_ns,
         };
-        NsysTrace {
+        Timeline {
             ranges: vec![
                 range(WARMUP, 10, 30),
                 range("prefill", 12, 20),
@@ -154,11 +154,11 @@ mod tests {
                 range("decode_all", 50, 90),
             ],
             cuda_calls: (10..100).map(call).collect(),
-            ..NsysTrace::default()
+            ..Timeline::default()
         }
     }
 
-    fn drawn(window: &Window, trace: &NsysTrace) -> Vec<i64> {
+    fn drawn(window: &Window, trace: &Timeline) -> Vec<i64> {
         window.inside(trace.cuda_calls.iter(), |it| it.start_ns).map(|it| it.start_ns).collect()
     }
 

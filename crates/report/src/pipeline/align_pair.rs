@@ -18,8 +18,8 @@ use llmprof_core::{
     trace::{
         Trace,
         event::Event,
-        nsys::NsysTrace,
         stage::{StageRules, UnknownRange},
+        timeline::Timeline,
     },
 };
 
@@ -77,7 +77,7 @@ pub fn write(alignment: &Alignment, dir: &Path, stem: &str) -> Result<(), PairEr
 /// One side of an alignment.
 pub struct CapturedSide {
     name: String,
-    nsys: NsysTrace,
+    nsys: Timeline,
     events: Vec<Event>,
     power: Vec<StagePower>,
 }
@@ -97,7 +97,7 @@ impl CapturedSide {
     pub fn of_run(
         name: &str,
         dir: &Path,
-        timeline: Option<NsysTrace>,
+        timeline: Option<Timeline>,
         rules: StageRules,
     ) -> Result<Self, PairError> {
         let mut trace: Trace =
@@ -111,7 +111,7 @@ impl CapturedSide {
     }
 
     /// The capture, for other uses.
-    pub fn into_timeline(self) -> NsysTrace {
+    pub fn into_timeline(self) -> Timeline {
         self.nsys
     }
 

@@ -19,8 +19,8 @@ use llmprof_core::{
     layout,
     trace::{
         event::{Event, StageRange},
-        nsys::NsysTrace,
         stage::StageRules,
+        timeline::Timeline,
     },
 };
 
@@ -46,8 +46,8 @@ pub struct AlignedStage {
 pub fn align_part(
     dir: &Path,
     part: &str,
-    timeline: Option<NsysTrace>,
-) -> Result<(Vec<AlignedStage>, NsysTrace), PairError> {
+    timeline: Option<Timeline>,
+) -> Result<(Vec<AlignedStage>, Timeline), PairError> {
     let read = |name: &str, folder: &Path| CapturedSide::read(name, folder, StageRules::default());
     let whole = CapturedSide::of_run("the whole model", dir, timeline, StageRules::default())?;
     let mock = read("the mock", &dir.join(layout::MOCK))?;

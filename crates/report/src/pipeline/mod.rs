@@ -40,8 +40,8 @@ use llmprof_core::{
         Trace,
         environment::{Environment, Gpu},
         framework::TimelineTool,
-        nsys::NsysTrace,
         stage::{StageRules, UnknownRange},
+        timeline::Timeline,
     },
 };
 
@@ -79,7 +79,7 @@ pub struct Analyzed {
 /// an export may have millions of rows.
 pub fn analyze(
     dir: &Path,
-    timeline: Option<NsysTrace>,
+    timeline: Option<Timeline>,
     devices: &Devices,
 ) -> Result<Analyzed, AnalyzeError> {
     analyze_parsed(dir, timeline, Statements::default(), devices)
@@ -96,7 +96,7 @@ pub fn analyze_with(
 
 fn analyze_parsed(
     dir: &Path,
-    timeline: Option<NsysTrace>,
+    timeline: Option<Timeline>,
     Statements { rules, model }: Statements,
     devices: &Devices,
 ) -> Result<Analyzed, AnalyzeError> {

@@ -1,7 +1,7 @@
 //! Stage rules of the captures of a run, and the steps inferred where they find none.
 
 use llmprof_analyze::timeline::inferred_steps;
-use llmprof_core::trace::{Trace, nsys::NsysTrace, stage::StageRules};
+use llmprof_core::trace::{Trace, stage::StageRules, timeline::Timeline};
 
 use super::AnalyzeError;
 
@@ -21,13 +21,13 @@ pub fn set(trace: &mut Trace, rules: StageRules, is_named: bool) -> Result<(), A
 }
 
 /// Sets the stage rules of a capture, which must contain each range that they name.
-pub fn with_rules(nsys: NsysTrace, rules: StageRules) -> Result<NsysTrace, AnalyzeError> {
+pub fn with_rules(nsys: Timeline, rules: StageRules) -> Result<Timeline, AnalyzeError> {
     nsys.check_rules(&rules).map_err(|source| AnalyzeError::Rules { source })?;
     Ok(apply(nsys, rules))
 }
 
 /// Sets the stage rules of a timeline, and infers its steps where they find no stage.
-pub fn apply(nsys: NsysTrace, rules: StageRules) -> NsysTrace {
+pub fn apply(nsys: Timeline, rules: StageRules) -> Timeline {
     let mut nsys = nsys.with_rules(rules);
     nsys.inferred = inferred_steps::infer(&nsys);
     nsys

@@ -39,7 +39,7 @@ use llmprof_core::{
         state::{RunState, StepRecord},
         subject::Subject,
     },
-    trace::{environment::Environment, nsys::NsysTrace},
+    trace::{environment::Environment, timeline::Timeline},
 };
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -162,7 +162,7 @@ struct RunningJob<'a> {
     exhausted: OnceLock<Finding>,
     /// True if the analysis follows in this process, which then does not parse the export again.
     keeps_timeline: bool,
-    timeline: Option<NsysTrace>,
+    timeline: Option<Timeline>,
     /// True if the captures lack kernels of a stage, or samples.
     lost_records: bool,
     /// Its point in a series, once the report is written.

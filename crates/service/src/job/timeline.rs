@@ -16,7 +16,7 @@ use llmprof_core::{
         state::Step,
     },
     layout,
-    trace::{nsys::NsysTrace, stage::StageRules},
+    trace::{stage::StageRules, timeline::Timeline},
 };
 use llmprof_report::pipeline::{apply_rules, rules_of};
 
@@ -57,7 +57,7 @@ pub(super) struct ExpectedTimeline {
 
 /// A timeline that was read back.
 struct ReadTimeline {
-    trace: NsysTrace,
+    trace: Timeline,
     selected: CounterPlan,
     /// Why it does not count.
     incomplete: Option<Finding>,

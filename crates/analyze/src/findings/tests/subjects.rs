@@ -7,7 +7,7 @@ use llmprof_core::{
         command::{CommandTimes, CommandTrace, Timed},
         event::{End, OperatorCall},
         kernel::KernelTrace,
-        nsys::{ApiCall, NsysTrace},
+        timeline::{ApiCall, Timeline},
     },
 };
 use proptest::prelude::*;
@@ -17,7 +17,7 @@ use crate::{analyze, kernels::tests::capture};
 
 /// Names of calls by the last digit of their correlation id: 9 waits, 8 launches a graph, others
 /// launch kernels.
-fn named(sketch: &str, in_graphs: bool) -> NsysTrace {
+fn named(sketch: &str, in_graphs: bool) -> Timeline {
     let mut trace = capture(sketch);
     let first = trace.strings.len() as u32;
     trace.strings.extend(
@@ -39,7 +39,7 @@ fn named(sketch: &str, in_graphs: bool) -> NsysTrace {
 
 /// Two decode steps of a millisecond with 60 kernels of 4 us each, 15 us apart, after a prefill of
 /// 200 us with one of 150; each step is one replay of a graph where `graph` is set.
-fn timeline(prefill: &str, decode: &str, graph: bool) -> NsysTrace {
+fn timeline(prefill: &str, decode: &str, graph: bool) -> Timeline {
     let mut lines = vec![
         format!("range 1 {prefill} 0..200000\ncall 1 11 1000..2000\nkernel 11 gemm 3000..153000 7"),
         format!("range 1 {decode} 200000..2200000"),
@@ -116,7 +116,7 @@ fn events(device: &str, decode_graph: bool) -> Vec<Event> {
 fn subject(name: &str) -> Trace {
     let import =
         |nsys| Trace { nsys: Some(nsys), subject: SubjectKind::Import, ..Trace::default() };
-    let ours = |device, graph, nsys: Option<NsysTrace>| {
+    let ours = |device, graph, nsys: Option<Timeline>| {
         let events = events(device, graph);
         Trace { baseline: events.clone(), traced: events, nsys, ..Trace::default() }
     };
@@ -242,7 +242,7 @@ fn a_subject_that_replays_graphs_is_not_advised_to() {
 }
 
 /// Findings of every rule on one capture in which each kernel was profiled and performs badly.
-fn everything(nsys: NsysTrace) -> (Analysis, Vec<Finding>) {
+fn everything(nsys: Timeline) -> (Analysis, Vec<Finding>) {
     let trace = Trace { nsys: Some(nsys), ..Trace::default() };
     let mut analysis = analyze(&trace, None, None);
     let values = CounterValues {

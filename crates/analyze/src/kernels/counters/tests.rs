@@ -1,7 +1,7 @@
 //! Counters joined with small timelines.
 
 use llmprof_core::trace::counter::OpenRange;
-use llmprof_core::trace::nsys::NsysTrace;
+use llmprof_core::trace::timeline::Timeline;
 use proptest::prelude::*;
 
 use super::*;
@@ -28,16 +28,16 @@ fn profiled(stage: &str, kernel: &str, grid: u32, duration_ns: f64, sm_pct: f64)
 
 /// A kernel with two launch configurations in decode, 1 for 30 ns and 2 for 10 ns, and one
 /// launch in prefill.
-fn timeline() -> NsysTrace {
+fn timeline() -> Timeline {
     timeline_with(27)
 }
 
 /// The launch in prefill takes 28 ns.
-fn timeline_of_equal_launches() -> NsysTrace {
+fn timeline_of_equal_launches() -> Timeline {
     timeline_with(48)
 }
 
-fn timeline_with(end_of_prefill_ns: i64) -> NsysTrace {
+fn timeline_with(end_of_prefill_ns: i64) -> Timeline {
     let mut trace = capture(&format!(
         "range 1 prefill 0..10\nrange 1 decode_all 10..20
          call 1 1 1..2\ncall 1 2 11..12\ncall 1 3 13..14
@@ -147,7 +147,7 @@ fn a_geometry_profiled_in_one_stage_stands_for_the_other_and_names_its_stage() {
 }
 
 /// Launches of one persistent kernel in prefill, one after the other.
-fn persistent(durations: &[i64]) -> NsysTrace {
+fn persistent(durations: &[i64]) -> Timeline {
     let mut sketch = "range 1 prefill 0..1000\n".to_owned();
     for (at, ns) in (1..).zip(durations) {
         let start = 10_000 * at;
@@ -206,7 +206,7 @@ fn counters_without_timeline_launches_are_kept_but_not_attached() {
 
 /// The timeline with two instantiations of one template of equal geometry in decode: the second
 /// kernel, for 30 ns, adds integers, the third one floats.
-fn two_instantiations() -> NsysTrace {
+fn two_instantiations() -> Timeline {
     let mut trace = timeline();
     let first = trace.strings.len() as u32;
     trace.strings.extend(

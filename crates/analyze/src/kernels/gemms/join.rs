@@ -10,7 +10,7 @@ use foldhash::HashMap;
 use llmprof_core::trace::{
     gemm::GemmCall,
     kernel::LaunchKind,
-    nsys::{NsysTrace, process_of},
+    timeline::{Timeline, process_of},
 };
 
 use super::ChosenAlgorithm;
@@ -84,7 +84,7 @@ pub struct TimelineGemms<'a> {
 impl<'a> TimelineGemms<'a> {
     pub fn of(capture: &'a Capture<'a>) -> Self {
         let mut parts: HashMap<u32, Option<GemmPart>> = HashMap::default();
-        let name = |at: u32| capture.trace.strings.get(at as usize).map_or("", String::as_str);
+        let name = |at: u32| capture.trace.text(at);
         let mut found: Vec<(i64, i64, usize, GemmPart)> = Vec::new();
         let mut calls = capture.trace.cuda_calls.reader();
         let all = capture.kernels();
@@ -119,7 +119,7 @@ impl<'a> TimelineGemms<'a> {
         Self { capture, gemms }
     }
 
-    pub fn trace(&self) -> &NsysTrace {
+    pub fn trace(&self) -> &Timeline {
         self.capture.trace
     }
 
@@ -128,7 +128,7 @@ impl<'a> TimelineGemms<'a> {
     }
 
     pub fn name(&self, index: u32) -> &str {
-        self.capture.trace.strings.get(index as usize).map_or("", String::as_str)
+        self.capture.trace.text(index)
     }
 
     /// Label of the stage in which a GEMM was launched.

@@ -132,7 +132,7 @@ struct RecordedOperator<'a> {
 
 /// Products of own kernels in operators that a runner recorded.
 fn of_events(capture: &Capture, traced: &Events) -> Vec<GemmRecord> {
-    let name = |at: u32| capture.trace.strings.get(at as usize).map_or("", String::as_str);
+    let name = |at: u32| capture.trace.text(at);
     let kinds = capture.trace.kernels.kinds();
     let parts: Vec<Option<ProductPart>> =
         kinds.iter().map(|it| own_part(name(it.full_name))).collect();
@@ -231,7 +231,7 @@ fn product(operator: &RecordedOperator, part: ProductPart) -> Option<GemmShape> 
 fn of_framework(capture: &Capture, index: &FrameworkIndex) -> Vec<GemmRecord> {
     let signatures = &capture.trace.framework.signatures;
     let shapes: Vec<Option<GemmShape>> = signatures.iter().map(product_shape).collect();
-    let name = |at: u32| capture.trace.strings.get(at as usize).map_or("", String::as_str);
+    let name = |at: u32| capture.trace.text(at);
     let of_kind = |full_name: &str| {
         part(full_name).or_else(|| own_part(full_name).map(|_| GemmPart::Product))
     };

@@ -7,7 +7,7 @@ use llmprof_core::{
     trace::{
         gemm::{GemmCall, GemmShape},
         names::signature,
-        nsys::NsysTrace,
+        timeline::Timeline,
     },
 };
 
@@ -97,8 +97,8 @@ impl<'a> ShapeTallies<'a> {
 }
 
 impl ShapeKernel {
-    fn of(shape: &GemmShape, kernels: &BTreeMap<u32, (u64, i64)>, trace: &NsysTrace) -> Self {
-        let name = |at: u32| trace.strings.get(at as usize).map_or("", String::as_str);
+    fn of(shape: &GemmShape, kernels: &BTreeMap<u32, (u64, i64)>, trace: &Timeline) -> Self {
+        let name = |at: u32| trace.text(at);
         let launch_kind = |kind: u32| &trace.kernels.kinds()[kind as usize];
         let Some((longest, _)) = kernels.iter().max_by_key(|(_, (_, ns))| *ns) else {
             return Self::default();
@@ -130,7 +130,7 @@ pub fn joined_record(
     shape: &GemmShape,
     calls: u64,
     kernels: BTreeMap<u32, (u64, i64)>,
-    trace: &NsysTrace,
+    trace: &Timeline,
 ) -> GemmRecord {
     let kernel = ShapeKernel::of(shape, &kernels, trace);
     let tally = ShapeTally { calls, kernels, kernel, ..ShapeTally::default() };

@@ -1,6 +1,6 @@
 //! GEMMs of sketched logs and captures.
 
-use llmprof_core::trace::nsys::NsysTrace;
+use llmprof_core::trace::timeline::Timeline;
 use llmprof_core::{
     domain::device_peaks::Devices,
     trace::{
@@ -119,7 +119,7 @@ const SPLIT: &str = "nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT";
 const XMMA: &str = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize32x64x8_stage3_execute_kernel";
 
 /// A capture of one thread: its stages, and kernels as `name stage-start duration`.
-fn timeline(stages: &str, kernels: &[(&str, i64, i64)]) -> NsysTrace {
+fn timeline(stages: &str, kernels: &[(&str, i64, i64)]) -> Timeline {
     let mut sketch = stages.to_owned();
     for (at, (name, launched, ns)) in kernels.iter().enumerate() {
         let (id, start) = (at + 1, 1_000 * (at as i64 + 1));
@@ -132,7 +132,7 @@ fn timeline(stages: &str, kernels: &[(&str, i64, i64)]) -> NsysTrace {
     capture(&sketch)
 }
 
-fn joined(trace: &GemmTrace, nsys: &NsysTrace) -> Gemms {
+fn joined(trace: &GemmTrace, nsys: &Timeline) -> Gemms {
     gemms(trace, Some(&Capture::of(nsys)))
 }
 

@@ -17,7 +17,7 @@ fn settings(target_pct: f64) -> NcuSettings {
 
 /// Launches in order, `a b a@2/64` (grid 2, 64 bytes of shared memory), those after `|` in decode;
 /// the duration in ns is the letter's position.
-fn timeline(launches: &str) -> NsysTrace {
+fn timeline(launches: &str) -> Timeline {
     let mut sketch = String::new();
     let (mut shapes, mut id) = (Vec::new(), 0);
     for (at, (stage, words)) in

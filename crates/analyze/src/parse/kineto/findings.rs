@@ -7,7 +7,7 @@ use std::{
 
 use llmprof_core::{
     domain::finding::{Finding, Severity},
-    trace::nsys::NsysTrace,
+    trace::timeline::Timeline,
 };
 
 use super::{
@@ -48,7 +48,7 @@ impl FileFacts {
 }
 
 /// Findings on the files of a timeline.
-pub fn findings(files: &[FileFacts], trace: &NsysTrace) -> Vec<Finding> {
+pub fn findings(files: &[FileFacts], trace: &Timeline) -> Vec<Finding> {
     let sum = |count: fn(&Oddities) -> u64| files.iter().map(|it| count(&it.odd)).sum::<u64>();
     let mut found = Vec::new();
     let incomplete = sum(|it| it.incomplete);

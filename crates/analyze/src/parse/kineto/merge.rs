@@ -11,9 +11,9 @@ use llmprof_core::trace::{
     environment::{Environment, Gpu},
     framework::{FrameworkCall, TimelineTool},
     kernel::{Kernel, UNNUMBERED_NODE},
-    nsys::{ApiCall, ApiCalls, NsysTrace},
     range::Range,
     runtime_call::CallKind,
+    timeline::{ApiCall, ApiCalls, Timeline},
 };
 
 use super::{
@@ -35,7 +35,7 @@ const MAX_NAMED: usize = 16;
 /// The timeline under way.
 #[derive(Debug, Default)]
 pub struct Merged {
-    trace: NsysTrace,
+    trace: Timeline,
     processes: HashSet<i64>,
     /// Number of each device, by file and the file's own number.
     devices: HashMap<(usize, u32), u32>,
@@ -217,7 +217,7 @@ impl Merged {
     }
 
     /// The timeline, in order of time from its first event.
-    pub fn finish(self, tables: Tables) -> NsysTrace {
+    pub fn finish(self, tables: Tables) -> Timeline {
         let Self { mut trace, facts, mut gpus, .. } = self;
         trace.tool = TimelineTool::Pytorch;
         gpus.sort_by_key(|gpu| gpu.index);
@@ -256,7 +256,7 @@ impl Merged {
 const WALL_CLOCK: i64 = 1_000_000_000_000_000_000;
 
 /// Start of the first event.
-fn origin(trace: &NsysTrace) -> i64 {
+fn origin(trace: &Timeline) -> i64 {
     let kernels = trace.kernels.iter().map(|it| it.start_ns);
     let calls = trace.cuda_calls.iter().map(|it| it.start_ns);
     let copies = trace.copies.iter().map(|it| it.start_ns);

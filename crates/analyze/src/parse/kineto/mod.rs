@@ -21,8 +21,8 @@ use std::path::{Path, PathBuf};
 
 pub use self::open::is_json;
 use llmprof_core::trace::{
-    nsys::NsysTrace,
     stage::{StageRules, UnknownRange},
+    timeline::Timeline,
 };
 
 use self::{merge::Merged, text::Tables};
@@ -30,7 +30,7 @@ use super::ParseError;
 
 /// Reads the traces at `paths`, one per process, as one timeline. Blocks; time is linear in the
 /// size of the text.
-pub fn read(paths: &[PathBuf]) -> Result<NsysTrace, ParseError> {
+pub fn read(paths: &[PathBuf]) -> Result<Timeline, ParseError> {
     let (mut tables, mut merged) = (Tables::default(), Merged::default());
     for path in paths {
         let (header, rows) = text::read(path, &mut tables)?;

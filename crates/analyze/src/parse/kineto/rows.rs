@@ -9,8 +9,8 @@ use foldhash::{HashMap, HashSet};
 use llmprof_core::trace::{
     kernel::{Kernel, KernelTrace, UNNUMBERED_NODE},
     names::base_name,
-    nsys::{ApiCall, ApiCalls, CopyKind, MemoryOp},
     range::Range,
+    timeline::{ApiCall, ApiCalls, CopyKind, MemoryOp},
 };
 
 use super::{

@@ -8,7 +8,7 @@ use llmprof_core::trace::kernel::UNNUMBERED_NODE;
 use super::*;
 
 /// Writes texts as traces of one capture and reads them.
-fn read_all(texts: &[&[u8]]) -> Result<NsysTrace, String> {
+fn read_all(texts: &[&[u8]]) -> Result<Timeline, String> {
     let dir = tempfile::tempdir().unwrap();
     let write = |(at, text): (usize, &&[u8])| {
         let path = dir.path().join(format!("{at}.json"));
@@ -21,16 +21,16 @@ fn read_all(texts: &[&[u8]]) -> Result<NsysTrace, String> {
     })
 }
 
-fn read_text(text: &str) -> Result<NsysTrace, String> {
+fn read_text(text: &str) -> Result<Timeline, String> {
     read_all(&[text.as_bytes()])
 }
 
 /// A trace with these events and no header.
-fn trace(events: &[&str]) -> NsysTrace {
+fn trace(events: &[&str]) -> Timeline {
     read_text(&format!(r#"{{"traceEvents": [{}]}}"#, events.join(","))).unwrap()
 }
 
-fn ids(trace: &NsysTrace) -> Vec<&str> {
+fn ids(trace: &Timeline) -> Vec<&str> {
     trace.findings.iter().map(|it| it.id.as_str()).collect()
 }
 
@@ -198,7 +198,7 @@ fn a_process_that_a_text_names_is_read_like_one_with_a_number() {
         "args": {"name": "python"}}"#;
     let read = trace(&[&merged(1), name]);
     let plain = trace(&[CALL, KERNEL, OPERATOR]);
-    let kernel = |it: &NsysTrace| llmprof_core::trace::kernel::Kernel::from(it.kernels.get(0));
+    let kernel = |it: &Timeline| llmprof_core::trace::kernel::Kernel::from(it.kernels.get(0));
     assert_eq!(kernel(&read), kernel(&plain));
     assert_eq!(read.cuda_calls.get(0), plain.cuda_calls.get(0));
     assert_eq!(read.framework.operators.get(5 << 24, 3), Some(0));

@@ -29,8 +29,8 @@ use llmprof_core::{
     trace::{
         environment::Environment,
         kernel::KernelTrace,
-        nsys::{ApiCalls, GraphLaunch, NsysTrace, ON_HOST, process_of},
         stage::{StageRules, UnknownRange},
+        timeline::{ApiCalls, GraphLaunch, ON_HOST, Timeline, process_of},
     },
 };
 use rusqlite::Row;
@@ -55,7 +55,7 @@ pub fn check(path: &Path) -> Result<(), ParseError> {
 
 /// Reads the export in `path`. Blocks; time and memory are linear in the size of the file. A packed
 /// one is unpacked first.
-pub fn read(path: &Path) -> Result<NsysTrace, ParseError> {
+pub fn read(path: &Path) -> Result<Timeline, ParseError> {
     log::refuse(path)?;
     let unread = |source| ParseError::Read { path: path.into(), source };
     let plain = stored::plain(path).map_err(unread)?;
@@ -107,9 +107,9 @@ pub fn check_rules(
 }
 
 /// Everything but the CUDA calls.
-fn others(export: &Export) -> Result<(NsysTrace, StringTable, Unnamed), ParseError> {
+fn others(export: &Export) -> Result<(Timeline, StringTable, Unnamed), ParseError> {
     let mut names = StringTable::default();
-    let mut trace = NsysTrace { tables: export.tables().to_vec(), ..NsysTrace::default() };
+    let mut trace = Timeline { tables: export.tables().to_vec(), ..Timeline::default() };
     for (name, value) in export.facts()? {
         match name.as_str() {
             "EXPORT_PRODUCT_VERSION" => trace.tool_version = Some(value),
@@ -167,7 +167,7 @@ fn kernels(
     export: &Export,
     gpus: &Gpus,
     names: &mut StringTable,
-    trace: &mut NsysTrace,
+    trace: &mut Timeline,
 ) -> Result<u64, ParseError> {
     let (mut kernels, mut impossible) = (KernelTrace::default(), 0);
     // By index of the full name.
@@ -263,7 +263,7 @@ fn calls<const N: usize>(
 }
 
 /// Reads the launches of whole-traced graphs; returns the number of impossible rows.
-fn graph_launches(export: &Export, gpus: &Gpus, trace: &mut NsysTrace) -> Result<u64, ParseError> {
+fn graph_launches(export: &Export, gpus: &Gpus, trace: &mut Timeline) -> Result<u64, ParseError> {
     let graphs = export.rows(
         "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
         include_str!("sql/graphs.sql"),
@@ -284,7 +284,7 @@ fn graph_launches(export: &Export, gpus: &Gpus, trace: &mut NsysTrace) -> Result
 /// Gives graphs whose first node runs on the host, which have no device, the only one of their
 /// process; of several, the only one with work of the process on their stream; of none, the only
 /// GPU of the host.
-fn place_graphs(trace: &mut NsysTrace, only_gpu: Option<u32>) {
+fn place_graphs(trace: &mut Timeline, only_gpu: Option<u32>) {
     if trace.graphs.iter().all(|it| it.device != ON_HOST) {
         return;
     }

@@ -2,7 +2,7 @@
 
 use llmprof_core::trace::{
     kernel::Kernel,
-    nsys::{ApiCall, CopyKind, GraphLaunch, GraphNode, MemoryOp, pid_of},
+    timeline::{ApiCall, CopyKind, GraphLaunch, GraphNode, MemoryOp, pid_of},
 };
 use rusqlite::{Result, Row};
 

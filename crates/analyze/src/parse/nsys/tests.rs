@@ -38,7 +38,7 @@ fn export(sql: &[&str]) -> (TempDir, std::path::PathBuf) {
     (dir, path)
 }
 
-fn trace(sql: &[&str]) -> NsysTrace {
+fn trace(sql: &[&str]) -> Timeline {
     read(&export(sql).1).unwrap()
 }
 

@@ -1,13 +1,13 @@
 //! Coverage of samples on sketches of captures.
 
 use llmprof_core::trace::gpu_metrics::GpuMetric;
-use llmprof_core::trace::nsys::NsysTrace;
+use llmprof_core::trace::timeline::Timeline;
 
 use super::*;
 use crate::kernels::tests::capture;
 
 /// A capture of one stage with kernels from 1,000 to 2,000, and samples at these times.
-fn sampled(times: impl IntoIterator<Item = i64>, rate_hz: Option<u32>) -> NsysTrace {
+fn sampled(times: impl IntoIterator<Item = i64>, rate_hz: Option<u32>) -> Timeline {
     let mut trace = capture(
         "range 1 prefill 0..100\ncall 1 1 1..2\ncall 1 2 3..4
          kernel 1 gemm 1000..1400 7\nkernel 2 gemm 1500..2000 7",
@@ -19,7 +19,7 @@ fn sampled(times: impl IntoIterator<Item = i64>, rate_hz: Option<u32>) -> NsysTr
     trace
 }
 
-fn only(trace: &NsysTrace) -> GpuSampleCoverage {
+fn only(trace: &Timeline) -> GpuSampleCoverage {
     let rows = stage_samples(&Capture::of(trace));
     assert_eq!(rows.len(), 1, "{rows:?}");
     rows.into_iter().next().unwrap().coverage

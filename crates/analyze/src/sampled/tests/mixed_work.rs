@@ -1,10 +1,10 @@
 //! Captures in which kernels, stages and GPUs share names, time and samples.
 
 use super::*;
-use llmprof_core::trace::nsys::NsysTrace;
+use llmprof_core::trace::timeline::Timeline;
 
 /// Replaces the samples by these, of the same device.
-fn set_samples(trace: &mut NsysTrace, push: impl Fn(&DeviceSamples, usize, &mut DeviceSamples)) {
+fn set_samples(trace: &mut Timeline, push: impl Fn(&DeviceSamples, usize, &mut DeviceSamples)) {
     let samples = &mut trace.samples.as_mut().unwrap().devices[0];
     let mut changed = DeviceSamples::new(samples.device);
     (0..samples.times().len()).for_each(|at| push(samples, at, &mut changed));

@@ -12,8 +12,8 @@ use foldhash::{HashMap, HashSet};
 use llmprof_core::{
     domain::finding::{Finding, Severity},
     trace::{
-        nsys::{NsysTrace, process_of},
         runtime_call::CallKind,
+        timeline::{Timeline, process_of},
     },
 };
 
@@ -210,7 +210,7 @@ fn graph_of(node: u64) -> Option<u64> {
 
 /// Kernels of each graph instantiated from a captured one: nodes whose original was created by a
 /// kernel launch. This detects nodes missing from every replay.
-fn kernel_nodes(trace: &NsysTrace, kinds: &[CallKind]) -> HashMap<u64, u64> {
+fn kernel_nodes(trace: &Timeline, kinds: &[CallKind]) -> HashMap<u64, u64> {
     let captured = captured_nodes(&trace.graph_nodes);
     let calls = &trace.cuda_calls;
     let mut launches: HashMap<i64, Vec<(i64, i64)>> = HashMap::default();
@@ -277,7 +277,7 @@ fn attribution(capture: &Capture, counted: &mut [StageCoverage]) {
 }
 
 /// Findings on stages that lost kernels, and on kernels without their launching call.
-pub fn findings(analysis: &Analysis, trace: &NsysTrace) -> Vec<Finding> {
+pub fn findings(analysis: &Analysis, trace: &Timeline) -> Vec<Finding> {
     let stages = &analysis.coverage;
     let name = |it: &StageCoverage| {
         if it.stage.is_empty() { "outside every stage".to_owned() } else { it.stage.clone() }
@@ -312,7 +312,7 @@ pub fn findings(analysis: &Analysis, trace: &NsysTrace) -> Vec<Finding> {
 }
 
 /// The finding on work without a launching call, where it affects the figures of a stage.
-fn unattributed(analysis: &Analysis, trace: &NsysTrace) -> Option<Finding> {
+fn unattributed(analysis: &Analysis, trace: &Timeline) -> Option<Finding> {
     let (stages, gpu) = (&analysis.coverage, &analysis.stage_gpu.unattributed);
     if stages.iter().all(|it| it.unattributed == 0) && gpu.is_empty() {
         return None;

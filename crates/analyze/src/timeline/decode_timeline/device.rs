@@ -27,7 +27,7 @@ pub(super) fn add_device_work(
     slices: &mut SliceList,
 ) -> Vec<(u32, Interval)> {
     let trace = owners.capture.trace;
-    let name = |index: u32| trace.strings.get(index as usize).map_or("", String::as_str);
+    let name = |index: u32| trace.text(index);
     let mut classes = ClassCache::default();
     let mut ran = Vec::new();
     let mut streams: BTreeMap<(u32, u32), StreamWork> = BTreeMap::new();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use foldhash::HashMap;
-use llmprof_core::trace::{nsys::GraphNode, range::Range};
+use llmprof_core::trace::{range::Range, timeline::GraphNode};
 
 use super::{SliceList, traced::StepPlace};
 use crate::timeline::{

@@ -2,14 +2,14 @@
 
 use llmprof_core::trace::{
     event::{Event, OPERATOR_DOMAIN, OperatorCall, StageRange},
-    nsys::NsysTrace,
+    timeline::Timeline,
 };
 
 use super::*;
 use crate::{events::Events, kernels::tests::capture, stages::DECODE, timeline::capture::Capture};
 
 /// One line per slice: `track name operator start duration`; slices of other steps are marked.
-fn lines(trace: &NsysTrace) -> String {
+fn lines(trace: &Timeline) -> String {
     let Some(step) = traced_step(&Capture::of(trace)) else { return "none".into() };
     let head = format!(
         "step {} of {}: window {} lead {} busy {} idle {} kernels {}",
@@ -35,7 +35,7 @@ fn lines(trace: &NsysTrace) -> String {
     std::iter::once(head).chain(step.slices.iter().map(slice)).collect::<Vec<_>>().join("\n")
 }
 
-fn with_operators(sketch: &str) -> NsysTrace {
+fn with_operators(sketch: &str) -> Timeline {
     let mut trace = capture(sketch);
     let stage = |name: &str| matches!(name, "prefill" | "decode_all" | "warmup" | "decode_step");
     trace

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use llmprof_core::trace::{
     engine_steps::StepClass,
-    nsys::{NsysTrace, ON_HOST, process_of},
     range::Range,
+    timeline::{ON_HOST, Timeline, process_of},
 };
 
 use super::{
@@ -157,7 +157,7 @@ fn work_intervals(capture: &Capture, own: &StepWork) -> Option<Vec<(u32, Interva
 }
 
 /// The window that the timeline shows; `None` when all work has zero length.
-fn window(trace: &NsysTrace, place: &StepPlace, intervals: &[(u32, Interval)]) -> Option<Interval> {
+fn window(trace: &Timeline, place: &StepPlace, intervals: &[(u32, Interval)]) -> Option<Interval> {
     let merged = union(intervals.iter().map(|(_, at)| *at));
     let (start, end) = (merged.first()?.0, merged.last()?.1);
     let range = place.range;
@@ -172,8 +172,8 @@ fn window(trace: &NsysTrace, place: &StepPlace, intervals: &[(u32, Interval)]) -
 }
 
 /// Adds the CUDA calls of the step's thread.
-fn add_calls(trace: &NsysTrace, place: &StepPlace, (from, to): Interval, slices: &mut SliceList) {
-    let name = |index: u32| trace.strings.get(index as usize).map_or("", String::as_str);
+fn add_calls(trace: &Timeline, place: &StepPlace, (from, to): Interval, slices: &mut SliceList) {
+    let name = |index: u32| trace.text(index);
     let calls = trace.cuda_calls.iter().take_while(|it| it.start_ns < to);
     for call in
         calls.filter(|it| it.end_ns > from && !place.everywhere && it.global_tid == place.thread)

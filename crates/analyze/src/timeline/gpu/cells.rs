@@ -4,7 +4,7 @@ mod graph_launches;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_core::trace::nsys::{CallReader, CopyKind, MemoryOp, ON_HOST, process_of};
+use llmprof_core::trace::timeline::{CallReader, CopyKind, MemoryOp, ON_HOST, process_of};
 
 use self::graph_launches::graph_calls;
 use super::{

@@ -59,7 +59,7 @@ impl Overlap {
 
 #[cfg(test)]
 mod tests {
-    use llmprof_core::trace::nsys::CopyKind;
+    use llmprof_core::trace::timeline::CopyKind;
     use proptest::prelude::*;
 
     use super::*;

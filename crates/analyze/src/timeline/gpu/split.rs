@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use foldhash::HashMap;
-use llmprof_core::trace::nsys::{CopyKind, NsysTrace};
+use llmprof_core::trace::timeline::{CopyKind, Timeline};
 
 use super::{
     super::{
@@ -223,7 +223,7 @@ fn reasons(gap: &IdleGap) -> impl Iterator<Item = (GapReason, i64)> + use<> {
 
 /// Names the operators of work.
 struct WorkNames<'a> {
-    trace: &'a NsysTrace,
+    trace: &'a Timeline,
     framework: Option<&'a FrameworkIndex>,
     nests: &'a [(i64, OpenNest)],
     entries: OperatorEntries<'a>,
@@ -258,7 +258,7 @@ impl<'a> WorkNames<'a> {
             return *number;
         }
         let range = self.nests[entry.0].1.entries[entry.1 as usize].0;
-        let trace: &'a NsysTrace = self.trace;
+        let trace: &'a Timeline = self.trace;
         let number = self.operators.number(&trace.ranges[range as usize].name);
         self.of_entry.insert(entry, number);
         number

@@ -1,7 +1,7 @@
 //! GPU activity on sketches, and the resulting figures of a stage.
 
-use llmprof_core::trace::nsys::ApiCall;
-use llmprof_core::trace::nsys::NsysTrace;
+use llmprof_core::trace::timeline::ApiCall;
+use llmprof_core::trace::timeline::Timeline;
 
 use super::*;
 use crate::kernels::tests::capture;
@@ -74,7 +74,7 @@ fn time_after_the_last_kernel_counts_as_host_time() {
 }
 
 /// All rows as `stage device: window busy other idle`, in nanoseconds; `-` for missing figures.
-fn rows(trace: &NsysTrace) -> Vec<String> {
+fn rows(trace: &Timeline) -> Vec<String> {
     let gpus = device_tables(&Capture::of(trace)).0;
     let ns = |ms: Option<f64>| ms.map_or("-".into(), |ms| format!("{}", (ms * 1e6).round()));
     let device = |device: Option<u32>| device.map_or("all".into(), |device| device.to_string());
@@ -213,7 +213,7 @@ fn a_graph_whose_gpu_is_unknown_is_of_no_gpu_and_hides_the_busy_time_of_its_stag
          call 1 3 62..63
          kernel 1 a 10..20 7\nkernel 2 a 65..70 7\ngraph 3 5 70..90 8",
     );
-    trace.graphs[0].device = llmprof_core::trace::nsys::ON_HOST;
+    trace.graphs[0].device = llmprof_core::trace::timeline::ON_HOST;
     let timeline = Capture::of(&trace);
     let (gpus, splits) = device_tables(&timeline);
     let row = |stage: &str| gpus.totals.iter().find(|it| it.stage == stage).unwrap().clone();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use llmprof_core::trace::nsys::{ApiCall, NsysTrace, process_of};
+use llmprof_core::trace::timeline::{ApiCall, Timeline, process_of};
 
 use super::super::interval::{Interval, IntervalSet};
 
@@ -48,7 +48,7 @@ pub struct HostWaits {
 }
 
 impl HostWaits {
-    pub fn of(trace: &NsysTrace) -> Self {
+    pub fn of(trace: &Timeline) -> Self {
         let kinds = trace.call_kinds();
         let (mut sync, mut copy): (BTreeMap<i64, Vec<Interval>>, BTreeMap<i64, Vec<Interval>>) =
             Default::default();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use llmprof_core::trace::{
-    kernel::UNNUMBERED_NODE, nsys::NsysTrace, packed::PackedRows, runtime_call::CallKind,
+    kernel::UNNUMBERED_NODE, packed::PackedRows, runtime_call::CallKind, timeline::Timeline,
 };
 
 use super::roles::KernelRole;
@@ -82,7 +82,7 @@ impl LaunchSequences {
         all
     }
 
-    fn add_waits(&mut self, trace: &NsysTrace) {
+    fn add_waits(&mut self, trace: &Timeline) {
         let all_work = CallKind::Synchronise { of_event: false };
         let waits: Vec<bool> = trace.call_kinds().iter().map(|it| *it == all_work).collect();
         for (at, _, call) in trace.cuda_calls.at_sites(&waits) {
@@ -95,7 +95,7 @@ impl LaunchSequences {
     pub fn items<'a>(
         &'a self,
         (thread, device): (i64, u32),
-        trace: &'a NsysTrace,
+        trace: &'a Timeline,
     ) -> impl Iterator<Item = LaunchedItem> + 'a {
         let sequence = self.threads.get(&(thread, device));
         let main = sequence.and_then(|it| it.streams.iter().max_by_key(|(_, count)| **count));

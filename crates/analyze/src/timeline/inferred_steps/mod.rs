@@ -18,7 +18,7 @@ use llmprof_core::{
     trace::{
         engine_steps::StepClass,
         inferred_steps::{InferredStep, InferredSteps},
-        nsys::{CallReader, NsysTrace},
+        timeline::{CallReader, Timeline},
     },
 };
 
@@ -34,13 +34,13 @@ use super::capture::Capture;
 const SEVERAL_DEVICES: &str = "one thread launches on several devices";
 
 /// The steps of a capture that has no stages and whose CUDA calls were traced; empty for others.
-pub fn infer(trace: &NsysTrace) -> InferredSteps {
+pub fn infer(trace: &Timeline) -> InferredSteps {
     let is_stage = |it: &llmprof_core::trace::range::Range| trace.rules.stage(&it.name, &it.domain);
     let mut inferred = InferredSteps::default();
     if trace.cuda_calls.is_empty() || trace.ranges.iter().any(|it| is_stage(it).is_some()) {
         return inferred;
     }
-    let name = |at: u32| trace.strings.get(at as usize).map_or("", String::as_str);
+    let name = |at: u32| trace.text(at);
     let kinds = trace.kernels.kinds();
     let roles: Vec<KernelRole> = kinds.iter().map(|it| role(name(it.full_name), it)).collect();
     let capture = Capture::of(trace);
@@ -72,7 +72,7 @@ pub fn infer(trace: &NsysTrace) -> InferredSteps {
 
 /// Writes the steps of one thread.
 struct StepWriter<'a> {
-    trace: &'a NsysTrace,
+    trace: &'a Timeline,
     thread: i64,
     run: u32,
     inferred: &'a mut InferredSteps,
@@ -114,7 +114,7 @@ impl StepWriter<'_> {
     fn evidence(&self, segment: &Segment, class: &Classed) -> String {
         let short = |kind: u32| {
             let name = self.trace.kernels.kinds()[kind as usize].name;
-            self.trace.strings.get(name as usize).map_or("", String::as_str)
+            self.trace.text(name)
         };
         let start = match segment.start {
             Some((_, StartEvidence::Lookup | StartEvidence::FirstLookup)) => {

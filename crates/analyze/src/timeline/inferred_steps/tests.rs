@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use llmprof_core::trace::{
     kernel::{Kernel, UNNUMBERED_NODE},
-    nsys::{ApiCall, process_of},
+    timeline::{ApiCall, process_of},
 };
 use proptest::prelude::*;
 
@@ -25,7 +25,7 @@ const ADD: &str = "void at::native::vectorized_elementwise_kernel<4, AddFunctor>
 /// A program that generates, and the bounds of its forwards.
 #[derive(Default)]
 struct Program {
-    trace: NsysTrace,
+    trace: Timeline,
     now: i64,
     /// Class, first and last call.
     known: Vec<(StepClass, usize, usize)>,

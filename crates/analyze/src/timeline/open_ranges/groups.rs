@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use foldhash::HashMap;
 use llmprof_core::trace::{
-    nsys::{NsysTrace, process_of},
     range::Range,
+    timeline::{Timeline, process_of},
 };
 
 use super::{NONE, Segments, end, place, threads};
@@ -14,7 +14,7 @@ use super::{NONE, Segments, end, place, threads};
 /// thread and those of its process, which need not nest. `next` returns the number of the set after
 /// a group opens or closes; [`NONE`] is the empty set.
 pub fn open_groups(
-    trace: &NsysTrace,
+    trace: &Timeline,
     group: impl Fn(&Range) -> Option<u32>,
     mut next: impl FnMut(u32, u32, bool) -> u32,
 ) -> BTreeMap<i64, Segments> {

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use llmprof_core::trace::{
-    nsys::{NsysTrace, process_of},
     range::Range,
+    timeline::{Timeline, process_of},
 };
 
 use super::{NONE, Segments, end, place, threads};
@@ -20,7 +20,7 @@ pub struct OpenNest {
 
 /// Nests the ranges selected by `wanted`, for each thread. Of ranges that overlap without nesting
 /// the later one counts as the inner one.
-pub fn nest_ranges(trace: &NsysTrace, wanted: impl Fn(&Range) -> bool) -> BTreeMap<i64, OpenNest> {
+pub fn nest_ranges(trace: &Timeline, wanted: impl Fn(&Range) -> bool) -> BTreeMap<i64, OpenNest> {
     let mut places: BTreeMap<i64, Vec<u32>> = BTreeMap::new();
     for (at, range) in trace
         .ranges

@@ -23,18 +23,18 @@ prop_compose! {
         mut ranges in prop::collection::vec(
             (0usize..6, 0i64..40, 0i64..20, 1i64..3, any::<bool>()), 0..10
         )
-    ) -> NsysTrace {
+    ) -> Timeline {
         ranges.sort_by_key(|it| it.1);
         let mut ranges: Vec<Range> = ranges.into_iter().map(range).collect();
         ranges.sort_by_key(|it| (it.start_ns, std::cmp::Reverse(end(it))));
         // An empty range makes each thread known.
         ranges.extend([1, 2].map(|thread| range((5, 100, 0, thread, true))));
-        NsysTrace { ranges, ..NsysTrace::default() }
+        Timeline { ranges, ..Timeline::default() }
     }
 }
 
 /// Indices of the ranges open on a thread at `t`.
-fn open(trace: &NsysTrace, thread: i64, t: i64) -> impl Iterator<Item = usize> + '_ {
+fn open(trace: &Timeline, thread: i64, t: i64) -> impl Iterator<Item = usize> + '_ {
     let here = move |it: &Range| it.global_tid == thread || !it.push_pop;
     (0..trace.ranges.len()).filter(move |at| {
         let it = &trace.ranges[*at];
@@ -50,7 +50,7 @@ proptest! {
         let chosen = |on: bool, name: &str| if on { vec![name.to_owned()] } else { vec![] };
         let (included, excluded) = (chosen(include, "measured"), chosen(exclude, "skipped"));
         let rules = StageRules::with(vec![], included, excluded);
-        let trace = NsysTrace { rules, ..trace };
+        let trace = Timeline { rules, ..trace };
         let stages = OpenStages::of(&trace, "warmup");
         for thread in [(7 << 24) | 1, (7 << 24) | 2] {
             let mut hint = 0;

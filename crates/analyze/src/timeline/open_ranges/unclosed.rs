@@ -2,14 +2,14 @@
 
 use llmprof_core::{
     domain::finding::{Finding, Severity},
-    trace::{nsys::NsysTrace, unclosed::UnclosedOutcome},
+    trace::{timeline::Timeline, unclosed::UnclosedOutcome},
 };
 
 /// Max ranges named in the finding.
 const MAX_NAMED: usize = 5;
 
 /// Lists the ranges without an end and their outcomes; `None` when all ranges are closed.
-pub fn unclosed(trace: &NsysTrace) -> Option<Finding> {
+pub fn unclosed(trace: &Timeline) -> Option<Finding> {
     let mut names: Vec<&str> = trace.unclosed.iter().map(|it| it.range.name.as_str()).collect();
     names.dedup();
     let first = names.first()?;

@@ -4,15 +4,15 @@
 use glob::Pattern;
 use llmprof_core::trace::{
     counter::{CounterValues, LaunchCounters},
-    nsys::GraphNode,
     stage::StageRules,
+    timeline::GraphNode,
 };
 use proptest::prelude::*;
 
 use super::*;
 use crate::kernels::{counters::counters, tests::capture};
 
-fn lines_of(trace: &NsysTrace) -> String {
+fn lines_of(trace: &Timeline) -> String {
     let mut regions = regions(&Capture::of(trace), &[]);
     regions.sort_by(|a, b| (&a.domain, &a.name).cmp(&(&b.domain, &b.name)));
     let line = |it: &Region| {

@@ -49,16 +49,16 @@ fn operator(path: &str, start_ns: i64, end_ns: i64, captured: bool) -> Event {
 }
 
 /// The times of operators in a trace.
-fn operators(trace: &NsysTrace) -> Vec<(&str, i64, i64)> {
+fn operators(trace: &Timeline) -> Vec<(&str, i64, i64)> {
     let operators = trace.ranges.iter().filter(|it| it.domain == OPERATOR_DOMAIN);
     operators.map(|it| (it.name.as_str(), it.start_ns, it.end_ns.unwrap_or_default())).collect()
 }
 
 /// A capture of `prefill` from 1,000 to 9,000, and of what is in `more`.
-fn prefill(more: Vec<Range>) -> NsysTrace {
+fn prefill(more: Vec<Range>) -> Timeline {
     let mut ranges = vec![range(STAGE_DOMAIN, "prefill", 1_000, 9_000)];
     ranges.extend(more);
-    NsysTrace { ranges, ..NsysTrace::default() }
+    Timeline { ranges, ..Timeline::default() }
 }
 
 fn events() -> [Event; 3] {
@@ -129,7 +129,7 @@ proptest! {
             all.push(stage("prefill", own(start) + late, own(end) - 20));
             expected.push(middle);
         }
-        let mut trace = NsysTrace { ranges, ..NsysTrace::default() };
+        let mut trace = Timeline { ranges, ..Timeline::default() };
         add(&mut trace, &all);
         let found = operators(&trace);
         prop_assert_eq!(found.len(), expected.len());

@@ -1,7 +1,7 @@
 //! Products of operators in sketched captures.
 
 use llmprof_core::trace::event::{Event, OPERATOR_DOMAIN, StageRange};
-use llmprof_core::trace::nsys::NsysTrace;
+use llmprof_core::trace::timeline::Timeline;
 
 use super::*;
 use crate::kernels::{
@@ -19,7 +19,7 @@ const SKETCH: &str = "range 1 prefill 0..100
     kernel 4 grouped_up_bf16 240..280 7
     kernel 5 grouped_down_bf16 280..300 7";
 
-fn sketched(sketch: &str) -> NsysTrace {
+fn sketched(sketch: &str) -> Timeline {
     let mut trace = capture(sketch);
     let operators = trace.ranges.iter_mut().filter(|it| it.name != "prefill");
     operators.for_each(|it| it.domain = OPERATOR_DOMAIN.into());
@@ -54,7 +54,7 @@ fn calls() -> Vec<OperatorCall> {
     ]
 }
 
-fn found(trace: &NsysTrace, calls: &[OperatorCall]) -> Vec<GemmRecord> {
+fn found(trace: &Timeline, calls: &[OperatorCall]) -> Vec<GemmRecord> {
     let events: Vec<Event> = calls.iter().cloned().map(Event::Op).collect();
     records(&Capture::of(trace), &Events::of(&events), true)
 }

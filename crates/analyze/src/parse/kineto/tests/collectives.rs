@@ -15,7 +15,7 @@ const NCCL: &str = r#"{"ph": "X", "cat": "kernel",
     "pid": 0, "tid": 20, "ts": 4.5, "dur": 1.25, "args": {"External id": 9, "device": 0,
     "stream": 20, "correlation": 3}}"#;
 
-fn call(read: &NsysTrace) -> Option<(CollectiveCall, &CollectiveGroup)> {
+fn call(read: &Timeline) -> Option<(CollectiveCall, &CollectiveGroup)> {
     let call = read.collectives.call(5 << 24, 3)?;
     Some((*call, &read.collectives.groups[call.group as usize]))
 }

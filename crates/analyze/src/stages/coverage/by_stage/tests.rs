@@ -1,13 +1,13 @@
 //! Coverage on sketches: real losses, and patterns that only look like one.
 
-use llmprof_core::trace::{Trace, kernel::Kernel, nsys::ApiCall};
+use llmprof_core::trace::{Trace, kernel::Kernel, timeline::ApiCall};
 use proptest::prelude::*;
 
 use super::*;
 use crate::{analyze, kernels::tests::capture};
 
 /// A capture whose calls launch kernels; those with correlation 900 and above synchronise.
-fn traced(sketch: &str) -> NsysTrace {
+fn traced(sketch: &str) -> Timeline {
     let mut trace = capture(sketch);
     let first = trace.strings.len() as u32;
     trace
@@ -20,7 +20,7 @@ fn traced(sketch: &str) -> NsysTrace {
 }
 
 /// Launched and recorded kernels by stage.
-fn counts(trace: &NsysTrace) -> Vec<(String, u64, u64)> {
+fn counts(trace: &Timeline) -> Vec<(String, u64, u64)> {
     by_stage(&Capture::of(trace))
         .into_iter()
         .map(|it| (it.stage, it.launched, it.recorded))
@@ -39,10 +39,10 @@ const TWO_STAGES: &str = "range 1 prefill 0..10\nrange 1 decode_all 10..30
     kernel 1 a 5..6 7\nkernel 2 a 6..7 7\nkernel 3 b 17..18 7\nkernel 4 b 18..19 7";
 
 /// The capture without some of its kernels.
-fn without(trace: &NsysTrace, lost: impl Fn(usize) -> bool) -> NsysTrace {
+fn without(trace: &Timeline, lost: impl Fn(usize) -> bool) -> Timeline {
     let kept =
         trace.kernels.iter().enumerate().filter(|(at, _)| !lost(*at)).map(|(_, kernel)| kernel);
-    NsysTrace { kernels: kept.collect(), ..trace.clone() }
+    Timeline { kernels: kept.collect(), ..trace.clone() }
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn only_the_stage_that_lost_kernels_is_reported() {
 }
 
 /// The last `cut` kernels of many are missing, and no call waited for them.
-fn cut_at_end(launches: [u64; 2], cut: usize) -> NsysTrace {
+fn cut_at_end(launches: [u64; 2], cut: usize) -> Timeline {
     let mut trace = many(launches);
     let kept = trace.kernels.len() - cut;
     trace = without(&trace, |at| at >= kept);
@@ -183,7 +183,7 @@ fn rows_of_the_driver_inside_those_of_the_runtime_lose_nothing() {
 }
 
 /// Consecutive stages with the given numbers of launches, each ending with a synchronising call.
-fn many(launches: [u64; 2]) -> NsysTrace {
+fn many(launches: [u64; 2]) -> Timeline {
     let mut trace =
         traced("range 1 prefill 0..100000\nrange 1 decode_all 100000..200000\ncall 1 900 1..2");
     let (launch, wait) = (trace.strings.len() as u32 - 2, trace.strings.len() as u32 - 1);

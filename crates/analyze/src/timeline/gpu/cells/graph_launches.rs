@@ -1,8 +1,8 @@
 //! Launches of graphs by stage: their calls, and those whose GPU is unknown.
 
 use llmprof_core::trace::{
-    nsys::{ON_HOST, process_of},
     runtime_call::CallKind,
+    timeline::{ON_HOST, process_of},
 };
 
 use super::GpuCells;

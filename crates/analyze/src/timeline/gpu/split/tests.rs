@@ -7,7 +7,7 @@ use crate::kernels::tests::capture;
 use crate::timeline::gpu::device_tables;
 
 /// One line per work and gap: `stage name calls ns alone`, `stage gap reason count ns after`.
-fn lines(trace: &NsysTrace) -> String {
+fn lines(trace: &Timeline) -> String {
     let splits = device_tables(&Capture::of(trace)).1;
     let name = |of: &WorkOf| {
         let operator = of.operator.map(|at| splits.operators[at as usize].as_str()).unwrap_or("-");

@@ -21,7 +21,7 @@ use crate::domain::finding::{Finding, Severity};
 
 /// One timeline. A table missing from the export is an empty list here and absent from `tables`.
 #[derive(Debug, Clone, Default)]
-pub struct NsysTrace {
+pub struct Timeline {
     /// The profiler that recorded it.
     pub tool: TimelineTool,
     /// As printed in the export: `2022.4.2.1-df9881f`.
@@ -71,11 +71,16 @@ pub struct NsysTrace {
     pub rules: StageRules,
 }
 
-impl NsysTrace {
+impl Timeline {
+    /// The string at an index of [`Self::strings`]; empty where the export lacks it.
+    #[inline]
+    pub fn text(&self, at: u32) -> &str {
+        self.strings.get(at as usize).map_or("", String::as_str)
+    }
+
     /// Kind of the calls of each site of [`Self::cuda_calls`].
     pub fn call_kinds(&self) -> Vec<CallKind> {
-        let name = |at: u32| self.strings.get(at as usize).map_or("", String::as_str);
-        self.cuda_calls.sites().iter().map(|(at, _)| CallKind::of(name(*at))).collect()
+        self.cuda_calls.sites().iter().map(|(at, _)| CallKind::of(self.text(*at))).collect()
     }
 
     /// Counts each kernel once, with a finding where the capture has some of them twice. The
@@ -112,7 +117,7 @@ impl NsysTrace {
 /// A traced call on the host.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ApiCall {
-    /// Index into [`NsysTrace::strings`].
+    /// Index into [`Timeline::strings`].
     pub name: u32,
     pub start_ns: i64,
     pub end_ns: i64,
