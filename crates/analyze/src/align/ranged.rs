@@ -9,9 +9,9 @@ use super::launched::CaptureLaunches;
 use crate::{
     align::operation_instances::{InstanceKernel, IsolatedOperation},
     timeline::{
-        capture::{Capture, Join},
-        device_time::captured_nodes,
+        capture::Capture,
         launches::Cursor,
+        open_at::OpenAt,
         open_ranges::{NONE, nest_ranges},
     },
 };
@@ -26,39 +26,25 @@ pub fn by_range(
     let nests: Vec<_> = nest_ranges(capture.trace, wanted).into_iter().collect();
     let place = |thread: i64| nests.binary_search_by_key(&thread, |(thread, _)| *thread).ok();
     let mut found = IsolatedOperation::default();
-    let captured = captured_nodes(&capture.trace.graph_nodes);
     let mut numbers: HashMap<(usize, u32, u32), usize> = HashMap::new();
     let mut instances: Vec<Vec<InstanceKernel>> = Vec::new();
     let (mut filled, mut stage_instances): (HashSet<u32>, HashSet<u32>) = Default::default();
-    let mut cursor = Cursor::default();
-    let mut calls = capture.trace.cuda_calls.reader();
-    let all = capture.kernels_by_kind();
-    for (at, ((kind, kernel), Join { call, instance })) in all.enumerate() {
-        if call == NONE || !counted(instance) {
+    let mut open = OpenAt::new(capture, &nests);
+    for (at, ((kind, kernel), join)) in capture.kernels_by_kind().enumerate() {
+        if !join.has_call() || !counted(join.instance) {
             continue;
         }
-        let at_capture = kernel.graph_node.and_then(|node| captured.get(&node)).and_then(|made| {
-            let thread = place(made.global_tid)?;
-            let entry = nests[thread].1.segments.at(made.at_ns, &mut 0);
-            (entry != NONE).then_some((thread, entry))
-        });
+        let at_capture = kernel.graph_node.and_then(|node| open.at_capture(node)).flatten();
         // A kernel captured outside of any such range may still be replayed in one.
-        let mut at_launch = || {
-            let launch = calls.get(call);
-            let thread = place(launch.global_tid)?;
-            let entry =
-                cursor.at(launch.global_tid, launch.start_ns, |_| Some(&nests[thread].1.segments));
-            (entry != NONE).then_some((thread, entry))
-        };
-        let Some((thread, entry)) = at_capture.or_else(&mut at_launch) else { continue };
+        let Some((thread, entry)) = at_capture.or_else(|| open.at_call(join)) else { continue };
         // Replayed kernels share a call and are ordered as they ran; others are ordered by calls.
         let (replay, order) =
-            if kernel.graph_node.is_some() { (call, at as u32) } else { (NONE, call) };
+            if kernel.graph_node.is_some() { (join.call, at as u32) } else { (NONE, join.call) };
         let number = *numbers.entry((thread, entry, replay)).or_insert_with(|| {
             instances.push(Vec::new());
             instances.len() - 1
         });
-        stage_instances.insert(instance);
+        stage_instances.insert(join.instance);
         filled.insert(nests[thread].1.entries[entry as usize].0);
         found.replayed += u64::from(kernel.graph_node.is_some());
         instances[number].push((order, kind, kernel.ns()));

@@ -12,8 +12,8 @@ use super::{
 use crate::{
     operators::rolled_paths::RolledPaths,
     timeline::{
+        open_at::{OpenAt, operator_nests},
         open_ranges::{NONE, OpenNest},
-        operator_entries::{OperatorEntries, operator_nests},
     },
 };
 
@@ -46,20 +46,20 @@ impl<'a> OpenOperators<'a> {
             let Some((at, entry)) = entry else { return NO_NEST };
             *of_entry.entry((at, entry)).or_insert_with(|| self.number(trace, &nests[at].1, entry))
         };
-        let mut operators = OperatorEntries::new(trace, &nests);
+        let mut operators = OpenAt::new(timeline, &nests);
         let mut works = Vec::with_capacity(trace.kernels.len() + trace.graphs.len());
         for (kernel, join) in timeline.kernels() {
             let is_other = kernel.device != capture.device;
             works.push(if is_other {
                 NO_NEST
             } else {
-                number(operators.of(kernel.graph_node, join.call))
+                number(operators.of(kernel.graph_node, join))
             });
         }
-        let mut operators = OperatorEntries::new(trace, &nests);
+        let mut operators = OpenAt::new(timeline, &nests);
         for (graph, join) in timeline.graphs() {
             if graph.device == capture.device {
-                works.push(number(operators.of(None, join.call)));
+                works.push(number(operators.of(None, join)));
             }
         }
         works

@@ -16,9 +16,9 @@ use llmprof_core::trace::{
 };
 
 use super::{
-    capture::{Capture, Join},
+    capture::Capture,
     framework_nests,
-    operator_entries::{OperatorEntries, operator_nests},
+    open_at::{OpenAt, operator_nests},
 };
 use crate::{
     kernels::WARMUP,
@@ -77,17 +77,17 @@ pub fn device_times(capture: &Capture) -> DeviceTimes {
         return framework_nests::device_times(capture, index);
     }
     let nests = operator_nests(capture.trace);
-    let mut operators = OperatorEntries::new(capture.trace, &nests);
+    let mut operators = OpenAt::new(capture, &nests);
     let mut sums = NestSums::new(&nests, capture.stage_count());
     let mut times = DeviceTimes::default();
-    for (kernel, Join { call, instance }) in capture.kernels() {
-        let entry = operators.of(kernel.graph_node, call);
+    for (kernel, join) in capture.kernels() {
+        let entry = operators.of(kernel.graph_node, join);
         if kernel.graph_node.is_some() {
             times.replayed_ns += kernel.ns();
             times.replayed_known_ns += if entry.is_some() { kernel.ns() } else { 0 };
         }
         if let Some(entry) = entry {
-            sums.add(entry, capture.stage_number(instance), call, &kernel);
+            sums.add(entry, capture.stage_number(join.instance), join.call, &kernel);
         }
     }
     let named = |((number, name), time): ((usize, &str), DeviceTime)| {

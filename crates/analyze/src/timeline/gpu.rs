@@ -27,7 +27,7 @@ use self::{
     cells::{GpuCell, GpuCells},
     split::{SplitSums, WindowSplits},
 };
-use super::{capture::Capture, operator_entries::operator_nests};
+use super::{capture::Capture, open_at::operator_nests};
 use crate::stats::{percent, ratio};
 
 /// One stage of the traced pass on one GPU, or on all GPUs, summed over instances.

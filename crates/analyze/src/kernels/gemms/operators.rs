@@ -24,7 +24,7 @@ use crate::{
     timeline::{
         capture::{Capture, Join},
         framework_nests::{FrameworkIndex, NestItem},
-        operator_entries::{OperatorEntries, operator_nests},
+        open_at::{OpenAt, operator_nests},
     },
 };
 
@@ -141,16 +141,16 @@ fn of_events(capture: &Capture, traced: &Events) -> Vec<GemmRecord> {
         return Vec::new();
     }
     let nests = operator_nests(capture.trace);
-    let mut entries = OperatorEntries::new(capture.trace, &nests);
+    let mut entries = OpenAt::new(capture, &nests);
     let mut sums = ProductSums::default();
     // By stage, place of the operator and part.
     let mut known: HashMap<(usize, (usize, u32), ProductPart), Option<usize>> = HashMap::default();
     let mut counted: HashSet<(usize, &str, usize)> = HashSet::default();
     let kernels = capture.kernels_by_kind();
-    for ((kind, kernel), Join { call, instance }) in kernels {
+    for ((kind, kernel), join) in kernels {
         let Some(part) = parts[kind as usize] else { continue };
-        let Some(at) = entries.of(kernel.graph_node, call) else { continue };
-        let stage = capture.stage_number(instance);
+        let Some(at) = entries.of(kernel.graph_node, join) else { continue };
+        let stage = capture.stage_number(join.instance);
         let product = *known.entry((stage, at, part)).or_insert_with(|| {
             let range = nests[at.0].1.entries[at.1 as usize].0;
             let path = capture.trace.ranges[range as usize].name.as_str();

@@ -57,8 +57,7 @@ pub(super) fn add_device_work(
             let slice = slices.push(&track, name(kernel.name), span, mine);
             slice.class = Some(classes.of(kernel.full_name, &trace.strings).class.to_owned());
             if mine {
-                let (thread, chain) = owners.chain(at);
-                slice.operator = chain.last().map(|entry| owners.name(thread, *entry).to_owned());
+                slice.operator = owners.innermost(at).map(str::to_owned);
             }
             ran.push((device, span));
         }

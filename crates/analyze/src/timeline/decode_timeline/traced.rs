@@ -55,7 +55,7 @@ pub fn traced_step(capture: &Capture) -> Option<StepTimeline> {
     let mut slices = SliceList { from: window.0, slices: Vec::new() };
     add_calls(capture.trace, &place, window, &mut slices);
     let owners = KernelOwners::of(capture, &place, &own.kernels);
-    owners.add_tracks(&own.kernels, &mut slices);
+    owners.add_tracks(&mut slices);
     let all = device::add_device_work(&owners, &own, window, &mut slices);
     let process = process_of(place.thread);
     let used: BTreeSet<u32> = used_devices(capture.trace)

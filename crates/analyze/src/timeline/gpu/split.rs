@@ -15,7 +15,7 @@ use super::{
         capture::Capture,
         framework_nests::FrameworkIndex,
         interval::IntervalSet,
-        operator_entries::OperatorEntries,
+        open_at::OpenAt,
     },
     cells::{GpuCell, GpuCells, IdleGap, LaneEvent},
     waits::IdleSplit,
@@ -128,7 +128,7 @@ impl<'a> SplitSums<'a> {
             trace: capture.trace,
             framework: capture.framework.as_ref(),
             nests,
-            entries: OperatorEntries::new(capture.trace, nests),
+            entries: OpenAt::new(capture, nests),
             of_entry: HashMap::default(),
             operators: RolledPaths::default(),
         };
@@ -226,7 +226,7 @@ struct WorkNames<'a> {
     trace: &'a Timeline,
     framework: Option<&'a FrameworkIndex>,
     nests: &'a [(i64, OpenNest)],
-    entries: OperatorEntries<'a>,
+    entries: OpenAt<'a>,
     /// By thread's nest and entry.
     of_entry: HashMap<(usize, u32), u32>,
     operators: RolledPaths<'a>,
@@ -246,9 +246,7 @@ impl<'a> WorkNames<'a> {
                 let name = index.name_of(self.trace, work.row);
                 name.map(|name| self.operators.number(name))
             }
-            None => {
-                self.entries.of(work.graph_node, work.join.call).map(|entry| self.number(entry))
-            }
+            None => self.entries.of(work.graph_node, work.join).map(|entry| self.number(entry)),
         };
         WorkOf { operator, kind }
     }
