@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use llmprof_core::{
     domain::{
         device_peaks::DevicePeaks,
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         stated_model::StatedModel,
         subject::SubjectKind,
     },
@@ -355,7 +355,7 @@ impl Analysis {
         if self.only_traced && self.subject != SubjectKind::Command {
             let message = "All times are of a traced pass and include tracing overhead; there \
                            is no unprofiled one.";
-            let finding = Finding::new("only_traced", Severity::Warning, message)
+            let finding = Finding::new(catalogue::ONLY_TRACED, message)
                 .with("stages found", self.stages.rows.len());
             found.push(finding.advise("Time the program without a profiler before quoting times."));
         }

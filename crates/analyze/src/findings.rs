@@ -1,8 +1,8 @@
 //! The rules that turn figures into findings: each states its evidence and a remedy, and none
 //! fires without evidence.
 //!
-//! A rule is an entry ([`Rule`]) in the table of its file, next to the function that finds it;
-//! `specs/findings.md` lists them all. Ids are stable: programs refer to rules by them.
+//! A rule is an entry ([`Rule`]) in the table of its file, next to the function that finds it. What
+//! does not depend on the evidence is in the catalogue of findings.
 
 mod capture;
 mod collectives;
@@ -24,10 +24,7 @@ mod stated;
 mod steps;
 
 pub use self::{reference::why_no_kernels, rule::Rule, steps::with_engine};
-use llmprof_core::{
-    domain::finding::{Finding, Severity},
-    trace::Trace,
-};
+use llmprof_core::{domain::finding::Finding, trace::Trace};
 
 use super::Analysis;
 
@@ -61,11 +58,6 @@ pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     found.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     ledger::largest_first(&mut found);
     found
-}
-
-/// A finding that takes severity and advice from its rule.
-fn finding(id: &str, message: String) -> Finding {
-    Finding::new(id, Severity::Info, message)
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ pub use self::unbounded::UNBOUNDED;
 use llmprof_core::{
     domain::{
         device_peaks::DevicePeaks,
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
     },
     trace::{
         Trace,
@@ -347,8 +347,8 @@ pub fn findings(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             "{figure}{of} would be {:.1}: {}. It is omitted.",
             worst.value, invariant.holds
         );
-        let found = Finding::new("figure_impossible", Severity::Warning, message)
-            .with("omitted figures", all.len());
+        let found =
+            Finding::new(catalogue::FIGURE_IMPOSSIBLE, message).with("omitted figures", all.len());
         let found =
             found.with("value", format!("{:.1}", worst.value)).with("cause", invariant.cause);
         Some(found.advise(invariant.remedy))
@@ -366,7 +366,7 @@ fn early(it: &EarlyStart) -> Option<Finding> {
         it.stage,
         it.worst_ns as f64 / 1e6,
     );
-    let found = Finding::new("figure_impossible", Severity::Warning, message)
+    let found = Finding::new(catalogue::FIGURE_IMPOSSIBLE, message)
         .with("stage", &it.stage)
         .with("early", it.count);
     Some(found.with("cause", invariant.cause).advise(invariant.remedy))

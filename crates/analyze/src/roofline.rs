@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, catalogue},
     trace::counter::UncountedOperations,
 };
 use serde::{Deserialize, Serialize};
@@ -324,7 +324,7 @@ fn impossible(point: &RooflinePoint, dtype: &str, pct: f64) -> Finding {
         "{} in {} would reach {pct:.1} % of the datasheet's {dtype} roof, which is impossible.",
         point.kernel_name, point.stage
     );
-    Finding::new("roofline_impossible", Severity::Critical, message)
+    Finding::new(catalogue::ROOFLINE_IMPOSSIBLE, message)
         .with("percent", format!("{pct:.1}"))
         .with("FLOP/B", format!("{:.2}", point.flops_per_byte.unwrap_or_default()))
         .with("FLOP/s", format!("{:.3e}", point.flops_per_s.unwrap_or_default()))

@@ -3,7 +3,7 @@
 use llmprof_analyze::Analysis;
 use llmprof_core::{
     domain::{
-        finding::{Finding, NOT_APPLICABLE},
+        finding::{Finding, catalogue},
         mode::Mode,
         state::{RunState, StepRecord, StepState},
     },
@@ -240,7 +240,8 @@ fn missing<'a>(facts: &RunFacts<'a>) -> Vec<MissingStep<'a>> {
 
 /// Meaning of the run's state.
 fn state_means(facts: &RunFacts) -> String {
-    let left_out = facts.findings.iter().find(|finding| finding.id == NOT_APPLICABLE);
+    let left_out =
+        facts.findings.iter().find(|finding| finding.id == catalogue::PASSES_NOT_APPLICABLE);
     let runs_here = facts.spec.kind().runs_here();
     let means = match facts.state {
         RunState::Succeeded if left_out.is_some() => "everything that applies was collected",

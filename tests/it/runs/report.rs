@@ -7,7 +7,7 @@ use std::path::Path;
 
 use llmprof_core::{
     domain::{
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         state::StepState,
         subject::Subject,
     },
@@ -82,8 +82,7 @@ fn a_throttled_gpu_is_a_finding_and_a_sampled_run_has_its_figures_in_the_report_
 fn a_run_on_a_gpu_without_samples_states_the_reason() {
     let mut run = ReportInput::with_kernels();
     assert!(run.file(layout::REPORT_MD).contains("No GPU was sampled."));
-    run.findings =
-        vec![Finding::new("power_not_sampled", Severity::Warning, "The driver was away.")];
+    run.findings = vec![Finding::new(catalogue::POWER_NOT_SAMPLED, "The driver was away.")];
     assert!(run.file(layout::REPORT_HTML).contains("The driver was away."));
     assert!(run.files().iter().all(|(name, _)| *name != layout::POWER_CSV));
 }
@@ -177,9 +176,9 @@ fn text_from_outside_stays_text_in_every_file() {
     run.environment.hostname = Some(HOSTILE.into());
     run.steps[2].state = StepState::Failed;
     run.steps[2].message = Some(HOSTILE.into());
-    run.findings = vec![
-        Finding::new(HOSTILE, Severity::Critical, HOSTILE).with(HOSTILE, HOSTILE).advise(HOSTILE),
-    ];
+    let finding =
+        Finding::new(catalogue::KERNELS_LOST, HOSTILE).with(HOSTILE, HOSTILE).advise(HOSTILE);
+    run.findings = vec![Finding { id: HOSTILE.into(), ..finding }];
     run.trace.nsys.as_mut().unwrap().strings[0] = HOSTILE.into();
     run.trace.counters[0].kernel = HOSTILE.into();
     run.trace.counters[0].values.stalls[0].reason = HOSTILE.into();

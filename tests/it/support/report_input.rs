@@ -6,7 +6,7 @@ use llmprof_analyze::{Analysis, model_work::KnownModel, parse};
 use llmprof_core::{
     domain::{
         device::Device,
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         mode::Mode,
         model::ModelSpec,
         run_files::InputFile,
@@ -106,7 +106,7 @@ impl ReportInput {
                 step(Step::Analyze, StepState::Succeeded, None),
             ],
             findings: vec![
-                Finding::new("nsys_missing", Severity::Warning, "nsys was not found.")
+                Finding::new(catalogue::NSYS_MISSING, "nsys was not found.")
                     .advise("Install nsight-systems."),
             ],
             inputs: vec![InputFile {

@@ -4,7 +4,7 @@ use std::fs;
 
 use axum::http::{Method, header};
 use llmprof_core::domain::{
-    finding::{Finding, Severity},
+    finding::{Finding, catalogue},
     headline::{Headline, SeriesPoint, series_id},
     outcome::Outcome,
     state::{RunState, Step},
@@ -80,7 +80,8 @@ async fn hostile_end(api: &Api) -> String {
     fs::write(dir.join("tables.jsonl"), format!("{table}\n{kernels}\n")).unwrap();
     fs::write(dir.join(HOSTILE.replace('/', "")), "text").unwrap();
     let finding =
-        Finding::new(HOSTILE, Severity::Warning, HOSTILE).with(HOSTILE, HOSTILE).advise(HOSTILE);
+        Finding::new(catalogue::HOST_BUSY, HOSTILE).with(HOSTILE, HOSTILE).advise(HOSTILE);
+    let finding = Finding { id: HOSTILE.into(), ..finding };
     let (artifacts, message) = (
         manifest::seal(&dir, u64::MAX, &SlicedWork::default()).unwrap().artifacts,
         Some(HOSTILE.to_owned()),

@@ -78,25 +78,31 @@ pub fn realised(of: &Savings, later: &[(RunId, Savings)]) -> Vec<RealisedClaim> 
 
 #[cfg(test)]
 mod tests {
-    use llmprof_core::domain::finding::{Finding, Saving, Severity};
+    use llmprof_core::domain::finding::{
+        Finding, Saving,
+        catalogue::{self, FindingId},
+    };
 
     use super::*;
 
-    fn finding(id: &str, stage: &str, ms: f64) -> Finding {
+    fn finding(id: FindingId, stage: &str, ms: f64) -> Finding {
         let saving = Saving { stage: stage.into(), ms: Some(ms), pct: 10.0 };
-        let finding = Finding::new(id, Severity::Info, "x");
+        let finding = Finding::new(id, "x");
         Finding { max_saving: Some(Box::new(saving)), ..finding }
     }
 
     #[test]
     fn a_finding_that_is_gone_or_smaller_is_a_claim_with_the_change_of_its_stage() {
         let a = [
-            finding("idle_gpu", "decode_all", 5.0),
-            finding("small_kernels", "prefill", 2.0),
-            finding("dominant_kernel", "decode_all", 3.0),
-            Finding::new("host_busy", Severity::Info, "no saving"),
+            finding(catalogue::DECODE_EAGER, "decode_all", 5.0),
+            finding(catalogue::TINY_KERNELS, "prefill", 2.0),
+            finding(catalogue::KV_CACHE_COPIES, "decode_all", 3.0),
+            Finding::new(catalogue::HOST_BUSY, "no saving"),
         ];
-        let b = [finding("idle_gpu", "decode_all", 1.0), finding("small_kernels", "prefill", 1.9)];
+        let b = [
+            finding(catalogue::DECODE_EAGER, "decode_all", 1.0),
+            finding(catalogue::TINY_KERNELS, "prefill", 1.9),
+        ];
         let (a, b) = (Promise::of(&a), Promise::of(&b));
         let found = claims(&a, &b, |stage| (stage == "decode_all").then_some(3.5));
         let of = |finding: &str, promised_ms, remaining_ms| Claim {
@@ -106,7 +112,7 @@ mod tests {
             remaining_ms,
             realised_ms: 3.5,
         };
-        assert_eq!(found, [of("idle_gpu", 5.0, 1.0), of("dominant_kernel", 3.0, 0.0)]);
+        assert_eq!(found, [of("decode_eager", 5.0, 1.0), of("kv_cache_copies", 3.0, 0.0)]);
         assert_eq!(claims(&a, &a, |_| Some(1.0)), [], "nothing was done about them");
         assert_eq!(claims(&a, &b, |_| None), [], "the stage is missing in a run");
     }

@@ -1,7 +1,7 @@
 //! The finding on stages whose ranges end before their work, or start before it can.
 
 use llmprof_core::domain::{
-    finding::{Finding, Severity},
+    finding::{Finding, catalogue},
     units::Nanos,
 };
 
@@ -51,7 +51,7 @@ fn finding(
              lasts until the work ended."
         ),
     };
-    let found = Finding::new("stage_asynchronous", Severity::Info, message)
+    let found = Finding::new(catalogue::STAGE_ASYNCHRONOUS, message)
         .with("stage", stage)
         .with("ranges that end before their work", late)
         .with("ranges whose work queued", queued)

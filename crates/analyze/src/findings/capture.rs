@@ -2,14 +2,14 @@
 
 use llmprof_core::{
     domain::{
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         subject::SubjectKind,
     },
     trace::{Trace, framework::TimelineTool, stage::UnknownRange},
 };
 
 use super::{
-    Rule, finding,
+    Rule,
     saving::replays_graph,
     steps::{with_engine, with_reasons},
 };
@@ -18,7 +18,6 @@ use crate::{
     stages::{self, STAGES},
     timeline::{graphs, open_ranges},
 };
-use Severity::{Critical, Info, Warning};
 
 /// nsys messages that a finding quotes.
 const QUOTED_MESSAGES: usize = 3;
@@ -26,149 +25,26 @@ const QUOTED_MESSAGES: usize = 3;
 const LISTED_RANGES: usize = 10;
 
 pub const RULES: &[Rule] = &[
+    Rule { id: catalogue::NO_STAGES, find: no_stages },
+    Rule { id: catalogue::RUNNER_UNFINISHED, find: runner_unfinished },
+    Rule { id: catalogue::REPEATS_DIFFER, find: outputs_differ },
+    Rule { id: catalogue::OUTPUTS_DIFFER, find: outputs_differ },
+    Rule { id: catalogue::MFU_IMPOSSIBLE, find: |analysis, _| analysis.mfu.findings.clone() },
     Rule {
-        id: "no_stages",
-        severity: Critical,
-        fires_on: "no measured stage was timed",
-        advice: "Read the baseline step's log.",
-        max_saving: None,
-        find: no_stages,
-    },
-    Rule {
-        id: "runner_unfinished",
-        severity: Warning,
-        fires_on: "the runner's events lack the last one, `end`",
-        advice: "Read the baseline step's log for the reason.",
-        max_saving: None,
-        find: runner_unfinished,
-    },
-    Rule {
-        id: "repeats_differ",
-        severity: Warning,
-        fires_on: "repeats of the unprofiled pass have different outputs",
-        advice: "Look for operators whose order of summation varies.",
-        max_saving: None,
-        find: outputs_differ,
-    },
-    Rule {
-        id: "outputs_differ",
-        severity: Critical,
-        fires_on: "tokens or logits of the traced pass differ from those of the unprofiled pass",
-        advice: "Do not attribute the capture to the timed run.",
-        max_saving: None,
-        find: outputs_differ,
-    },
-    Rule {
-        id: "mfu_impossible",
-        severity: Critical,
-        fires_on: "utilisation above 101 % of a ceiling",
-        advice: "Check the device's name, the dtype and the operand sizes of the ceiling.",
-        max_saving: None,
-        find: |analysis, _| analysis.mfu.findings.clone(),
-    },
-    Rule {
-        id: "roofline_impossible",
-        severity: Critical,
-        fires_on: "a profiled kernel above 101 % of the datasheet's roof",
-        advice: "Discard this figure; check the device's name and peaks, and that the ncu pages \
-                 are of this device.",
-        max_saving: None,
+        id: catalogue::ROOFLINE_IMPOSSIBLE,
         find: |analysis, _| analysis.roofline.findings.clone(),
     },
-    Rule {
-        id: "ceiling_surpassed",
-        severity: Info,
-        fires_on: "an operator above 101 % of the measured matrix product",
-        advice: "Disregard its utilisation of that ceiling, which is withheld: the measured \
-                 product is slower than the device's best, or the time is too short.",
-        max_saving: None,
-        find: |analysis, _| analysis.mfu.findings.clone(),
-    },
-    Rule {
-        id: "capture_incomplete",
-        severity: Warning,
-        fires_on: "the capture lacks the range of a stage that the runner timed",
-        advice: "Capture again; update nsys to the driver's version.",
-        max_saving: None,
-        find: capture_incomplete,
-    },
-    Rule {
-        id: "capture_times_impossible",
-        severity: Warning,
-        fires_on: "rows of the capture have no times, end before they start, or lie more than \
-                   73 years from its clock's zero",
-        advice: "Export the report again; if the rows persist, capture again. They are excluded.",
-        max_saving: None,
-        find: capture_incomplete,
-    },
-    Rule {
-        id: "kernels_unattributed",
-        severity: Warning,
-        fires_on: "kernels of the capture have no launching call",
-        advice: "Trace the CUDA API as well, from the start of the process.",
-        max_saving: None,
-        find: coverage,
-    },
-    Rule {
-        id: "kernels_lost",
-        severity: Critical,
-        fires_on: "fewer than 99 % of a stage's launches have their kernel in the capture",
-        advice: "Export or record again with a newer nsys; the stage's kernel figures are \
-                 withheld.",
-        max_saving: None,
-        find: coverage,
-    },
-    Rule {
-        id: "range_not_found",
-        severity: Critical,
-        fires_on: "a rule of the run names a range that the capture lacks",
-        advice: "Correct the name in the run's stages or included ranges.",
-        max_saving: None,
-        find: range_not_found,
-    },
-    Rule {
-        id: "range_unclosed",
-        severity: Warning,
-        fires_on: "a range of the capture has no end",
-        advice: "Close the range in the program, or record until it ends; its times are \
-                 withheld.",
-        max_saving: None,
-        find: range_unclosed,
-    },
-    Rule {
-        id: "figure_impossible",
-        severity: Warning,
-        fires_on: "a figure is outside its possible bounds: shares, counters, clocks, work that \
-                   starts before its launch",
-        advice: "Check the cause named in the finding; the figure is withheld.",
-        max_saving: None,
-        find: invariants::findings,
-    },
-    Rule {
-        id: "graphs_traced_whole",
-        severity: Info,
-        fires_on: "CUDA graphs of a stage were traced as a whole",
-        advice: graphs::REMEDY,
-        max_saving: None,
-        find: graphs::findings,
-    },
-    Rule {
-        id: "graph_device_unknown",
-        severity: Warning,
-        fires_on: "CUDA graphs start on the host, and no other work of their process shows their \
-                   GPU",
-        advice: graphs::REMEDY,
-        max_saving: None,
-        find: graphs::unplaced,
-    },
-    Rule {
-        id: "overhead_high",
-        severity: Warning,
-        fires_on: "a traced stage takes over 25 % longer than the unprofiled one",
-        advice: "Use the capture's proportions, not its times; submit with mode light.",
-        max_saving: None,
-        find: overhead_high,
-    },
+    Rule { id: catalogue::CEILING_SURPASSED, find: |analysis, _| analysis.mfu.findings.clone() },
+    Rule { id: catalogue::CAPTURE_INCOMPLETE, find: capture_incomplete },
+    Rule { id: catalogue::CAPTURE_TIMES_IMPOSSIBLE, find: capture_incomplete },
+    Rule { id: catalogue::KERNELS_UNATTRIBUTED, find: coverage },
+    Rule { id: catalogue::KERNELS_LOST, find: coverage },
+    Rule { id: catalogue::RANGE_NOT_FOUND, find: range_not_found },
+    Rule { id: catalogue::RANGE_UNCLOSED, find: range_unclosed },
+    Rule { id: catalogue::FIGURE_IMPOSSIBLE, find: invariants::findings },
+    Rule { id: catalogue::GRAPHS_TRACED_WHOLE, find: graphs::findings },
+    Rule { id: catalogue::GRAPH_DEVICE_UNKNOWN, find: graphs::unplaced },
+    Rule { id: catalogue::OVERHEAD_HIGH, find: overhead_high },
 ];
 
 fn no_stages(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
@@ -177,7 +53,7 @@ fn no_stages(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         return vec![];
     }
     let (message, advice) = analysis.why_no_stages();
-    let found = finding("no_stages", message.to_owned()).advise(advice);
+    let found = Finding::new(catalogue::NO_STAGES, message.to_owned()).advise(advice);
     vec![match analysis.subject {
         SubjectKind::Import => with_engine(with_reasons(found, trace), trace),
         _ => found,
@@ -198,7 +74,7 @@ fn runner_unfinished(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         "The runner stopped before its last event; figures cover the repeats that finished \
          ({repeats})."
     );
-    vec![finding("runner_unfinished", message).with("repeats finished", repeats)]
+    vec![Finding::new(catalogue::RUNNER_UNFINISHED, message).with("repeats finished", repeats)]
 }
 
 fn outputs_differ(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
@@ -207,7 +83,7 @@ fn outputs_differ(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     if outputs.repeats_agree == Some(false) {
         let message =
             "Repeats of the unprofiled pass produced different outputs from the same inputs.";
-        found.push(finding("repeats_differ", message.to_owned()).advise(
+        found.push(Finding::new(catalogue::REPEATS_DIFFER, message.to_owned()).advise(
             "Look for operators whose order of summation varies; times of repeats may not be \
              comparable.",
         ));
@@ -223,7 +99,7 @@ fn outputs_differ(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
              {logits}."
         );
         found.push(
-            finding("outputs_differ", message)
+            Finding::new(catalogue::OUTPUTS_DIFFER, message)
                 .with("tokens", tokens)
                 .with("logits", logits)
                 .advise(
@@ -249,7 +125,7 @@ fn capture_incomplete(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     if !missing.is_empty() {
         let message =
             format!("The nsys capture lacks the range {}.", missing.join(" and the range "));
-        let mut incomplete = finding("capture_incomplete", message)
+        let mut incomplete = Finding::new(catalogue::CAPTURE_INCOMPLETE, message)
             .with("ranges captured", nsys.ranges.len())
             .advise(
                 "Capture again; if it persists, update nsys to the driver's version and read the \
@@ -266,7 +142,8 @@ fn capture_incomplete(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
             "{impossible} rows of the capture were excluded: they have no times, end before they \
              start, or lie more than 73 years from its clock's zero."
         );
-        let found_here = finding("capture_times_impossible", message).with("excluded", impossible);
+        let found_here =
+            Finding::new(catalogue::CAPTURE_TIMES_IMPOSSIBLE, message).with("excluded", impossible);
         found.push(match nsys.tool {
             TimelineTool::Nsys => found_here,
             TimelineTool::Pytorch => found_here.advise("Record again: they are excluded."),
@@ -285,7 +162,7 @@ fn range_not_found(_: &Analysis, trace: &Trace) -> Vec<Finding> {
         let available =
             unknown.available.iter().take(LISTED_RANGES).cloned().collect::<Vec<_>>().join(", ");
         let message = format!("The capture has no range named {:?}.", unknown.wanted);
-        finding("range_not_found", message).with("available", available)
+        Finding::new(catalogue::RANGE_NOT_FOUND, message).with("available", available)
     };
     unknown.map(not_found).into_iter().collect()
 }

@@ -2,88 +2,28 @@
 
 use llmprof_core::{
     domain::{
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         units::Nanos,
     },
     trace::Trace,
 };
 
-use super::{Rule, finding};
+use super::Rule;
 use crate::{
     Analysis,
     collectives::{GroupNote, NotJoined, RankVerdict},
     stats::percent,
 };
-use Severity::{Info, Warning};
 
 pub const RULES: &[Rule] = &[
-    Rule {
-        id: "collective_straggler",
-        severity: Warning,
-        fires_on: "ranks wait at least 10 % of the time of their collective operations, and one \
-                   rank is last in most of them",
-        advice: "Look at that rank's work before its collective operations: an uneven share, \
-                 another clock of its GPU, a slower host.",
-        max_saving: Some("the mean wait of the ranks"),
-        find: waiting,
-    },
-    Rule {
-        id: "collective_skew",
-        severity: Info,
-        fires_on: "ranks wait at least 10 % of the time of their collective operations, and \
-                   different ranks are last",
-        advice: "Divide each step's work evenly over the ranks, and keep their hosts quiet.",
-        max_saving: Some("the mean wait of the ranks"),
-        find: waiting,
-    },
-    Rule {
-        id: "collectives_not_joined",
-        severity: Warning,
-        fires_on: "collective operations of a group cannot be paired across its ranks",
-        advice: "Record all ranks together, from the same step to the same step.",
-        max_saving: None,
-        find: not_joined,
-    },
-    Rule {
-        id: "collectives_of_one_rank",
-        severity: Info,
-        fires_on: "the capture has collective operations of one rank alone",
-        advice: "Import the captures of all ranks together for waits, transfers and bandwidths.",
-        max_saving: None,
-        find: not_joined,
-    },
-    Rule {
-        id: "collectives_unpaired",
-        severity: Info,
-        fires_on: "some rank lacks numbers of collective operations that others have",
-        advice: "Record all ranks from the same step to the same step.",
-        max_saving: None,
-        find: unpaired,
-    },
-    Rule {
-        id: "collectives_without_size",
-        severity: Info,
-        fires_on: "collective operations are joined, and their sizes are not recorded",
-        advice: "Record with the profiler of PyTorch, which writes the sizes: kernels have none.",
-        max_saving: None,
-        find: without_size,
-    },
-    Rule {
-        id: "collective_clocks_differ",
-        severity: Info,
-        fires_on: "the clocks of ranks differ by more than 50 us, or contradict each other",
-        advice: "Waits and transfers are uncertain by the spread of the offset.",
-        max_saving: None,
-        find: clocks,
-    },
-    Rule {
-        id: "collectives_on_host",
-        severity: Info,
-        fires_on: "collective operations ran on the host",
-        advice: "Use the backend nccl for tensors on GPUs.",
-        max_saving: None,
-        find: on_host,
-    },
+    Rule { id: catalogue::COLLECTIVE_STRAGGLER, find: waiting },
+    Rule { id: catalogue::COLLECTIVE_SKEW, find: waiting },
+    Rule { id: catalogue::COLLECTIVES_NOT_JOINED, find: not_joined },
+    Rule { id: catalogue::COLLECTIVES_OF_ONE_RANK, find: not_joined },
+    Rule { id: catalogue::COLLECTIVES_UNPAIRED, find: unpaired },
+    Rule { id: catalogue::COLLECTIVES_WITHOUT_SIZE, find: without_size },
+    Rule { id: catalogue::COLLECTIVE_CLOCKS_DIFFER, find: clocks },
+    Rule { id: catalogue::COLLECTIVES_ON_HOST, find: on_host },
 ];
 
 fn groups(analysis: &Analysis) -> impl Iterator<Item = &GroupNote> {
@@ -93,8 +33,8 @@ fn groups(analysis: &Analysis) -> impl Iterator<Item = &GroupNote> {
 fn waiting(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let found = |it: &GroupNote| {
         let id = match it.verdict? {
-            RankVerdict::OneStraggler => "collective_straggler",
-            RankVerdict::Rotating => "collective_skew",
+            RankVerdict::OneStraggler => catalogue::COLLECTIVE_STRAGGLER,
+            RankVerdict::Rotating => catalogue::COLLECTIVE_SKEW,
             RankVerdict::Balanced | RankVerdict::TooFew => return None,
         };
         let lasts: u64 = it.times_last.iter().sum();
@@ -102,7 +42,7 @@ fn waiting(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         let rank = it.ranks.get(it.times_last.iter().position(|last| *last == most)?)?;
         let share = percent(it.wait_ns as f64, it.kernel_ns as f64)?;
         let message = match id {
-            "collective_straggler" => format!(
+            catalogue::COLLECTIVE_STRAGGLER => format!(
                 "{}: rank {rank} is last in {most} of {lasts} collective operations in which ranks \
                  wait; waiting takes {share:.0} % of the time of all.",
                 it.group
@@ -115,7 +55,7 @@ fn waiting(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         };
         let mean_ns = it.wait_ns / it.ranks.len().max(1) as i64;
         Some(
-            finding(id, message)
+            Finding::new(id, message)
                 .with("mean wait of a rank, ms", format!("{:.3}", Nanos(mean_ns).as_ms()))
                 .with("times last by rank", format!("{:?}", it.times_last)),
         )
@@ -127,10 +67,11 @@ fn not_joined(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let found = |it: &GroupNote| {
         let problem = it.problem.as_ref()?;
         let (id, why) = match problem {
-            NotJoined::OneRank => {
-                ("collectives_of_one_rank", "the capture has one rank of the group".to_owned())
-            }
-            other => ("collectives_not_joined", reason(other)),
+            NotJoined::OneRank => (
+                catalogue::COLLECTIVES_OF_ONE_RANK,
+                "the capture has one rank of the group".to_owned(),
+            ),
+            other => (catalogue::COLLECTIVES_NOT_JOINED, reason(other)),
         };
         let figures = if it.joined > 0 { "those after it have" } else { "they have" };
         let message = format!(
@@ -138,7 +79,7 @@ fn not_joined(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
              neither wait nor transfer.",
             it.group
         );
-        Some(finding(id, message).with("ranks", format!("{:?}", it.ranks)))
+        Some(Finding::new(id, message).with("ranks", format!("{:?}", it.ranks)))
     };
     groups(analysis).filter_map(found).collect()
 }
@@ -183,7 +124,7 @@ fn unpaired(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             "{}: {} numbers of collective operations are not on all ranks, and were left out.",
             it.group, it.unpaired
         );
-        finding("collectives_unpaired", message).with("joined", it.joined)
+        Finding::new(catalogue::COLLECTIVES_UNPAIRED, message).with("joined", it.joined)
     };
     groups(analysis).filter(|it| it.unpaired > 0).map(found).collect()
 }
@@ -200,7 +141,7 @@ fn without_size(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         "The capture has no sizes of collective operations ({}): their bandwidth is unknown.",
         names.join(", ")
     );
-    vec![finding("collectives_without_size", message)]
+    vec![Finding::new(catalogue::COLLECTIVES_WITHOUT_SIZE, message)]
 }
 
 fn clocks(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
@@ -217,7 +158,7 @@ fn clocks(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             us(listed.iter().map(|(_, it)| it.ns.abs()).min().unwrap_or(first.ns)),
             us(widest)
         );
-        let mut found = finding("collective_clocks_differ", message);
+        let mut found = Finding::new(catalogue::COLLECTIVE_CLOCKS_DIFFER, message);
         for (rank, clock) in listed.iter().take(8) {
             let text = format!("{} +- {}", us(clock.ns), us(clock.spread_ns));
             found = found.with(&format!("rank {rank}"), text);
@@ -234,7 +175,7 @@ fn on_host(_: &Analysis, trace: &Trace) -> Vec<Finding> {
             "{count} collective operations ran on the host ({library}): they have no kernels, and \
              are neither joined nor part of device times."
         );
-        finding("collectives_on_host", message)
+        Finding::new(catalogue::COLLECTIVES_ON_HOST, message)
     };
     nsys.collectives.on_host.iter().map(found).collect()
 }

@@ -2,64 +2,29 @@
 
 use foldhash::HashMap;
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{
+        Finding,
+        catalogue::{self, FindingId},
+    },
     trace::{Trace, counter::UncountedOperations},
 };
 
-use super::{Rule, finding, kernels::kernel_time_pct, saving::kernel_saving};
+use super::{Rule, kernels::kernel_time_pct, saving::kernel_saving};
 use crate::{
     Analysis,
     kernels::counters::CounterRecord,
     roofline::{AT_ROOF_PCT, RooflinePoint},
     stages::STAGES,
 };
-use Severity::Info;
 
 /// A kernel matters from this share of its stage's kernel time, percent.
 const MATTERS_PCT: f64 = 5.0;
-const KERNEL_SAVING: Option<&str> = Some("the kernel's own time on the critical path");
 
 pub const RULES: &[Rule] = &[
-    Rule {
-        id: "at_memory_roof",
-        severity: Info,
-        fires_on: "a profiled kernel of at least 5 % of its stage uses device memory at 80 % or \
-                   more of its sustained rate, and SM less",
-        advice: "Move fewer bytes: use a smaller dtype, fuse it with its neighbours, or reuse \
-                 data over a batch.",
-        max_saving: KERNEL_SAVING,
-        find: at_memory_roof,
-    },
-    Rule {
-        id: "at_compute_roof",
-        severity: Info,
-        fires_on: "a profiled kernel of at least 5 % of its stage uses the SMs at 80 % or more of \
-                   their sustained rate, and memory no more",
-        advice: "Reduce its operations, or use a smaller dtype.",
-        max_saving: KERNEL_SAVING,
-        find: at_compute_roof,
-    },
-    Rule {
-        id: "tensor_work_uncounted",
-        severity: Info,
-        fires_on: "profiled kernels of at least 5 % of a stage used tensor cores whose operations \
-                   were not counted",
-        advice: "Collect ncu's sm__ops_path_tensor_src_* as well, as mode deep does where the \
-                 device has them.",
-        max_saving: None,
-        find: tensor_work_uncounted,
-    },
-    Rule {
-        id: "launches_unlike_profiled",
-        severity: Info,
-        fires_on: "launches of profiled kernels and launch configurations take at least 5 % of a \
-                   stage's kernel time and other durations than the profiled ones",
-        advice: "Read their sampled metrics, which mode deep collects, or raise \
-                 profiling.ncu.launches_per_config: ncu profiles the first launches of a kernel \
-                 and launch configuration.",
-        max_saving: None,
-        find: launches_unlike_profiled,
-    },
+    Rule { id: catalogue::AT_MEMORY_ROOF, find: at_memory_roof },
+    Rule { id: catalogue::AT_COMPUTE_ROOF, find: at_compute_roof },
+    Rule { id: catalogue::TENSOR_WORK_UNCOUNTED, find: tensor_work_uncounted },
+    Rule { id: catalogue::LAUNCHES_UNLIKE_PROFILED, find: launches_unlike_profiled },
 ];
 
 /// Predicate of a message and its evidence.
@@ -68,14 +33,15 @@ type Detected<V> = Option<(String, Vec<(&'static str, V)>)>;
 /// Findings on the points of the roofline that matter and that `detect` matches.
 fn points(
     analysis: &Analysis,
-    id: &str,
+    id: FindingId,
     detect: impl Fn(&RooflinePoint) -> Detected<String>,
 ) -> Vec<Finding> {
     let found = |point: &RooflinePoint| {
         let weight = point.share_pct.filter(|share| *share >= MATTERS_PCT)?;
         let (predicate, rows) = detect(point)?;
-        let found = finding(id, format!("{} in {} {predicate}.", point.kernel_name, point.stage))
-            .with("share of the stage's kernel time", format!("{weight:.1} %"));
+        let found =
+            Finding::new(id, format!("{} in {} {predicate}.", point.kernel_name, point.stage))
+                .with("share of the stage's kernel time", format!("{weight:.1} %"));
         let has_full_name = !["", &point.kernel_name].contains(&point.full_name.as_str());
         let found = if has_full_name { found.with("kernel", &point.full_name) } else { found };
         let found = rows.into_iter().fold(found, |found, (name, value)| found.with(name, value));
@@ -86,7 +52,7 @@ fn points(
 }
 
 fn at_memory_roof(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    points(analysis, "at_memory_roof", |it| {
+    points(analysis, catalogue::AT_MEMORY_ROOF, |it| {
         let dram = it
             .dram_pct
             .filter(|pct| *pct >= AT_ROOF_PCT && it.sm_pct.is_none_or(|sm| sm < *pct))?;
@@ -98,7 +64,7 @@ fn at_memory_roof(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
 }
 
 fn at_compute_roof(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    points(analysis, "at_compute_roof", |it| {
+    points(analysis, catalogue::AT_COMPUTE_ROOF, |it| {
         let sm = it.sm_pct.filter(|pct| {
             *pct >= AT_ROOF_PCT && it.memory_pct.is_none_or(|memory| memory <= *pct)
         })?;
@@ -125,7 +91,7 @@ fn launches_unlike_profiled(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             "No counters stand for {weight:.0} % of the kernel time of {stage}: its kernels were \
              profiled in launches of other durations, which do other work."
         );
-        let found = finding("launches_unlike_profiled", message)
+        let found = Finding::new(catalogue::LAUNCHES_UNLIKE_PROFILED, message)
             .with("kernels and launch configurations", configs.len())
             .with("most time", &most.kernel_name)
             .with("its launches without counters, ms", format!("{:.3}", ms(most)));
@@ -155,7 +121,7 @@ fn tensor_work_uncounted(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             a.timeline_total_ms.unwrap_or(0.0).total_cmp(&b.timeline_total_ms.unwrap_or(0.0))
         })?;
         Some(
-            finding("tensor_work_uncounted", message)
+            Finding::new(catalogue::TENSOR_WORK_UNCOUNTED, message)
                 .with("kernels and launch configurations", kernels().count())
                 .with("longest", &longest.kernel_name),
         )

@@ -1,19 +1,18 @@
 //! Rules on the parts that take most of the time: stages, operators, and the time between them.
 
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, catalogue},
     trace::Trace,
 };
 
 use super::{
-    Rule, finding,
+    Rule,
     saving::{stage_saving, traced_repeats},
 };
 use crate::{
     Analysis,
     stages::{DECODE, PREFILL, STAGES},
 };
-use Severity::{Info, Warning};
 
 /// One part dominates another from this multiple of its time.
 const DOMINANCE: f64 = 1.2;
@@ -23,30 +22,9 @@ const LOW_COVERAGE_PCT: f64 = 90.0;
 const DOMINANT_SHARE_PCT: f64 = 20.0;
 
 pub const RULES: &[Rule] = &[
-    Rule {
-        id: "stage_dominates",
-        severity: Info,
-        fires_on: "one stage takes at least 1.2 times as long as the other",
-        advice: "Optimise the longer stage first.",
-        max_saving: None,
-        find: stage_dominates,
-    },
-    Rule {
-        id: "operator_dominates",
-        severity: Info,
-        fires_on: "one operator takes at least 20 % of a stage, and 1.2 times the next",
-        advice: "Fuse it, reshape it or change its algorithm.",
-        max_saving: Some("the operator's own time"),
-        find: operator_dominates,
-    },
-    Rule {
-        id: "time_between_operators",
-        severity: Warning,
-        fires_on: "on a CPU, a runner's operators cover less than 90 % of a stage's time",
-        advice: "Look for copies and small loops on the host.",
-        max_saving: Some("the time outside operators"),
-        find: time_between_operators,
-    },
+    Rule { id: catalogue::STAGE_DOMINATES, find: stage_dominates },
+    Rule { id: catalogue::OPERATOR_DOMINATES, find: operator_dominates },
+    Rule { id: catalogue::TIME_BETWEEN_OPERATORS, find: time_between_operators },
 ];
 
 fn stage_dominates(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
@@ -71,7 +49,7 @@ fn stage_dominates(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         return vec![];
     }
     let message = format!("{} takes {times:.1} times as long as {}.", longer.stage, shorter.stage);
-    let mut found = finding("stage_dominates", message).with("stage", &longer.stage);
+    let mut found = Finding::new(catalogue::STAGE_DOMINATES, message).with("stage", &longer.stage);
     for row in [longer, shorter] {
         found = found.with(&format!("{} ms", row.stage), format!("{:.3}", row.ms.mean));
     }
@@ -97,7 +75,7 @@ fn operator_dominates(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         let saving =
             repeats.and_then(|repeats| stage_saving(analysis, stage, longest.ms / repeats));
         Some(
-            finding("operator_dominates", message)
+            Finding::new(catalogue::OPERATOR_DOMINATES, message)
                 .with("operator", &first.path)
                 .with("share of stage", format!("{share:.1} %"))
                 .with("calls", first.calls)
@@ -126,7 +104,7 @@ fn time_between_operators(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             .and_then(|row| stage_saving(analysis, stage, row.ms.mean * outside_pct / 100.0));
         let message = format!("{outside_pct:.0} % of {stage} is outside operators, in host code.");
         Some(
-            finding("time_between_operators", message)
+            Finding::new(catalogue::TIME_BETWEEN_OPERATORS, message)
                 .with("stage", stage)
                 .with("inside operators", format!("{covered:.1} %"))
                 .saves(saving),

@@ -1,17 +1,16 @@
 //! Rules on the routing of mixtures of experts.
 
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, catalogue},
     trace::Trace,
 };
 
-use super::{Rule, finding};
+use super::Rule;
 use crate::{
     Analysis,
     stages::{STAGES, experts::ExpertUse},
     stats::percent,
 };
-use Severity::{Info, Warning};
 
 /// A mixture that hits less than this share of an even router's experts has collapsed.
 const COLLAPSED_PCT: f64 = 50.0;
@@ -19,23 +18,8 @@ const COLLAPSED_PCT: f64 = 50.0;
 const IMBALANCED_PCT: f64 = 70.0;
 
 pub const RULES: &[Rule] = &[
-    Rule {
-        id: "experts_collapsed",
-        severity: Warning,
-        fires_on: "layers hit less than half the experts of an even router",
-        advice: "Balance the router: decode looks cheaper than with trained weights.",
-        max_saving: None,
-        find: experts_collapsed,
-    },
-    Rule {
-        id: "expert_imbalance",
-        severity: Info,
-        fires_on: "of three layers or more, one hits less than 70 % as many experts as the median \
-                   layer",
-        advice: "Check that layer's router: it reads fewer weights than the other layers.",
-        max_saving: None,
-        find: expert_imbalance,
-    },
+    Rule { id: catalogue::EXPERTS_COLLAPSED, find: experts_collapsed },
+    Rule { id: catalogue::EXPERT_IMBALANCE, find: expert_imbalance },
 ];
 
 fn experts_collapsed(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
@@ -56,7 +40,7 @@ fn experts_collapsed(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
          an even router."
     );
     vec![
-        finding("experts_collapsed", message)
+        Finding::new(catalogue::EXPERTS_COLLAPSED, message)
             .with("worst", format!("layer {} in {}", worst.layer, worst.stage))
             .with("distinct experts", format!("{:.1} of {}", worst.distinct.mean, worst.total))
             .with("an even router", format!("{:.1}", worst.expected.unwrap_or(0.0)))
@@ -79,7 +63,7 @@ fn expert_imbalance(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             lowest.layer
         );
         Some(
-            finding("expert_imbalance", message)
+            Finding::new(catalogue::EXPERT_IMBALANCE, message)
                 .with("layer", lowest.layer)
                 .with("distinct", format!("{:.1}", lowest.distinct.mean))
                 .with("median", format!("{:.1}", median.distinct.mean)),

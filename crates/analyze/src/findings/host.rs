@@ -1,23 +1,14 @@
 //! Rules on the host: other work during the unprofiled pass.
 
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, catalogue},
     trace::Trace,
 };
 
-use super::{Rule, finding};
+use super::Rule;
 use crate::Analysis;
-use Severity::Warning;
 
-pub const RULES: &[Rule] = &[Rule {
-    id: "host_busy",
-    severity: Warning,
-    fires_on: "tasks waited for a CPU during at least limits.host_busy_pct percent of the \
-               unprofiled pass",
-    advice: "Keep other work off the host and measure again: it slows down the timed stages.",
-    max_saving: None,
-    find: host_busy,
-}];
+pub const RULES: &[Rule] = &[Rule { id: catalogue::HOST_BUSY, find: host_busy }];
 
 fn host_busy(_: &Analysis, trace: &Trace) -> Vec<Finding> {
     let Some(load) = &trace.environment.load else { return vec![] };
@@ -29,7 +20,7 @@ fn host_busy(_: &Analysis, trace: &Trace) -> Vec<Finding> {
         "The host was busy: tasks waited for a CPU during {waited:.1} % of the unprofiled pass."
     );
     let average = [load.load_start, load.load_end].map(|it| it.map(|it| format!("{it:.2}")));
-    let mut found = finding("host_busy", message)
+    let mut found = Finding::new(catalogue::HOST_BUSY, message)
         .with("time with waiting tasks, %", format!("{waited:.1}"))
         .with("threshold, %", load.busy_pct)
         .with("source", load.source.as_str());

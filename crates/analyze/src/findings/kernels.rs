@@ -3,12 +3,15 @@
 //! A kernel's work is taken from its name, and only where a rule needs no more.
 
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{
+        Finding,
+        catalogue::{self, FindingId},
+    },
     trace::{Trace, names::base_name},
 };
 
 use super::{
-    Rule, finding,
+    Rule,
     saving::{kernel_saving, replays_graph},
 };
 use crate::{
@@ -17,7 +20,6 @@ use crate::{
     stages::{DECODE, STAGES},
     stats::percent,
 };
-use Severity::{Info, Warning};
 
 /// Kernels or calls matter from this share of a stage, percent.
 const MATTERS_PCT: f64 = 5.0;
@@ -30,34 +32,11 @@ const TINY_LAUNCHES: u64 = 100;
 const COLLISION_PCT: f64 = 10.0;
 /// Kernels that a finding lists.
 const LISTED_KERNELS: usize = 3;
-const KERNELS_SAVING: Option<&str> = Some("their own time on the critical path");
 
 pub const RULES: &[Rule] = &[
-    Rule {
-        id: "kv_cache_copies",
-        severity: Warning,
-        fires_on: "kernels that concatenate tensors take at least 5 % of decode's kernel time, \
-                   and no graph is replayed",
-        advice: "Write keys and values in place into a preallocated cache.",
-        max_saving: KERNELS_SAVING,
-        find: kv_cache_copies,
-    },
-    Rule {
-        id: "tiny_kernels",
-        severity: Info,
-        fires_on: "of 100 launches or more in a stage, 80 % are shorter than 5 microseconds",
-        advice: "Fuse them: each costs a launch.",
-        max_saving: KERNELS_SAVING,
-        find: tiny_kernels,
-    },
-    Rule {
-        id: "name_collisions",
-        severity: Info,
-        fires_on: "kernels with different full names share a short name with 10 % of a stage",
-        advice: "Read its row as a sum; the full names are in the capture.",
-        max_saving: None,
-        find: name_collisions,
-    },
+    Rule { id: catalogue::KV_CACHE_COPIES, find: kv_cache_copies },
+    Rule { id: catalogue::TINY_KERNELS, find: tiny_kernels },
+    Rule { id: catalogue::NAME_COLLISIONS, find: name_collisions },
 ];
 
 /// Share of `ms` in a stage's kernel time, percent.
@@ -69,7 +48,7 @@ pub fn kernel_time_pct(analysis: &Analysis, stage: &str, ms: f64) -> Option<f64>
 fn named(
     analysis: &Analysis,
     stage: &str,
-    id: &str,
+    id: FindingId,
     subject: &str,
     words: &[&str],
 ) -> Option<Finding> {
@@ -83,7 +62,7 @@ fn named(
         kernel_time_pct(analysis, stage, total_ms).filter(|share| *share >= MATTERS_PCT)?;
     let message = format!("{subject} take {weight:.0} % of the kernel time of {stage}.");
     let mut found =
-        finding(id, message).with("calls", records.iter().map(|it| it.calls).sum::<u64>());
+        Finding::new(id, message).with("calls", records.iter().map(|it| it.calls).sum::<u64>());
     for (index, it) in records.iter().take(LISTED_KERNELS).enumerate() {
         found = found.with(
             &format!("kernel ({})", index + 1),
@@ -108,7 +87,7 @@ fn kv_cache_copies(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     }
     let words = ["catarray", "cat_batched", "concat", "repeat_kv"];
     let subject = "Concatenations of tensors, as of a growing KV cache,";
-    named(analysis, DECODE, "kv_cache_copies", subject, &words).into_iter().collect()
+    named(analysis, DECODE, catalogue::KV_CACHE_COPIES, subject, &words).into_iter().collect()
 }
 
 fn tiny_kernels(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
@@ -125,7 +104,7 @@ fn tiny_kernels(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             "{of_calls:.0} % of the kernels of {stage} are shorter than {:.0} µs.",
             TINY_MS * 1e3
         );
-        let mut found = finding("tiny_kernels", message)
+        let mut found = Finding::new(catalogue::TINY_KERNELS, message)
             .with("tiny launches", tiny_calls)
             .with("launches", calls)
             .with("share of kernel time", format!("{weight:.1} %"));
@@ -149,7 +128,7 @@ fn name_collisions(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             it.name_variants,
             base_name(&it.kernel_name)
         );
-        finding("name_collisions", message)
+        Finding::new(catalogue::NAME_COLLISIONS, message)
             .with("stage", &it.stage)
             .with("variants", it.name_variants)
             .with(

@@ -7,14 +7,17 @@ use std::collections::BTreeMap;
 
 use llmprof_core::{
     domain::{
-        finding::{Finding, Saving, Severity},
+        finding::{
+            Finding, Saving,
+            catalogue::{self, FindingId},
+        },
         units::Nanos,
     },
     trace::Trace,
 };
 
 use super::{
-    Rule, finding,
+    Rule,
     stage_time::{decode_eager, decode_launch_bound},
 };
 use crate::{
@@ -23,7 +26,6 @@ use crate::{
     stages::DECODE,
     stats::percent,
 };
-use Severity::{Info, Warning};
 
 /// A cause matters from this saving, percent of its stage.
 const MATTERS_PCT: f64 = 3.0;
@@ -31,80 +33,27 @@ const MATTERS_PCT: f64 = 3.0;
 const UNEXPLAINED_PCT: f64 = 10.0;
 /// Kernels that a finding lists.
 const LISTED_KERNELS: usize = 3;
-const OWN_TIME: Option<&str> =
-    Some("the cause's time in which its kernels run alone; of gaps, at most the unprofiled ones");
-const FIRES_ON: &str = "the cause of this name in the gap ledger can save at least 3 % of a stage";
-
-/// The rule of one cause.
-const fn rule(id: &'static str, advice: &'static str) -> Rule {
-    Rule { id, severity: Warning, fires_on: FIRES_ON, advice, max_saving: OWN_TIME, find: causes }
-}
 
 pub const RULES: &[Rule] = &[
-    rule(
-        "ledger_copies_and_casts",
-        "Keep one dtype and layout through the chain of operators, and data on the device.",
-    ),
-    rule(
-        "ledger_collective_wait",
-        "Balance the work of the ranks; the table ranks names the one that the others wait for.",
-    ),
-    rule(
-        "ledger_collective_transfer",
-        "Overlap collective operations with computation, send less, or use a faster link.",
-    ),
-    rule("ledger_collectives", "Overlap collective operations with computation, or send less."),
-    rule(
-        "ledger_more_bytes",
-        "Read each operand once: fuse passes over the same data, and check for uncoalesced \
-         strides.",
-    ),
-    rule(
-        "ledger_tensor_cores",
-        "Use a dtype and sizes supported by tensor cores (bf16 or f16, multiples of 8).",
-    ),
-    rule("ledger_tiles", "Choose tiles that divide the product's sizes."),
-    rule(
-        "ledger_waves",
-        "Launch more blocks: divide the work further, or run small kernels at the same time.",
-    ),
-    rule(
-        "ledger_instructions",
-        "Reduce instructions besides the products: conversions, index arithmetic, exponentials.",
-    ),
-    rule(
-        "ledger_memory_traffic",
-        "Fuse the kernel with its neighbours, so that activations stay on the SM.",
-    ),
-    rule(
-        "ledger_latency",
-        "Use smaller tiles or fewer registers for more warps, or more independent work per thread.",
-    ),
-    rule("ledger_gap_host", "Launch earlier: prepare the next work while the GPU runs."),
-    rule("ledger_gap_launch", "Launch less often: replay a CUDA graph, or fuse operators."),
-    rule(
-        "ledger_gap_sync",
-        "Keep sampled tokens on the device, and synchronise once per step or less.",
-    ),
-    rule(
-        "ledger_gap_copy",
-        "Copy less, and overlapped with kernels; to and from the host, in pinned memory.",
-    ),
-    rule("ledger_gap_in_graph", "Fuse small kernels: each starts after the one before it."),
-    rule(
-        "ledger_gap_queued",
-        "Fuse small kernels, or start them before the previous one ends (programmatic dependent \
-         launch).",
-    ),
-    rule("ledger_other_stages", "Keep work of other stages off the GPU meanwhile."),
-    Rule {
-        id: "ledger_unexplained",
-        severity: Info,
-        fires_on: "no evidence explains at least 10 % of a stage's time",
-        advice: "Collect counters of more kernels: profiling.ncu in mode deep, or ncu by hand.",
-        max_saving: None,
-        find: unexplained,
-    },
+    Rule { id: catalogue::LEDGER_COPIES_AND_CASTS, find: causes },
+    Rule { id: catalogue::LEDGER_COLLECTIVE_WAIT, find: causes },
+    Rule { id: catalogue::LEDGER_COLLECTIVE_TRANSFER, find: causes },
+    Rule { id: catalogue::LEDGER_COLLECTIVES, find: causes },
+    Rule { id: catalogue::LEDGER_MORE_BYTES, find: causes },
+    Rule { id: catalogue::LEDGER_TENSOR_CORES, find: causes },
+    Rule { id: catalogue::LEDGER_TILES, find: causes },
+    Rule { id: catalogue::LEDGER_WAVES, find: causes },
+    Rule { id: catalogue::LEDGER_INSTRUCTIONS, find: causes },
+    Rule { id: catalogue::LEDGER_MEMORY_TRAFFIC, find: causes },
+    Rule { id: catalogue::LEDGER_LATENCY, find: causes },
+    Rule { id: catalogue::LEDGER_GAP_HOST, find: causes },
+    Rule { id: catalogue::LEDGER_GAP_LAUNCH, find: causes },
+    Rule { id: catalogue::LEDGER_GAP_SYNC, find: causes },
+    Rule { id: catalogue::LEDGER_GAP_COPY, find: causes },
+    Rule { id: catalogue::LEDGER_GAP_IN_GRAPH, find: causes },
+    Rule { id: catalogue::LEDGER_GAP_QUEUED, find: causes },
+    Rule { id: catalogue::LEDGER_OTHER_STAGES, find: causes },
+    Rule { id: catalogue::LEDGER_UNEXPLAINED, find: unexplained },
 ];
 
 /// Findings on the causes that matter, largest saving first.
@@ -133,7 +82,9 @@ fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
         row.stage,
         row.cause.words()
     );
-    let mut found = finding(&format!("ledger_{}", row.cause), message)
+    let is_of_cause = |id: &FindingId| id.id.strip_prefix("ledger_") == Some(row.cause.as_str());
+    let id = RULES.iter().map(|rule| rule.id).find(is_of_cause)?;
+    let mut found = Finding::new(id, message)
         .with("pass", &row.pass)
         .with("counters", &row.counter)
         .with("samples", row.samples);
@@ -164,7 +115,7 @@ fn unexplained(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         let stage = analysis.ledger.stages.iter().find(|it| it.stage == row.stage)?;
         stage.floor_of?;
         let message = format!("No evidence explains {share:.0} % of the time of {}.", row.stage);
-        let mut found = finding("ledger_unexplained", message)
+        let mut found = Finding::new(catalogue::LEDGER_UNEXPLAINED, message)
             .with("ms", format!("{:.3}", Nanos(row.ns).as_ms()));
         for (at, (name, ns, evidence)) in kernels(analysis, row).into_iter().enumerate() {
             let text = format!("{name}, {:.3} ms: {evidence}", Nanos(ns).as_ms());
@@ -178,7 +129,7 @@ fn unexplained(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
 
 /// Sorts findings of the ledger by saving, in the places that they have among the others.
 pub fn largest_first(found: &mut [Finding]) {
-    let is_cause = |it: &Finding| RULES.iter().any(|rule| rule.id == it.id);
+    let is_cause = |it: &Finding| RULES.iter().any(|rule| it.id == rule.id);
     let Some(first) = found.iter().position(is_cause) else { return };
     let count = found[first..].iter().take_while(|it| is_cause(it)).count();
     let saving = |it: &Finding| it.max_saving.as_ref().and_then(|it| it.ms).unwrap_or(0.0);

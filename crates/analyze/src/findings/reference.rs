@@ -2,58 +2,28 @@
 
 use llmprof_core::{
     domain::{
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         subject::SubjectKind,
     },
     trace::Trace,
 };
 
-use super::{Rule, finding};
+use super::Rule;
 use crate::{
     Analysis,
     roofline::mfu::MfuRecord,
     stages::{PREFILL, STAGES},
     stats::percent,
-    timeline::graphs,
 };
-use Severity::{Info, Warning};
 
 /// Counted and modelled FLOPs should agree within this, percent.
 const COST_TOLERANCE_PCT: f64 = 0.1;
 
 pub const RULES: &[Rule] = &[
-    Rule {
-        id: "cost_disagrees",
-        severity: Warning,
-        fires_on: "counted FLOPs differ from the architecture's by more than 0.1 %",
-        advice: "Look for an operator that the records or the cost model lack.",
-        max_saving: None,
-        find: cost_disagrees,
-    },
-    Rule {
-        id: "no_datasheet_peak",
-        severity: Info,
-        fires_on: "no peak is known for the device and dtype",
-        advice: "Add the device to conf/devices.toml with its source.",
-        max_saving: None,
-        find: no_datasheet_peak,
-    },
-    Rule {
-        id: "no_measured_peak",
-        severity: Info,
-        fires_on: "the runner measured no ceiling",
-        advice: "Let the run finish: ceilings are measured last.",
-        max_saving: None,
-        find: no_measured_peak,
-    },
-    Rule {
-        id: "no_kernel_data",
-        severity: Info,
-        fires_on: "there are no kernels",
-        advice: "Run on a host with an NVIDIA GPU and nsys.",
-        max_saving: None,
-        find: no_kernel_data,
-    },
+    Rule { id: catalogue::COST_DISAGREES, find: cost_disagrees },
+    Rule { id: catalogue::NO_DATASHEET_PEAK, find: no_datasheet_peak },
+    Rule { id: catalogue::NO_MEASURED_PEAK, find: no_measured_peak },
+    Rule { id: catalogue::NO_KERNEL_DATA, find: no_kernel_data },
 ];
 
 fn cost_disagrees(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
@@ -69,7 +39,7 @@ fn cost_disagrees(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             row.scope
         );
         Some(
-            finding("cost_disagrees", message)
+            Finding::new(catalogue::COST_DISAGREES, message)
                 .with("counted FLOPs", row.flops)
                 .with("modelled FLOPs", modelled)
                 .advise(
@@ -119,7 +89,7 @@ fn no_datasheet_peak(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
             },
         ),
     };
-    vec![finding("no_datasheet_peak", message).with("device", device).advise(advice)]
+    vec![Finding::new(catalogue::NO_DATASHEET_PEAK, message).with("device", device).advise(advice)]
 }
 
 fn no_measured_peak(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
@@ -137,13 +107,17 @@ fn no_measured_peak(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
              that device has them."
         }
     };
-    vec![finding("no_measured_peak", message.to_owned()).advise(advice)]
+    vec![Finding::new(catalogue::NO_MEASURED_PEAK, message.to_owned()).advise(advice)]
 }
 
 fn no_kernel_data(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let Some((message, advice)) = why_no_kernels(analysis, trace) else { return vec![] };
     let captured = trace.nsys.as_ref().map_or("none", |_| "taken");
-    vec![finding("no_kernel_data", message).with("nsys capture", captured).advise(advice)]
+    vec![
+        Finding::new(catalogue::NO_KERNEL_DATA, message)
+            .with("nsys capture", captured)
+            .advise(advice),
+    ]
 }
 
 /// The reason for an empty kernel table and its remedy; `None` if it has rows.
@@ -161,7 +135,7 @@ pub fn why_no_kernels(analysis: &Analysis, trace: &Trace) -> Option<(String, &'s
         (
             "There is no kernel data: CUDA graphs were traced as a whole, without the kernels \
              inside.",
-            graphs::REMEDY,
+            catalogue::GRAPHS_TRACED_WHOLE.advice.unwrap_or_default(),
         )
     } else {
         analysis.why_no_kernels(trace.nsys.is_some())

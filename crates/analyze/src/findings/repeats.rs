@@ -2,20 +2,19 @@
 
 use llmprof_core::{
     domain::{
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         units::Nanos,
     },
     trace::Trace,
 };
 
-use super::{Rule, finding, saving::stage_saving};
+use super::{Rule, saving::stage_saving};
 use crate::{
     Analysis,
     events::Events,
     stages::{self, DECODE, PREFILL, STAGES},
     stats::{Spread, ratio},
 };
-use Severity::{Info, Warning};
 
 /// Fewer measured repeats than this are few.
 const ENOUGH_REPEATS: u32 = 3;
@@ -25,48 +24,12 @@ const NOISY_CV_PCT: f64 = 10.0;
 const COLD_RATIO: f64 = 1.2;
 
 pub const RULES: &[Rule] = &[
+    Rule { id: catalogue::FEW_REPEATS, find: few_repeats },
+    Rule { id: catalogue::FIRST_SAMPLE_ONLY, find: first_sample_only },
+    Rule { id: catalogue::HIGH_VARIANCE, find: high_variance },
+    Rule { id: catalogue::WARMUP_SHORT, find: warmup_short },
     Rule {
-        id: "few_repeats",
-        severity: Info,
-        fires_on: "fewer than 3 measured repeats",
-        advice: "Submit with 3 repeats or more.",
-        max_saving: None,
-        find: few_repeats,
-    },
-    Rule {
-        id: "first_sample_only",
-        severity: Info,
-        fires_on: "a run with several samples has counters, a GEMM log or the power of executions \
-                   back to back, which are of the first",
-        advice: "Submit another sample alone for counters and GEMMs of its shapes.",
-        max_saving: None,
-        find: first_sample_only,
-    },
-    Rule {
-        id: "high_variance",
-        severity: Warning,
-        fires_on: "a stage's standard deviation over repeats is above 10 % of its mean",
-        advice: "Raise warmup and repeats, and keep other work off the device.",
-        max_saving: None,
-        find: high_variance,
-    },
-    Rule {
-        id: "warmup_short",
-        severity: Warning,
-        fires_on: "the first repeat of a stage takes at least 1.2 times the slowest of two or \
-                   more others",
-        advice: "Raise warmup: one-time work is timed with the rest.",
-        max_saving: Some("the stage's mean less the mean of the other repeats"),
-        find: warmup_short,
-    },
-    Rule {
-        id: "cold_first_instance",
-        severity: Info,
-        fires_on: "no warm-up is marked, and the first instance of a stage takes at least 1.5 \
-                   times the median of the others, not on the device, and does something for the \
-                   first time",
-        advice: "Warm up before recording; the instance counts as warm-up.",
-        max_saving: None,
+        id: catalogue::COLD_FIRST_INSTANCE,
         find: |analysis, _| stages::cold::findings(&analysis.cold),
     },
 ];
@@ -86,7 +49,7 @@ fn first_sample_only(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         return vec![];
     }
     let message = format!("Of sample 0 only, of {samples} samples: {}.", figures.join(", "));
-    vec![finding("first_sample_only", message)]
+    vec![Finding::new(catalogue::FIRST_SAMPLE_ONLY, message)]
 }
 
 fn few_repeats(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
@@ -100,7 +63,11 @@ fn few_repeats(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         1 => "Only 1 repeat was measured: the variation between repeats is unknown.".to_owned(),
         _ => format!("Only {repeats} repeats were measured: their deviation is a rough estimate."),
     };
-    vec![finding("few_repeats", message).with("repeats", repeats).advise(analysis.more_repeats())]
+    vec![
+        Finding::new(catalogue::FEW_REPEATS, message)
+            .with("repeats", repeats)
+            .advise(analysis.more_repeats()),
+    ]
 }
 
 fn high_variance(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
@@ -114,7 +81,7 @@ fn high_variance(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             "{stage} varies between repeats: its standard deviation is {cv:.0} % of its mean."
         );
         Some(
-            finding("high_variance", message)
+            Finding::new(catalogue::HIGH_VARIANCE, message)
                 .with("stage", stage)
                 .with("mean ms", format!("{:.3}", ms.mean))
                 .with("min ms", format!("{:.3}", ms.min))
@@ -165,7 +132,7 @@ fn warmup_short(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         );
         let mean = analysis.stages.row(stage)?.ms.mean;
         Some(
-            finding("warmup_short", message)
+            Finding::new(catalogue::WARMUP_SHORT, message)
                 .with("first ms", format!("{:.3}", first.1))
                 .with("slowest other ms", format!("{:.3}", others.max))
                 .with("stage", stage)

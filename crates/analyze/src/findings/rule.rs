@@ -3,7 +3,7 @@
 //! Contains no rule: those are in the tables next to their functions.
 
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, catalogue::FindingId},
     trace::Trace,
 };
 
@@ -12,27 +12,16 @@ use crate::Analysis;
 /// One rule.
 #[derive(Debug, Clone, Copy)]
 pub struct Rule {
-    pub id: &'static str,
-    pub severity: Severity,
-    /// The evidence that makes it fire.
-    pub fires_on: &'static str,
-    /// The remedy, for findings without advice of their own.
-    pub advice: &'static str,
-    /// Upper bound of the time saved by following the advice; `None` if unknown.
-    pub max_saving: Option<&'static str>,
+    pub id: FindingId,
     /// Finds the evidence; a function may serve several rules.
     pub find: fn(&Analysis, &Trace) -> Vec<Finding>,
 }
 
 impl Rule {
-    /// The rule's findings, with its severity and with its advice where they have none.
+    /// The rule's findings.
     pub fn apply(&self, analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         let mut found = (self.find)(analysis, trace);
         found.retain(|finding| finding.id == self.id);
-        for finding in &mut found {
-            finding.severity = self.severity;
-            finding.advice.get_or_insert_with(|| self.advice.into());
-        }
         found
     }
 }

@@ -2,14 +2,14 @@
 
 use llmprof_core::{
     domain::{
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         units::Nanos,
     },
     trace::Trace,
 };
 
 use super::{
-    Rule, finding,
+    Rule,
     saving::{Gaps, gaps, replays_graph, stage_saving},
 };
 use crate::{
@@ -17,7 +17,6 @@ use crate::{
     stages::{DECODE, PREFILL, VISION_PARTS},
     stats::{percent, ratio},
 };
-use Severity::{Info, Warning};
 
 /// Launching limits a stage from this share without a kernel, percent.
 const GAP_PCT: f64 = 30.0;
@@ -32,41 +31,10 @@ const LOAD_RATIO: f64 = 10.0;
 const LOAD_MS: f64 = 5_000.0;
 
 pub const RULES: &[Rule] = &[
-    Rule {
-        id: "decode_launch_bound",
-        severity: Warning,
-        fires_on: "the GPU is idle during 30 % or more of the traced decode, and of the \
-                   unprofiled one where it was timed",
-        advice: "Replay decode as a CUDA graph, or fuse operators: the GPU waits for launches.",
-        max_saving: Some("the GPU's idle time in decode"),
-        find: decode_launch_bound,
-    },
-    Rule {
-        id: "decode_eager",
-        severity: Warning,
-        fires_on: "each decode step of the traced pass launches 50 kernels or more, and no graph \
-                   is replayed",
-        advice: "Replay decode as a CUDA graph: one launch per step.",
-        max_saving: Some("the GPU's idle time in decode"),
-        find: decode_eager,
-    },
-    Rule {
-        id: "vision_dominates_prefill",
-        severity: Info,
-        fires_on: "vision takes at least 50 % of prefill",
-        advice: "Send smaller pages or fewer crops, or cache the image embeddings of repeated \
-                 pages.",
-        max_saving: Some("vision's time"),
-        find: vision_dominates_prefill,
-    },
-    Rule {
-        id: "load_dominates",
-        severity: Info,
-        fires_on: "loading takes at least 10 passes and 5 seconds",
-        advice: "Keep the process alive between requests, so that it loads once.",
-        max_saving: None,
-        find: load_dominates,
-    },
+    Rule { id: catalogue::DECODE_LAUNCH_BOUND, find: decode_launch_bound },
+    Rule { id: catalogue::DECODE_EAGER, find: decode_eager },
+    Rule { id: catalogue::VISION_DOMINATES_PREFILL, find: vision_dominates_prefill },
+    Rule { id: catalogue::LOAD_DOMINATES, find: load_dominates },
 ];
 
 pub(super) fn decode_launch_bound(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
@@ -76,7 +44,7 @@ pub(super) fn decode_launch_bound(analysis: &Analysis, _: &Trace) -> Vec<Finding
     let Some(gaps) = gaps(analysis, DECODE).filter(bound) else { return vec![] };
     let message =
         format!("The GPU is idle during {:.0} % of {DECODE} in the traced pass.", gaps.traced_pct);
-    let mut found = finding("decode_launch_bound", message)
+    let mut found = Finding::new(catalogue::DECODE_LAUNCH_BOUND, message)
         .with("source", "traced pass")
         .with("idle", format!("{:.1} %", gaps.traced_pct))
         .with("launches of single kernels per repeat", format!("{:.0}", gaps.launches));
@@ -113,7 +81,7 @@ pub(super) fn decode_eager(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let message =
         format!("Each decode step launches {each:.0} kernels one by one in the traced pass.");
     vec![
-        finding("decode_eager", message)
+        Finding::new(catalogue::DECODE_EAGER, message)
             .with("source", "traced pass")
             .with("launches per step", format!("{each:.1}"))
             .with("decode", "eager")
@@ -125,8 +93,10 @@ fn vision_dominates_prefill(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let note =
         analysis.stages.note("vision").and_then(|note| Some((note.ms.mean, note.share_pct?)));
     let Some((ms, share)) = note.filter(|(_, share)| *share >= VISION_PCT) else { return vec![] };
-    let mut found =
-        finding("vision_dominates_prefill", format!("Vision takes {share:.0} % of {PREFILL}."));
+    let mut found = Finding::new(
+        catalogue::VISION_DOMINATES_PREFILL,
+        format!("Vision takes {share:.0} % of {PREFILL}."),
+    );
     for note in
         analysis.stages.notes.iter().filter(|note| VISION_PARTS.contains(&note.part.as_str()))
     {
@@ -142,8 +112,8 @@ fn load_dominates(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let load = Nanos(start.load_ns).as_ms();
     match ratio(load, wall.mean).filter(|times| *times >= LOAD_RATIO && load >= LOAD_MS) {
         Some(times) => vec![
-            finding(
-                "load_dominates",
+            Finding::new(
+                catalogue::LOAD_DOMINATES,
                 format!("Loading the model takes {times:.0} times as long as one pass."),
             )
             .with("load ms", format!("{load:.0}"))

@@ -1,31 +1,16 @@
 //! Rules on a model that the operator of a command or the sender of a capture states.
 
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, catalogue},
     trace::Trace,
 };
 
-use super::{Rule, finding};
+use super::Rule;
 use crate::Analysis;
-use Severity::Warning;
 
 pub const RULES: &[Rule] = &[
-    Rule {
-        id: "stated_model_on_several_gpus",
-        severity: Warning,
-        fires_on: "a model is stated, and the capture has work of several GPUs or processes",
-        advice: "Run it on one GPU for floors and MFU.",
-        max_saving: None,
-        find: several_gpus,
-    },
-    Rule {
-        id: "stated_steps_differ",
-        severity: Warning,
-        fires_on: "the stated `new_tokens` is neither the number of decode steps nor one more",
-        advice: "State the tokens of one repeat, or leave new_tokens out.",
-        max_saving: None,
-        find: other_steps,
-    },
+    Rule { id: catalogue::STATED_MODEL_ON_SEVERAL_GPUS, find: several_gpus },
+    Rule { id: catalogue::STATED_STEPS_DIFFER, find: other_steps },
 ];
 
 fn several_gpus(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
@@ -37,7 +22,7 @@ fn several_gpus(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         "Floors, costs and MFU of the stated model are absent: {devices} GPUs, or processes of \
          one, worked for it, and how they share it is not known."
     );
-    vec![finding("stated_model_on_several_gpus", message).with("devices", devices)]
+    vec![Finding::new(catalogue::STATED_MODEL_ON_SEVERAL_GPUS, message).with("devices", devices)]
 }
 
 fn other_steps(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
@@ -51,7 +36,11 @@ fn other_steps(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         "{stated} new tokens are stated, but a repeat has {steps} decode steps: costs and floors \
          are those of the {steps} steps."
     );
-    vec![finding("stated_steps_differ", message).with("stated", stated).with("decode steps", steps)]
+    vec![
+        Finding::new(catalogue::STATED_STEPS_DIFFER, message)
+            .with("stated", stated)
+            .with("decode steps", steps),
+    ]
 }
 
 #[cfg(test)]

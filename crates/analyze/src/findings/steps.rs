@@ -3,7 +3,7 @@
 
 use llmprof_core::{
     domain::{
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         subject::SubjectKind,
         units::quantity,
     },
@@ -16,27 +16,12 @@ use llmprof_core::{
     },
 };
 
-use super::{Rule, finding};
+use super::Rule;
 use crate::{Analysis, kernels::kernel_classes::Pattern};
-use Severity::{Info, Warning};
 
 pub const RULES: &[Rule] = &[
-    Rule {
-        id: "steps_inferred",
-        severity: Info,
-        fires_on: "no range of the capture is a stage, and the order of launches shows steps",
-        advice: "Open ranges called prefill and decode_all around the steps, to have them named.",
-        max_saving: None,
-        find: inferred,
-    },
-    Rule {
-        id: "steps_unclear",
-        severity: Warning,
-        fires_on: "no range of the capture is a stage, and some sequences of kernels have no class",
-        advice: "Open ranges called prefill and decode_all around the steps.",
-        max_saving: None,
-        find: unclear,
-    },
+    Rule { id: catalogue::STEPS_INFERRED, find: inferred },
+    Rule { id: catalogue::STEPS_UNCLEAR, find: unclear },
 ];
 
 /// The engine of a capture by the names of its kernels.
@@ -79,7 +64,7 @@ fn inferred(_: &Analysis, trace: &Trace) -> Vec<Finding> {
         "No range of the capture is a stage: {prefill} prefill and {decode} decode steps are \
          inferred. The table engine_steps has the evidence of each."
     );
-    let found = finding("steps_inferred", message)
+    let found = Finding::new(catalogue::STEPS_INFERRED, message)
         .with("prefill steps", prefill)
         .with("decode steps", decode);
     vec![with_engine(found, trace)]
@@ -103,7 +88,7 @@ fn unclear(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
          step: their kernels are outside all stages.",
         quantity(count, "sequence")
     );
-    let found = with_reasons(finding("steps_unclear", message), trace);
+    let found = with_reasons(Finding::new(catalogue::STEPS_UNCLEAR, message), trace);
     vec![with_engine(found, trace)]
 }
 

@@ -12,7 +12,7 @@ mod tallies;
 use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, catalogue},
     trace::{
         gemm::{GemmCall, GemmLog, GemmShape, GemmTrace},
         names::base_name,
@@ -171,7 +171,7 @@ pub fn gemms(trace: &GemmTrace, capture: Option<&Capture>) -> Gemms {
     } else {
         let message = "The two GEMM logs start differently: decode's GEMMs cannot be separated \
                        from prefill's.";
-        let finding = Finding::new("gemm_stages_unknown", Severity::Warning, message);
+        let finding = Finding::new(catalogue::GEMM_STAGES_UNKNOWN, message);
         gemms.findings.push(
             finding
                 .with("GEMMs of prefill", prefill.calls.len())
@@ -311,9 +311,7 @@ fn ceiling_dtype(it: &GemmRecord) -> Option<&str> {
 }
 
 fn log_empty() -> Finding {
-    let message = "The cuBLAS logs contain no complete GEMM.";
-    Finding::new("gemm_log_empty", Severity::Warning, message)
-        .advise("Check the files below gemm_log/: the program may use another library.")
+    Finding::new(catalogue::GEMM_LOG_EMPTY, "The cuBLAS logs contain no complete GEMM.")
 }
 
 /// `grouped` calls in the log have kernels, but no sizes.
@@ -323,9 +321,7 @@ fn not_joined(stage: &str, reason: &str, grouped: u64) -> Finding {
         count => format!(", and {count} grouped GEMM calls without sizes"),
     };
     let message = format!("GEMMs of {stage} have no kernel times: {reason}{without_sizes}.");
-    Finding::new("gemm_kernels_not_joined", Severity::Info, message)
-        .with("stage", stage)
-        .advise("Record log and timeline again with the same settings, without other GEMMs.")
+    Finding::new(catalogue::GEMM_KERNELS_NOT_JOINED, message).with("stage", stage)
 }
 
 /// Algorithms that cublasLt selected, by shape.
@@ -349,7 +345,7 @@ fn log_gaps(prefill: &GemmLog, all: &GemmLog) -> Vec<Finding> {
             "{incomplete} calls in the GEMM logs lack their sizes and are not counted: the log is \
              truncated."
         );
-        findings.push(Finding::new("gemm_calls_incomplete", Severity::Info, message));
+        findings.push(Finding::new(catalogue::GEMM_CALLS_INCOMPLETE, message));
     }
     let grouped = prefill.grouped.max(all.grouped);
     if grouped > 0 {
@@ -357,14 +353,11 @@ fn log_gaps(prefill: &GemmLog, all: &GemmLog) -> Vec<Finding> {
             "{grouped} grouped GEMM calls log no sizes per group and are not counted: shares are \
              of the other calls."
         );
-        findings.push(Finding::new("gemm_calls_incomplete", Severity::Info, message));
+        findings.push(Finding::new(catalogue::GEMM_CALLS_INCOMPLETE, message));
     }
     if prefill.cut || all.cut {
         let message = "A GEMM log exceeds the read limit: its last GEMMs are not counted.";
-        findings.push(
-            Finding::new("gemm_log_cut", Severity::Warning, message)
-                .advise("Request fewer tokens."),
-        );
+        findings.push(Finding::new(catalogue::GEMM_LOG_CUT, message));
     }
     findings
 }

@@ -10,7 +10,10 @@ use std::{
 };
 
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{
+        Finding,
+        catalogue::{self, FindingId},
+    },
     trace::event::{EVENT_SCHEMA, Event},
 };
 
@@ -56,7 +59,7 @@ pub fn parse(mut from: impl BufRead, path: &Path) -> Result<EventLog, ParseError
             Err(_) if !whole => {
                 log.gap(
                     path,
-                    "events_cut",
+                    catalogue::EVENTS_CUT,
                     format!("line {number} is incomplete: later events are missing"),
                 );
             }
@@ -72,7 +75,7 @@ pub fn parse(mut from: impl BufRead, path: &Path) -> Result<EventLog, ParseError
     if !matches!(log.events.last(), Some(Event::End(_))) && log.findings.is_empty() {
         log.gap(
             path,
-            "events_without_end",
+            catalogue::EVENTS_WITHOUT_END,
             "the runner did not finish: later events are missing".into(),
         );
     }
@@ -100,13 +103,10 @@ impl EventLog {
         Ok(())
     }
 
-    fn gap(&mut self, path: &Path, id: &str, message: String) {
+    fn gap(&mut self, path: &Path, id: FindingId, message: String) {
         let file = path.file_name().unwrap_or_default().to_string_lossy();
-        self.findings.push(
-            Finding::new(id, Severity::Warning, message)
-                .with("file", file)
-                .with("events", self.events.len()),
-        );
+        self.findings
+            .push(Finding::new(id, message).with("file", file).with("events", self.events.len()));
     }
 }
 

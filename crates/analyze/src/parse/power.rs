@@ -10,7 +10,7 @@ use std::{
 };
 
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, catalogue},
     trace::power::{POWER_SCHEMA, PowerLine, PowerLog},
 };
 
@@ -54,7 +54,7 @@ pub fn parse(
     let samples = log.as_ref().map_or(0, |log| log.samples.len());
     let ended = log.as_ref().is_some_and(|log| log.end.is_some());
     let message = "the sampler of power and clocks did not finish: later samples are missing";
-    let gap = || Finding::new("power_cut", Severity::Warning, message).with("samples", samples);
+    let gap = || Finding::new(catalogue::POWER_CUT, message).with("samples", samples);
     let findings = if cut || !ended { vec![gap()] } else { vec![] };
     Ok((log, findings))
 }

@@ -1,6 +1,6 @@
 //! Findings on throttled stages, and on figures measured on a whole GPU for a MIG instance.
 
-use llmprof_core::domain::finding::{Finding, Severity};
+use llmprof_core::domain::finding::{Finding, catalogue};
 
 use super::{Power, ReasonShare, StagePower};
 
@@ -20,10 +20,9 @@ pub fn findings(power: &Power) -> Vec<Finding> {
         let message =
             "Power, energy and clocks are those of the whole GPU: a MIG instance has no sensors.";
         found.push(
-            Finding::new("power_of_whole_gpu", Severity::Info, message)
+            Finding::new(catalogue::POWER_OF_WHOLE_GPU, message)
                 .with("instance", &power.device.uuid)
-                .with("GPU", &power.device.board_uuid)
-                .advise("Keep the GPU's other instances idle where energy matters."),
+                .with("GPU", &power.device.board_uuid),
         );
     }
     found
@@ -35,7 +34,7 @@ fn gpu_throttled(power: &Power, stage: &StagePower) -> Finding {
     let named: Vec<String> =
         throttling.iter().map(|it| format!("{} {:.0} %", it.reason, it.share_pct)).collect();
     let message = format!("The GPU was throttled during {share:.0} % of {}.", stage.stage);
-    let mut finding = Finding::new("gpu_throttled", Severity::Warning, message)
+    let mut finding = Finding::new(catalogue::GPU_THROTTLED, message)
         .with("stage", &stage.stage)
         .with("reasons", named.join(", "))
         .with("samples", stage.samples);

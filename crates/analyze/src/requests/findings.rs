@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, catalogue},
     trace::requests::{LoadPass, RequestFailure},
 };
 
@@ -28,7 +28,7 @@ pub fn findings(requests: &Requests) -> Vec<Finding> {
                 "The client of the {pass} pass sent requests late: its own delay is part of their \
                  latencies."
             );
-            let finding = Finding::new("load_late", Severity::Warning, message)
+            let finding = Finding::new(catalogue::LOAD_LATE, message)
                 .with("own delay, p99, ms", format!("{:.2}", delay.p99_ms))
                 .with("own delay, max, ms", format!("{:.2}", delay.max_ms));
             found.push(finding.advise("Use a lower rate, or a host with free CPU cores."));
@@ -52,7 +52,7 @@ fn failed(pass: LoadPass, rows: &[&RequestRow]) -> Option<Finding> {
         failed.len(),
         rows.len()
     );
-    let finding = Finding::new("requests_failed", Severity::Warning, message)
+    let finding = Finding::new(catalogue::REQUESTS_FAILED, message)
         .with("reasons", reasons.join(", "))
         .with("first", first.message.clone().unwrap_or_default());
     Some(finding.advise(
@@ -73,8 +73,8 @@ fn short(pass: LoadPass, rows: &[&RequestRow]) -> Option<Finding> {
          is lighter than planned.",
         complete.len()
     );
-    let finding = Finding::new("outputs_short", Severity::Warning, message)
-        .with("fewest output tokens", fewest);
+    let finding =
+        Finding::new(catalogue::OUTPUTS_SHORT, message).with("fewest output tokens", fewest);
     Some(finding.advise(
         "Make the server ignore the end of the sequence, for example with body = \
          '{\"ignore_eos\": true}' in the load.",

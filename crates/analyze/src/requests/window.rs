@@ -1,7 +1,7 @@
 //! Proof of a window: the steps that it contains, and its cost for the server.
 
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, catalogue},
     trace::{Trace, engine_steps::StepClass, requests::LoadPass, windows::Window},
 };
 
@@ -16,7 +16,7 @@ pub fn window_findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let mut found = vec![proof(analysis, trace, &window)];
     if window.is_cut {
         let message = "The load ended within the window: a part of it has no requests.";
-        let finding = Finding::new("window_cut", Severity::Warning, message);
+        let finding = Finding::new(catalogue::WINDOW_CUT, message);
         found.push(finding.advise("Read the client's output in logs/."));
     }
     found.extend(cost(&analysis.requests, &window));
@@ -39,11 +39,11 @@ fn proof(analysis: &Analysis, trace: &Trace, window: &Window) -> Finding {
     let contents = format!("{prefill} prefill and {decode} decode steps");
     let finding = if is_proven {
         let message = format!("The window contains {contents} from the middle of the load.");
-        Finding::new("window_proven", Severity::Info, message)
+        Finding::new(catalogue::WINDOW_PROVEN, message)
     } else if analysis.engine_steps.is_empty() && prefill + decode == 0 {
         let message = "The window has no range or launch that shows a step: the number of its \
                        steps is unknown.";
-        Finding::new("window_unproven", Severity::Warning, message).advise(
+        Finding::new(catalogue::WINDOW_UNPROVEN, message).advise(
             "Name the ranges of the stages in the command's stages, or have the engine open \
              ranges (llmprof engines).",
         )
@@ -52,7 +52,7 @@ fn proof(analysis: &Analysis, trace: &Trace, window: &Window) -> Finding {
             "The window contains {contents}, fewer than the requested {} and {}.",
             min.prefill, min.decode
         );
-        Finding::new("window_short", Severity::Warning, message)
+        Finding::new(catalogue::WINDOW_SHORT, message)
             .advise("Raise window.max_s of the command, or use a load with more requests.")
     };
     let nsys = trace.nsys.as_ref();
@@ -97,7 +97,7 @@ fn cost(requests: &Requests, window: &Window) -> Option<Finding> {
         change(LoadPass::Traced).unwrap_or_else(unknown),
         change(LoadPass::AfterWindow).unwrap_or_else(unknown)
     );
-    let mut finding = Finding::new("window_cost", Severity::Info, message);
+    let mut finding = Finding::new(catalogue::WINDOW_COST, message);
     for metric in [LatencyMetric::FirstToken, LatencyMetric::OutputToken, LatencyMetric::EndToEnd] {
         let name = format!("{metric}, p50 ms: unprofiled / before / within / after");
         finding = finding.with(&name, row(metric));

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 mod operators;
 
 pub use self::operators::{OperatorMfu, operator_mfu};
-use llmprof_core::domain::finding::{Finding, Severity};
+use llmprof_core::domain::finding::{Finding, catalogue};
 
 use crate::{
     model_work::StageFlops,
@@ -216,7 +216,7 @@ fn row(scope: &str, flops: u64, source: &str, ms: f64, bytes: Option<u64>) -> Mf
 
 fn impossible(scope: &str, pct: f64, of: &str) -> Finding {
     let message = format!("{scope} would reach {pct:.1} % of {of}, which is impossible.");
-    Finding::new("mfu_impossible", Severity::Critical, message)
+    Finding::new(catalogue::MFU_IMPOSSIBLE, message)
         .with("scope", scope)
         .with("percent", format!("{pct:.1}"))
         .with("of", of)

@@ -3,7 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{
+        Finding,
+        catalogue::{self, FindingId},
+    },
     trace::{
         gpu_metrics::{DeviceSamples, GpuMetric, GpuSamples},
         timeline::Timeline,
@@ -17,15 +20,15 @@ use super::{
 use crate::{stats::percent, timeline::interval::Interval};
 
 /// Ids of findings on samples that are missing: the run is partial.
-const LOSSES: [&str; 8] = [
-    "gpu_metrics_empty",
-    "gpu_metrics_other_gpu",
-    "gpu_metrics_lacking",
-    "gpu_metrics_too_few",
-    "gpu_metrics_refused",
-    "gpu_metrics_overflowed",
-    "gpu_metrics_without_kernels",
-    "gpu_metrics_do_not_span",
+const LOSSES: [FindingId; 8] = [
+    catalogue::GPU_METRICS_EMPTY,
+    catalogue::GPU_METRICS_OTHER_GPU,
+    catalogue::GPU_METRICS_LACKING,
+    catalogue::GPU_METRICS_TOO_FEW,
+    catalogue::GPU_METRICS_REFUSED,
+    catalogue::GPU_METRICS_OVERFLOWED,
+    catalogue::GPU_METRICS_WITHOUT_KERNELS,
+    catalogue::GPU_METRICS_DO_NOT_SPAN,
 ];
 /// Metrics that every GPU has; figures and causes need them.
 const EXPECTED: [GpuMetric; 6] = [
@@ -45,11 +48,7 @@ const MUCH_UNRESOLVED_PCT: f64 = 10.0;
 
 /// True for a finding that samples are missing.
 pub fn is_loss(finding: &Finding) -> bool {
-    LOSSES.contains(&finding.id.as_str())
-}
-
-fn warning(id: &str, message: impl Into<String>) -> Finding {
-    Finding::new(id, Severity::Warning, message)
+    LOSSES.iter().any(|id| finding.id == *id)
 }
 
 /// The reason why a capture that was requested with samples has no usable ones.
@@ -72,7 +71,7 @@ pub fn problem(trace: &Timeline) -> Option<Finding> {
                        them to.";
         let advice = "record kernels together with the samples: nsys profile -t cuda,nvtx \
                       --gpu-metrics-devices=...";
-        return Some(warning("gpu_metrics_without_kernels", message).advise(advice));
+        return Some(Finding::new(catalogue::GPU_METRICS_WITHOUT_KERNELS, message).advise(advice));
     }
     let kernels = trace.kernels.kinds().iter().map(|it| it.device);
     let used: BTreeSet<u32> = kernels.chain(trace.graphs.iter().map(|it| it.device)).collect();
@@ -89,7 +88,7 @@ pub fn problem(trace: &Timeline) -> Option<Finding> {
         );
         let advice = "sample at a lower rate (profiling.gpu_metrics.rates_hz, or \
                       --gpu-metrics-frequency), sample fewer GPUs, or record a shorter run";
-        let finding = warning("gpu_metrics_overflowed", message).advise(advice);
+        let finding = Finding::new(catalogue::GPU_METRICS_OVERFLOWED, message).advise(advice);
         rate.into_iter().fold(finding, |finding, rate| finding.with("rate, Hz", rate))
     })
 }
@@ -103,7 +102,7 @@ pub fn refused(samples: &GpuSamples) -> Option<Finding> {
         all.len() + samples.devices.len(),
         first.reason.as_str()
     );
-    let finding = warning("gpu_metrics_refused", message);
+    let finding = Finding::new(catalogue::GPU_METRICS_REFUSED, message);
     let finding = all.iter().take(QUOTED_MESSAGES).fold(finding, |finding, it| {
         let gpu = format!("GPU {}, type {:#x}", it.type_id & 0xff, it.type_id);
         finding.with(&gpu, it.reason.as_str())
@@ -138,7 +137,7 @@ fn empty(trace: &Timeline) -> Finding {
         (_, 0) => (unnamed, "export the report again with the nsys that took it"),
         _ => (unknown, CHECK_METRICS),
     };
-    let mut finding = warning("gpu_metrics_empty", message);
+    let mut finding = Finding::new(catalogue::GPU_METRICS_EMPTY, message);
     if rows > 0 {
         finding = finding.with("rows of samples", rows);
     }
@@ -186,9 +185,7 @@ pub fn values(device: &DeviceSamples, stages: &[(&str, &[Interval])]) -> Vec<Fin
                 "Values of samples of GPU {} are outside the range of their metric, and left out.",
                 device.device
             );
-            Finding::new("gpu_metrics_invalid", Severity::Info, message)
-                .with("values", count)
-                .advise("export the report again with the nsys that took it")
+            Finding::new(catalogue::GPU_METRICS_INVALID, message).with("values", count)
         });
         return finding.into_iter().collect();
     }
@@ -198,7 +195,7 @@ pub fn values(device: &DeviceSamples, stages: &[(&str, &[Interval])]) -> Vec<Fin
         device.device,
         names.join(", ")
     );
-    let finding = warning("gpu_metrics_lacking", message).advise(CHECK_METRICS);
+    let finding = Finding::new(catalogue::GPU_METRICS_LACKING, message).advise(CHECK_METRICS);
     let with_share = |finding: Finding, metric: &GpuMetric| {
         finding.with(metric.as_str(), least_share(device, stages, *metric))
     };
@@ -245,7 +242,7 @@ pub fn other_gpu(
         numbers(&mut samples.devices.iter().map(|it| it.device)),
     );
     let advice = "sample all GPUs of the program: nsys profile --gpu-metrics-devices=all";
-    Some(warning("gpu_metrics_other_gpu", message).advise(advice))
+    Some(Finding::new(catalogue::GPU_METRICS_OTHER_GPU, message).advise(advice))
 }
 
 /// Findings on stages with samples, too few of which are of the stage alone.
@@ -256,13 +253,9 @@ pub fn too_few(stages: &[SampledStage]) -> Vec<Finding> {
             "{}: too few samples of GPU {} have work of this stage alone; it has no sampled means.",
             it.stage, it.device
         );
-        warning("gpu_metrics_too_few", message)
+        Finding::new(catalogue::GPU_METRICS_TOO_FEW, message)
             .with("kernel time", format!("{:.3} ms", it.kernel_ms))
             .with("samples of the stage alone", it.samples)
-            .advise(
-                "sample at a higher rate, repeat the stage more often, or profile stages that run \
-                 at once apart",
-            )
     };
     without.map(finding).collect()
 }
@@ -291,9 +284,8 @@ pub fn findings(coverage: &[GpuSampleCoverage]) -> Vec<Finding> {
             let message = format!(
                 "{stage}: samples of GPU {device} are more than 1.5 periods apart ({gaps} times)."
             );
-            let finding = Finding::new("gpu_metrics_gaps", Severity::Info, message);
-            let finding = spanned.iter().filter(|it| it.gaps > 0).fold(finding, with_row);
-            found.push(finding.advise("sample at a lower rate if figures are missing"));
+            let finding = Finding::new(catalogue::GPU_METRICS_GAPS, message);
+            found.push(spanned.iter().filter(|it| it.gaps > 0).fold(finding, with_row));
         }
     }
     found
@@ -304,7 +296,7 @@ pub fn no_stages() -> Finding {
     let message = "The capture has samples of the GPU's metrics, and no stage with kernels: \
                    metrics are attributed within stages.";
     let advice = "name the ranges of the stages (stages of an import or command: NAME=RANGE)";
-    Finding::new("gpu_metrics_without_stages", Severity::Info, message).advise(advice)
+    Finding::new(catalogue::GPU_METRICS_WITHOUT_STAGES, message).advise(advice)
 }
 
 /// Findings on stages of which a metric has no value for a tenth of the kernel time or more.
@@ -323,8 +315,8 @@ pub fn unresolved(stages: &[SampledStage]) -> Vec<Finding> {
             "{}: sampled metrics of GPU {} resolve less than 90 % of the kernel time.",
             stage.stage, stage.device
         );
-        let finding = Finding::new("gpu_metrics_unresolved", Severity::Info, message)
-            .with("samples", stage.samples);
+        let finding =
+            Finding::new(catalogue::GPU_METRICS_UNRESOLVED, message).with("samples", stage.samples);
         Some(wide.iter().fold(finding, |finding, (metric, pct)| {
             finding.with(metric.as_str(), format!("{pct:.1} % not resolved"))
         }))
@@ -347,7 +339,7 @@ fn unspanned(first: &GpuSampleCoverage, rows: &[&GpuSampleCoverage]) -> Finding 
     let message = format!(
         "{stage}: the samples of GPU {device} {problem}; the stage has no sampled metrics."
     );
-    let finding = warning("gpu_metrics_do_not_span", message).advise(advice);
+    let finding = Finding::new(catalogue::GPU_METRICS_DO_NOT_SPAN, message).advise(advice);
     rows.iter().copied().fold(finding, |finding, row| with_row(finding, &row))
 }
 

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use foldhash::HashMap;
 use llmprof_core::{
     domain::{
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         units::Nanos,
     },
     trace::{runtime_call::CallKind, timeline::process_of},
@@ -190,7 +190,7 @@ pub fn findings(cold: &[ColdInstance]) -> Vec<Finding> {
             "The first instance of {} was cold: it took {times:.1} times the median of later ones.",
             it.stage
         );
-        Finding::new("cold_first_instance", Severity::Info, message)
+        Finding::new(catalogue::COLD_FIRST_INSTANCE, message)
             .with("stage", &it.stage)
             .with("cold ms", format!("{:.3}", it.ms))
             .with("median of later instances, ms", format!("{:.3}", it.median_ms))

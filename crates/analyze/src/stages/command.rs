@@ -2,7 +2,7 @@
 
 use llmprof_core::{
     domain::{
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         units::Nanos,
     },
     trace::{
@@ -68,7 +68,7 @@ pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let has_stages = !analysis.stages.rows.is_empty();
     if trace.nsys.is_some() && !has_stages {
         let message = "No range of the command is a stage, so there are no figures by stage.";
-        let finding = Finding::new("command_without_stages", Severity::Warning, message)
+        let finding = Finding::new(catalogue::COMMAND_WITHOUT_STAGES, message)
             .with("ranges captured", trace.nsys.as_ref().map_or(0, |nsys| nsys.ranges.len()));
         let finding = finding.advise(
             "Name its NVTX ranges in the command's stages (targets.toml), or have it open ranges \
@@ -79,7 +79,7 @@ pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     if analysis.only_traced && has_stages {
         let message = "The command reports no stages in its unprofiled pass: stage times are of \
                        the traced pass and include tracing overhead.";
-        let mut finding = Finding::new("stages_only_traced", Severity::Info, message);
+        let mut finding = Finding::new(catalogue::STAGES_ONLY_TRACED, message);
         if let Some(overhead) = command.overhead().and_then(|it| it.overhead_pct) {
             finding = finding.with("tracing overhead of the command", format!("{overhead:.1} %"));
         }
@@ -90,7 +90,7 @@ pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     if trace.nsys.is_some() && analysis.outputs.traced_tokens_equal.is_none() {
         let message = "Unknown whether the traced pass computed the same tokens as the unprofiled \
                        pass: the command reports no tokens.";
-        let finding = Finding::new("outputs_unknown", Severity::Info, message);
+        let finding = Finding::new(catalogue::OUTPUTS_UNKNOWN, message);
         found.push(finding.advise(
             "Have it write the tokens of each repeat to standard output as an event, and fix \
              its seed.",
@@ -102,7 +102,7 @@ pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     if trace.nsys.is_some() && command.plain_ms.is_some() && !is_timed {
         let message = "The tracing overhead is unknown: the traced command exited too quickly to \
                        be timed from outside.";
-        found.push(Finding::new("overhead_unknown", Severity::Info, message));
+        found.push(Finding::new(catalogue::OVERHEAD_UNKNOWN, message));
     }
     found
 }

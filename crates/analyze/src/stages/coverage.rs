@@ -15,7 +15,7 @@ use serde::Serialize;
 
 pub use self::by_stage::{KERNELS_LOST, KERNELS_UNATTRIBUTED, StageCoverage, by_stage, findings};
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, Severity, catalogue},
     trace::{
         event::STAGE_DOMAIN,
         runtime_call::CallKind,
@@ -197,7 +197,7 @@ impl Coverage {
             return None;
         }
         let message = format!("the timeline is incomplete: {}", wrong.join("; "));
-        let mut finding = Finding::new("incomplete_capture", Severity::Warning, message)
+        let mut finding = Finding::new(catalogue::INCOMPLETE_CAPTURE, message)
             .with("kernels launched", self.launched)
             .with("kernels recorded", self.recorded);
         let diagnostics: Vec<&str> =
@@ -222,10 +222,13 @@ impl Coverage {
             (Severity::Warning, "no kernel launch proves that it is complete".to_owned())
         };
         let message = format!("nsys imported the timeline with errors; {proof}");
-        Finding::new("nsys_import_errors", severity, message).with("nsys", line).advise(
-            "if ranges are missing, use an nsys as new as the driver, or record without them \
+        Finding::new(catalogue::NSYS_IMPORT_ERRORS, message)
+            .severity(severity)
+            .with("nsys", line)
+            .advise(
+                "if ranges are missing, use an nsys as new as the driver, or record without them \
              (profiling.nsys.trace = [\"cuda\"]): ranges of XLA, the compiler of JAX, cause this",
-        )
+            )
     }
 }
 

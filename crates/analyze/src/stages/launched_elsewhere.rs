@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, catalogue},
     trace::timeline::process_of,
 };
 
@@ -76,7 +76,7 @@ pub fn findings(elsewhere: &BTreeMap<String, u64>, capture: &Capture) -> Vec<Fin
             "The threads with the ranges of {stage} launched no work, while other threads of the \
              process launched {kernels} kernels: the GPU times of {stage} are unknown."
         );
-        Finding::new("stage_launched_elsewhere", Severity::Warning, message)
+        Finding::new(catalogue::STAGE_LAUNCHED_ELSEWHERE, message)
             .with("stage", stage)
             .with("kernels launched by other threads", kernels)
             .advise(
@@ -90,7 +90,7 @@ pub fn findings(elsewhere: &BTreeMap<String, u64>, capture: &Capture) -> Vec<Fin
             "{count} ranges of {inner} lie inside ranges of {outer} and do not count: of stages \
              that are open at once, {outer} counts."
         );
-        Finding::new("stage_hidden", Severity::Warning, message)
+        Finding::new(catalogue::STAGE_HIDDEN, message)
             .with("stage", inner)
             .with("inside", outer)
             .with("ranges", count)

@@ -1,7 +1,7 @@
 //! Tracing overhead: stage times under nsys compared with the unprofiled pass.
 
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, catalogue},
     trace::Trace,
 };
 use serde::{Deserialize, Serialize};
@@ -55,7 +55,7 @@ pub fn findings(records: &[OverheadRecord], trace: &Trace, replays: bool) -> Vec
         let pct = record.overhead_pct.filter(|pct| *pct > HIGH_PCT)?;
         let message = format!("Tracing lengthened {} by {pct:.0} %.", record.stage);
         Some(
-            Finding::new("overhead_high", Severity::Warning, message)
+            Finding::new(catalogue::OVERHEAD_HIGH, message)
                 .with("stage", &record.stage)
                 .with("unprofiled ms", format!("{:.3}", record.plain_ms))
                 .with("traced ms", format!("{:.3}", record.traced_ms))

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
     domain::{
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         units::Nanos,
     },
     trace::timeline::process_of,
@@ -46,7 +46,7 @@ pub fn findings(capture: &Capture) -> Vec<Finding> {
              are not those of the program alone."
         );
         found.push(
-            Finding::new("profiler_overhead", Severity::Warning, message)
+            Finding::new(catalogue::PROFILER_OVERHEAD, message)
                 .with("stage", stage)
                 .with("ms", format!("{ms:.3}"))
                 .advise(

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use llmprof_core::{
     domain::{
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         units::Nanos,
     },
     trace::{Trace, timeline::ON_HOST},
@@ -17,10 +17,6 @@ use serde::{Deserialize, Serialize};
 
 use super::capture::{Capture, Join};
 use crate::{Analysis, kernels::WARMUP, timeline::duration_stats::DurationStats};
-
-/// Advice for recording the kernels inside graphs.
-pub const REMEDY: &str = "Trace graphs by node to record the kernels inside: mode deep, or \
-    profiling.nsys.cuda_graph_trace node (nsys --cuda-graph-trace=node); this slows each launch.";
 
 /// Launches of one CUDA graph on one device in one stage, each traced as a whole.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -95,11 +91,10 @@ pub fn findings(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             "The kernels inside {launches} launches of CUDA graphs in {stage} are not recorded: \
              the graphs were traced as a whole, so GPU busy time is an upper bound."
         );
-        let found =
-            Finding::new("graphs_traced_whole", Severity::Info, message).with("stage", stage);
+        let found = Finding::new(catalogue::GRAPHS_TRACED_WHOLE, message).with("stage", stage);
         let mean = ms / launches as f64;
         let found = found.with("launches", launches).with("mean launch ms", format!("{mean:.3}"));
-        Some(found.with("total launch ms", format!("{ms:.3}")).advise(REMEDY))
+        Some(found.with("total launch ms", format!("{ms:.3}")))
     };
     stages(&analysis.graphs).into_iter().filter_map(hidden).collect()
 }
@@ -115,11 +110,11 @@ pub fn unplaced(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         "{count} launches of CUDA graphs start on the host, and their process uses several GPUs or \
          no other work shows its GPU: which GPU runs them is not recorded."
     );
-    let found = Finding::new("graph_device_unknown", Severity::Warning, message);
+    let found = Finding::new(catalogue::GRAPH_DEVICE_UNKNOWN, message);
     let stages = analysis.stage_gpu.unplaced.join(", ");
     let found =
         if stages.is_empty() { found } else { found.with("omitted busy and idle time", stages) };
-    vec![found.with("launches", count).advise(REMEDY)]
+    vec![found.with("launches", count)]
 }
 
 #[cfg(test)]

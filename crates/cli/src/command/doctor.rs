@@ -10,7 +10,7 @@ use std::{
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, Severity, catalogue},
     trace::checkup::{CheckState, Checkup, HostCheck},
 };
 use llmprof_service::{
@@ -82,7 +82,7 @@ fn models(folder: &Path) -> HostCheck {
                 found.refused.len(),
                 found.refused.len() + found.models.len()
             );
-            let finding = Finding::new("models", Severity::Warning, message);
+            let finding = Finding::new(catalogue::MODELS, message);
             let finding = found
                 .refused
                 .iter()
@@ -92,7 +92,9 @@ fn models(folder: &Path) -> HostCheck {
         Err(error) => {
             let message =
                 format!("the models folder cannot be read: {}", llmprof_core::chain(&error));
-            Err(Finding::new("models", Severity::Critical, message).advise("correct server.models"))
+            Err(Finding::new(catalogue::MODELS, message)
+                .severity(Severity::Critical)
+                .advise("correct server.models"))
         }
     };
     HostCheck::of("models", checked)

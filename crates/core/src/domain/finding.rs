@@ -1,14 +1,13 @@
 //! Findings: observations worth a reader's attention, each with severity, evidence and advice.
 
+pub mod catalogue;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use self::catalogue::FindingId;
 use super::named_values::named_values;
-
-/// Id of the finding that lists the passes which do not apply to a run's subject or host, with one
-/// reason per pass as evidence.
-pub const NOT_APPLICABLE: &str = "passes_not_applicable";
 
 /// Words that start a sentence with a capital letter; other words may be names, such as `nsys`.
 const FIRST_WORDS: [&str; 10] =
@@ -57,16 +56,28 @@ pub struct Saving {
 }
 
 impl Finding {
-    /// Creates a finding without evidence or advice.
-    pub fn new(id: &str, severity: Severity, message: impl Into<String>) -> Self {
+    /// Creates a finding without evidence, of the usual severity and with the usual advice.
+    pub fn new(id: FindingId, message: impl Into<String>) -> Self {
         Self {
-            id: id.into(),
-            severity,
+            id: id.id.into(),
+            severity: id.severities[0],
             message: message.into(),
             evidence: BTreeMap::new(),
-            advice: None,
+            advice: id.advice.map(Into::into),
             max_saving: None,
         }
+    }
+
+    /// The same with another severity, which the catalogue has of its id.
+    pub fn severity(mut self, severity: Severity) -> Self {
+        let kind = catalogue::all().find(|kind| self.id == *kind);
+        debug_assert!(
+            kind.is_some_and(|kind| kind.severities.contains(&severity)),
+            "{severity:?} of {}",
+            self.id
+        );
+        self.severity = severity;
+        self
     }
 
     /// The same with its message as a sentence. Checks and errors start with a small letter.
@@ -108,13 +119,63 @@ impl Finding {
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::BTreeSet, fmt::Write as _, fs, path::Path};
+
     use super::*;
 
     #[test]
+    fn the_specification_lists_the_catalogue() {
+        let mut text = "# Findings\n\n\
+             A finding is stated only on its evidence. Programs refer to it by its id, which is \
+             stable. Where several severities are given, the evidence decides, and where no \
+             advice is given, it depends on the evidence. \
+             [docs/troubleshooting.md](../docs/troubleshooting.md) has causes and remedies. \
+             Generated from the catalogue: `LLMPROF_BLESS=1 cargo test --package llmprof-core \
+             finding` writes it.\n"
+            .to_owned();
+        for (topic, ids) in catalogue::TOPICS {
+            write!(
+                text,
+                "\n## {topic}\n| Id | Severity | Fires on | Advice | Max saving |\n\
+                 | --- | --- | --- | --- | --- |\n"
+            )
+            .unwrap();
+            for id in ids {
+                let severities: Vec<&str> = id.severities.iter().map(|it| it.as_str()).collect();
+                writeln!(
+                    text,
+                    "| `{}` | {} | {} | {} | {} |",
+                    id.id,
+                    severities.join(" or "),
+                    id.fires_on,
+                    id.advice.unwrap_or_default(),
+                    id.max_saving.unwrap_or_default()
+                )
+                .unwrap();
+            }
+        }
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../specs/findings.md");
+        if std::env::var_os("LLMPROF_BLESS").is_some() {
+            fs::write(&path, &text).unwrap();
+        }
+        assert!(
+            fs::read_to_string(&path).is_ok_and(|kept| kept == text),
+            "specs/findings.md is out of date; run LLMPROF_BLESS=1 cargo test --package \
+             llmprof-core finding"
+        );
+    }
+
+    #[test]
+    fn every_finding_of_the_catalogue_has_an_id_of_its_own_and_its_evidence() {
+        let ids: BTreeSet<&str> = catalogue::all().map(|id| id.id).collect();
+        assert_eq!(ids.len(), catalogue::all().count());
+        assert!(catalogue::all().all(|id| !id.fires_on.is_empty()));
+    }
+
+    #[test]
     fn a_finding_of_the_same_id_is_added_as_evidence() {
-        let dropped =
-            |at, file| Finding::new("run_too_large", Severity::Warning, "").with(file, at);
-        let mut findings = vec![Finding::new("disk_full", Severity::Warning, "")];
+        let dropped = |at, file| Finding::new(catalogue::RUN_TOO_LARGE, "").with(file, at);
+        let mut findings = vec![Finding::new(catalogue::DISK_FULL, "")];
         for (at, file) in ["a", "b", "a"].into_iter().enumerate() {
             dropped(at, file).add_to(&mut findings);
         }
@@ -131,7 +192,7 @@ mod tests {
             ("Vision takes 50 % of prefill", "Vision takes 50 % of prefill"),
             ("", ""),
         ] {
-            let finding = Finding::new("id", Severity::Info, message);
+            let finding = Finding::new(catalogue::NO_GPU, message);
             assert_eq!(finding.as_sentence().message, sentence);
         }
     }

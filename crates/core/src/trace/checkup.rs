@@ -98,11 +98,12 @@ impl Checkup {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::finding::catalogue;
 
     #[test]
     fn a_checkup_is_as_good_as_its_worst_check() {
         let warning =
-            Finding::new("x", Severity::Warning, "no x").with("reason", "lost").advise("get x");
+            Finding::new(catalogue::NCU_MISSING, "no x").with("reason", "lost").advise("get x");
         let check = HostCheck::of("tool", Err(warning));
         assert_eq!(
             (check.state, check.message.as_str(), check.remedy.as_deref()),

@@ -12,7 +12,7 @@ use super::{
     range::Range,
     timeline::Timeline,
 };
-use crate::domain::finding::{Finding, Severity};
+use crate::domain::finding::{Finding, catalogue};
 
 /// Time by which a stage may end later by the event than by its range, nanoseconds. The runner
 /// reads its clock before it closes the range.
@@ -65,7 +65,7 @@ pub fn add(trace: &mut Timeline, events: &[Event]) {
 fn not_joined(reason: String) -> Finding {
     let message = "The operators of stages that are launched kernel by kernel are unknown: the \
                    runner's events and the capture have no common clock.";
-    Finding::new("operators_not_joined", Severity::Warning, message)
+    Finding::new(catalogue::OPERATORS_NOT_JOINED, message)
         .with("reason", reason)
         .advise("list the pass nsys in operator_ranges of the profiling settings (runner)")
 }

@@ -17,7 +17,7 @@ use super::{
     stage::{StageRules, UnknownRange},
     unclosed::{self, Unclosed},
 };
-use crate::domain::finding::{Finding, Severity};
+use crate::domain::finding::{Finding, catalogue};
 
 /// One timeline. A table missing from the export is an empty list here and absent from `tables`.
 #[derive(Debug, Clone, Default)]
@@ -95,7 +95,7 @@ impl Timeline {
              start and end; each is counted once."
         );
         self.findings.push(
-            Finding::new("kernel_records_repeated", Severity::Warning, message)
+            Finding::new(catalogue::KERNEL_RECORDS_REPEATED, message)
                 .with("repetitions", repeated)
                 .advise("Export the report again, and check programs that merge or edit exports."),
         );

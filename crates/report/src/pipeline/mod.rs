@@ -27,7 +27,7 @@ use llmprof_analyze::{
 use llmprof_core::{
     domain::{
         device_peaks::{self, Devices},
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         ids::RunId,
         import::{CaptureKind, Import, ImportedFile},
         runner::RunnerRequest,
@@ -233,9 +233,7 @@ fn other_device(device: &str, timeline: &BTreeSet<String>) -> Option<Finding> {
         "the counters are of {device}, the timeline is of {ran_on}: no device peak is used"
     );
     let advice = "take counters and timeline on the same kind of GPU";
-    (!same).then(|| {
-        Finding::new("counters_of_another_device", Severity::Warning, message).advise(advice)
-    })
+    (!same).then(|| Finding::new(catalogue::COUNTERS_OF_ANOTHER_DEVICE, message).advise(advice))
 }
 
 /// The import that these files would be.

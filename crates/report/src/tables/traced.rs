@@ -9,6 +9,7 @@ use llmprof_analyze::{
     },
     timeline::graphs,
 };
+use llmprof_core::domain::finding::catalogue;
 
 use super::{
     report_table::ReportTable,
@@ -84,7 +85,7 @@ pub fn upper_bound_note(analysis: &Analysis) -> Option<String> {
     Some(format!(
         "Launches of CUDA graphs traced as a whole: {launches}. They count as busy from start to \
          end, an upper bound: gaps inside are not visible, and kernels inside are not recorded. {}",
-        graphs::REMEDY,
+        catalogue::GRAPHS_TRACED_WHOLE.advice.unwrap_or_default(),
     ))
 }
 

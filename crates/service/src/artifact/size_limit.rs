@@ -13,7 +13,7 @@ use std::{
 };
 
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, catalogue},
     layout,
 };
 
@@ -174,7 +174,7 @@ pub fn finding(dir: &Path, max_bytes: u64) -> Option<Finding> {
         "the run's files exceeded {max_bytes} bytes (limits.run_bytes); dropped: {}{more}",
         names.join(", ")
     );
-    let finding = Finding::new(TOO_LARGE, Severity::Warning, message);
+    let finding = Finding::new(catalogue::RUN_TOO_LARGE, message);
     let finding = finding.with("limit, bytes", max_bytes);
     let list = files.iter().take(LISTED);
     let finding = list.fold(finding, |finding, (path, size)| finding.with(path, *size));
@@ -183,9 +183,6 @@ pub fn finding(dir: &Path, max_bytes: u64) -> Option<Finding> {
          file counts with its full size",
     ))
 }
-
-/// Id of the finding of a run whose files exceed the limit.
-pub const TOO_LARGE: &str = "run_too_large";
 
 #[cfg(test)]
 mod tests {
@@ -211,7 +208,7 @@ mod tests {
         assert!(at("report.json").exists() && at("nsys/small").exists());
         assert_eq!(enforce(dir.path(), 4000, &SlicedWork::default()).unwrap(), [], "it fits now");
         let finding = finding(dir.path(), 4000).unwrap();
-        assert_eq!(finding.id, TOO_LARGE);
+        assert_eq!(finding.id, catalogue::RUN_TOO_LARGE);
         let text = format!("{finding:?}");
         assert!(text.contains("nsys/out/deep/map.mdb") && text.contains("4398046511104 bytes (0"));
     }

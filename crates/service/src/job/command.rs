@@ -8,7 +8,7 @@ use llmprof_core::{
     domain::{
         command::{CommandKind, CommandPlan, GateSettings, ReadyCheck},
         device::Device,
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         profiling::Profiling,
         state::Step,
         subject::Passes,
@@ -167,7 +167,7 @@ impl RunningJob<'_> {
         if settings.ncu.enabled && plan.kind == CommandKind::Server && self.spec.session.is_none() {
             let message = "Not collected of a command: counters, which need a program that ends \
                            by itself.";
-            self.add_finding(Finding::new("left_out_of_commands", Severity::Info, message));
+            self.add_finding(Finding::new(catalogue::LEFT_OUT_OF_COMMANDS, message));
         }
     }
 
@@ -186,7 +186,7 @@ impl RunningJob<'_> {
             return;
         }
         let message = "Not collected on a session: passes that need a server started for them.";
-        let finding = Finding::new("left_out_of_sessions", Severity::Info, message)
+        let finding = Finding::new(catalogue::LEFT_OUT_OF_SESSIONS, message)
             .with("passes", left_out.join(", "))
             .advise("run the command without a session for these passes");
         self.add_finding(finding);

@@ -11,7 +11,7 @@ use llmprof_analyze::{
 };
 use llmprof_core::{
     domain::{
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         profiling::Profiling,
         runner::RunnerRequest,
         state::Step,
@@ -282,7 +282,7 @@ fn cut_short(process: &str, launches: usize, is_compared: bool) -> Finding {
         "ncu reached its deadline in {process}: the {launches} launches that it profiled until \
          then count"
     );
-    let finding = Finding::new("ncu_cut", Severity::Warning, message);
+    let finding = Finding::new(catalogue::NCU_CUT, message);
     let output = if is_compared { "compared" } else { "none: the program was ended before it" };
     finding.with("launches", launches).with("output of the program", output).advise(
         "raise timeout_s up to limits.run_s, or profile less: a smaller \
@@ -303,7 +303,7 @@ impl RunningJob<'_> {
         let message = format!("{}: {failure}", selection.process);
         let advice = "read the process's ncu log and pages; another version of ncu may write pages \
                       that can be read";
-        let finding = Finding::new("counters_unusable", Severity::Warning, message);
+        let finding = Finding::new(catalogue::COUNTERS_UNUSABLE, message);
         self.add_finding(finding.advise(advice));
         Err(MissingCounters::Unusable(failure))
     }

@@ -12,7 +12,7 @@ use llmprof_analyze::{
 };
 use llmprof_core::{
     domain::{
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         profiling::Profiling,
         state::Step,
     },
@@ -140,7 +140,7 @@ fn problem(export: &Path, expected: ExpectedTimeline) -> Result<Option<Finding>,
 
 fn unreadable(reason: &str) -> Finding {
     let message = "cannot read the samples that nsys exported";
-    Finding::new("nsys_export_unreadable", Severity::Warning, message)
+    Finding::new(catalogue::NSYS_EXPORT_UNREADABLE, message)
         .with("reason", reason)
         .advise("read the log of the gpu_metrics step, and check the free space of its disk")
 }

@@ -5,7 +5,7 @@ use std::{fs, io};
 use llmprof_analyze::kernels::kernel_selection::CounterPlan;
 use llmprof_core::{
     domain::{
-        finding::{Finding, NOT_APPLICABLE, Severity},
+        finding::{Finding, catalogue},
         model::ModelSpec,
         part::PartPath,
         profiling::{Profiling, RunnerPass},
@@ -137,7 +137,7 @@ impl RunningJob<'_> {
         }
         let names: Vec<&str> = missing.iter().map(|(step, ..)| step.as_str()).collect();
         let message = format!("Not applicable on the CPU: {}.", names.join(", "));
-        let finding = Finding::new(NOT_APPLICABLE, Severity::Info, message)
+        let finding = Finding::new(catalogue::PASSES_NOT_APPLICABLE, message)
             .advise("run on a GPU to collect them");
         let add = |finding: Finding, (step, _, why): &(Step, bool, &str)| {
             finding.with(step.as_str(), why)

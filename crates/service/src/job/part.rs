@@ -9,7 +9,7 @@ use std::fs;
 use llmprof_analyze::align::Verdict;
 use llmprof_core::{
     domain::{
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         model::ModelSpec,
         part::{MockChange, PartPath},
         profiling::{Profiling, RunnerPass},
@@ -64,7 +64,7 @@ impl JobStep for AlignStep<'_> {
             return StepOutcome::Settled(StepResult::succeeded());
         }
         let message = format!("{part}: there are no timelines to align");
-        let finding = Finding::new("alignment_inconclusive", Severity::Warning, message);
+        let finding = Finding::new(catalogue::ALIGNMENT_INCONCLUSIVE, message);
         job.add_finding(finding.advise(result.message.clone().unwrap_or_default()));
         StepOutcome::Settled(result)
     }
@@ -181,24 +181,19 @@ fn mock(whole: &RunnerRequest, part: &str, change: MockChange) -> RunnerRequest 
 /// The finding of one stage's alignment.
 fn alignment_finding(part: &str, aligned: &AlignedStage) -> Finding {
     let (stage, mock) = (aligned.stage, &aligned.mock);
-    let (id, severity, conclusion) = match mock.verdict {
-        Verdict::Pass | Verdict::Warn => (
-            "alignment_passed",
-            Severity::Info,
-            "the mock launches the same kernels as the whole model",
-        ),
-        Verdict::Fail => (
-            "alignment_failed",
-            Severity::Warning,
-            "the mock does not match the part in the whole model",
-        ),
+    let (id, conclusion) = match mock.verdict {
+        Verdict::Pass | Verdict::Warn => {
+            (catalogue::ALIGNMENT_PASSED, "the mock launches the same kernels as the whole model")
+        }
+        Verdict::Fail => {
+            (catalogue::ALIGNMENT_FAILED, "the mock does not match the part in the whole model")
+        }
         Verdict::Inconclusive => (
-            "alignment_inconclusive",
-            Severity::Warning,
+            catalogue::ALIGNMENT_INCONCLUSIVE,
             "the captures do not show whether the mock matches the part in the whole model",
         ),
     };
-    let mut finding = Finding::new(id, severity, format!("{stage}, {part}: {conclusion}"));
+    let mut finding = Finding::new(id, format!("{stage}, {part}: {conclusion}"));
     for check in mock.decisive() {
         finding = finding.with(&check.id, &check.observed);
     }

@@ -14,7 +14,7 @@ use std::path::Path;
 
 pub(super) use self::reusable_passes::ReusablePasses;
 use llmprof_core::domain::{
-    finding::{Finding, Severity},
+    finding::{Finding, catalogue},
     pass_conditions::ConditionChange,
     profiling::Profiling,
     state::{Step, StepRecord, StepState},
@@ -165,7 +165,7 @@ fn used(passes: &[FinishedPass]) -> Finding {
          conditions.",
         names.join(", ")
     );
-    passes.iter().fold(Finding::new("passes_reused", Severity::Info, message), |finding, pass| {
+    passes.iter().fold(Finding::new(catalogue::PASSES_REUSED, message), |finding, pass| {
         let FinishedPass { name, attempt, started_at, ended_at, .. } = pass;
         finding.with(name, format!("attempt {attempt}, {started_at} to {ended_at}"))
     })
@@ -177,7 +177,7 @@ fn repeated(changes: &[ConditionChange]) -> Finding {
         "The run was interrupted, and passes that had finished were repeated: {} changed since.",
         names.join(", ")
     );
-    let finding = Finding::new("passes_repeated", Severity::Info, message);
+    let finding = Finding::new(catalogue::PASSES_REPEATED, message);
     changes.iter().fold(finding, |finding, it| finding.with(it.condition, &it.values))
 }
 

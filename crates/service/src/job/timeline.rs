@@ -10,7 +10,7 @@ use llmprof_analyze::{
 };
 use llmprof_core::{
     domain::{
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         profiling::{NcuSettings, Profiling, TraceApi},
         runner::{self, RunnerRequest},
         state::Step,
@@ -168,9 +168,8 @@ impl RunningJob<'_> {
     /// Reports a timeline that cannot be read; returns the step's message.
     fn report_unreadable(&mut self, reason: &str) -> String {
         let message = "cannot read the timeline that nsys exported";
-        let finding = Finding::new("nsys_export_unreadable", Severity::Warning, message)
-            .with("reason", reason)
-            .advise(
+        let finding =
+            Finding::new(catalogue::NSYS_EXPORT_UNREADABLE, message).with("reason", reason).advise(
                 "read the log of the nsys step; use an nsys that is as new as the driver, and \
                  check the free space of its disk",
             );
@@ -204,9 +203,8 @@ impl RunningJob<'_> {
             ),
             Err(why) => format!("{folder}: cannot read the runner's events: {why}"),
         };
-        let finding = Finding::new("pass_not_proven", Severity::Warning, &message)
-            .with("pass", folder)
-            .advise(
+        let finding =
+            Finding::new(catalogue::PASS_NOT_PROVEN, &message).with("pass", folder).advise(
                 "do not attribute this pass to the timed run; read its log, and check that the \
                  model's repeats agree",
             );

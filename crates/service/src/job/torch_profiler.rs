@@ -5,7 +5,7 @@ use std::time::Duration;
 use llmprof_analyze::parse::{self, ParseError};
 use llmprof_core::{
     domain::{
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         profiling::NsysSettings,
         state::Step,
         units::Nanos,
@@ -95,7 +95,7 @@ fn overhead(profiled_ns: i64, plain_ns: i64) -> Option<Finding> {
         "The pass under the profiler of PyTorch took {percent:.0} % longer than the unprofiled one."
     );
     Some(
-        Finding::new("torch_profiler_overhead", Severity::Info, message)
+        Finding::new(catalogue::TORCH_PROFILER_OVERHEAD, message)
             .with("pass torch_profiler, ms", ms(profiled_ns))
             .with("unprofiled, ms", ms(plain_ns))
             .advise("use the proportions of its operators, not their times"),

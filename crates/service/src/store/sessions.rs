@@ -7,7 +7,7 @@ mod held;
 mod tests;
 
 use llmprof_core::domain::{
-    finding::{Finding, Severity},
+    finding::{Finding, catalogue},
     ids::{RunId, SessionId},
     session::{SessionSpec, SessionState},
 };
@@ -249,7 +249,7 @@ async fn fail_runs(
     why: &str,
 ) -> Result<Vec<RunId>, StoreError> {
     let message = format!("the session {id} is {state}: {why}");
-    let finding = Finding::new("session_ended", Severity::Critical, &message)
+    let finding = Finding::new(catalogue::SESSION_ENDED, &message)
         .with("session", id)
         .advise("start a session again (POST /sessions) and submit the run for it");
     let findings = serde_json::to_string(&[finding])

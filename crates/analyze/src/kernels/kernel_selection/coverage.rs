@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use llmprof_core::{
     domain::{
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         profiling::NcuSettings,
     },
     trace::counter::LaunchCounters,
@@ -89,7 +89,7 @@ impl CounterPlan {
                 "raise profiling.ncu.max_launches, of which each takes about half a second, or \
                  max_processes where the symbols of the kernels are too long for one command"
             };
-            let found = Finding::new("counters_cover_little", Severity::Info, message)
+            let found = Finding::new(catalogue::COUNTERS_COVER_LITTLE, message)
                 .with("selected, %", format!("{:.1}", it.planned_pct.unwrap_or(0.0)));
             // What is less is not seen.
             let unlike = (unlike >= 0.05).then(|| format!("{unlike:.1}"));
@@ -129,7 +129,7 @@ impl CounterPlan {
         if missing.len() > MAX_LISTED {
             names += &format!(" and {} more", missing.len() - MAX_LISTED);
         }
-        let found = Finding::new("ncu_kernels_missing", Severity::Warning, message)
+        let found = Finding::new(catalogue::NCU_KERNELS_MISSING, message)
             .with("missing", names)
             .with("process", process + 1);
         Some(match reason {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, catalogue},
     trace::timeline::Timeline,
 };
 
@@ -58,7 +58,7 @@ pub fn findings(files: &[FileFacts], trace: &Timeline) -> Vec<Finding> {
              time that is a number."
         );
         found.push(
-            Finding::new("trace_events_incomplete", Severity::Warning, message)
+            Finding::new(catalogue::TRACE_EVENTS_INCOMPLETE, message)
                 .with("excluded", incomplete)
                 .advise("Record again without tools that rewrite the trace."),
         );
@@ -72,7 +72,7 @@ pub fn findings(files: &[FileFacts], trace: &Timeline) -> Vec<Finding> {
     if quoted > 0 {
         let message = format!("{quoted} numbers of the trace are written as text; they were read.");
         found.push(
-            Finding::new("trace_numbers_quoted", Severity::Info, message)
+            Finding::new(catalogue::TRACE_NUMBERS_QUOTED, message)
                 .advise("A tool rewrote the trace: check that it kept all digits of the times."),
         );
     }
@@ -83,7 +83,7 @@ pub fn findings(files: &[FileFacts], trace: &Timeline) -> Vec<Finding> {
              not JSON; they were read with them."
         );
         found.push(
-            Finding::new("trace_names_repaired", Severity::Info, message)
+            Finding::new(catalogue::TRACE_NAMES_REPAIRED, message)
                 .with("repaired", repaired)
                 .advise("Record with a version of PyTorch in which issue 146900 is fixed."),
         );
@@ -93,7 +93,7 @@ pub fn findings(files: &[FileFacts], trace: &Timeline) -> Vec<Finding> {
         let message = "The trace is a list of events without a header: device, driver and rank \
                        are unknown.";
         found.push(
-            Finding::new("trace_header_missing", Severity::Warning, message)
+            Finding::new(catalogue::TRACE_HEADER_MISSING, message)
                 .advise("Import the file as the profiler wrote it."),
         );
     }
@@ -103,7 +103,7 @@ pub fn findings(files: &[FileFacts], trace: &Timeline) -> Vec<Finding> {
     if !trace.copies.is_empty() && trace.cuda_calls.is_empty() && trace.kernels.is_empty() {
         let message = "The trace has copies, and neither kernels nor CUDA calls.";
         found.push(
-            Finding::new("trace_activities_missing", Severity::Warning, message)
+            Finding::new(catalogue::TRACE_ACTIVITIES_MISSING, message)
                 .advise("Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."),
         );
     }
@@ -119,7 +119,7 @@ fn unread(files: &[FileFacts], unpaired: u64, unknown: u64) -> Finding {
     let names: BTreeSet<&str> =
         files.iter().flat_map(|it| it.odd.unknown.keys()).map(String::as_str).collect();
     let names: Vec<&str> = names.into_iter().collect();
-    let mut finding = Finding::new("trace_events_unknown", Severity::Info, message);
+    let mut finding = Finding::new(catalogue::TRACE_EVENTS_UNKNOWN, message);
     if !names.is_empty() {
         finding = finding.with("categories", names.join(", ")).with("of them", unknown);
     }
@@ -138,7 +138,7 @@ fn coarse(files: &[FileFacts], whole: u64) -> Option<Finding> {
     let message = "Times of the trace are whole microseconds: each kernel's time is uncertain by \
                    up to 1 us, so sums of short kernels are rough.";
     Some(
-        Finding::new("trace_times_coarse", Severity::Warning, message)
+        Finding::new(catalogue::TRACE_TIMES_COARSE, message)
             .with("kernels", kernels)
             .advise("Record with PyTorch 2.4 or newer, which writes nanoseconds."),
     )
@@ -160,7 +160,7 @@ fn ranks(files: &[FileFacts]) -> Option<Finding> {
         return None;
     };
     Some(
-        Finding::new("trace_ranks_incomplete", Severity::Warning, message)
+        Finding::new(catalogue::TRACE_RANKS_INCOMPLETE, message)
             .with("files", files.len())
             .with("world size", world.cast_unsigned())
             .advise("Import one trace of each rank together; sums are of the ranks that are here."),
@@ -183,7 +183,7 @@ fn repeated(files: &[FileFacts]) -> Option<Finding> {
     let message =
         format!("Files of the capture are one trace: {}; it counts as often.", twice.join("; "));
     Some(
-        Finding::new("trace_repeated", Severity::Warning, message)
+        Finding::new(catalogue::TRACE_REPEATED, message)
             .with("traces", twice.len())
             .advise("Import each trace once."),
     )
@@ -200,7 +200,7 @@ fn clocks(files: &[FileFacts]) -> Option<Finding> {
     let message = "Some traces of the capture have a base time and some do not: times of different \
                    processes cannot be compared.";
     Some(
-        Finding::new("trace_clocks_differ", Severity::Warning, message)
+        Finding::new(catalogue::TRACE_CLOCKS_DIFFER, message)
             .with("without a base time", without.join(", "))
             .advise("Record all processes with the same version of PyTorch."),
     )

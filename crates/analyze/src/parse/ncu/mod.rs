@@ -22,7 +22,7 @@ use std::{
 
 pub use self::page::parse_page;
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, Severity, catalogue},
     layout,
     trace::counter::{CounterValues, LaunchCounters},
 };
@@ -152,16 +152,14 @@ impl CounterPage {
 
     /// Findings on unreadable parts of the page `name`: a file, or a process.
     pub fn gaps(&self, name: &str) -> Vec<Finding> {
-        let finding = |id: &str, severity, message: String| {
-            Finding::new(id, severity, message).with("page", name)
-        };
+        let finding = |id, message: String| Finding::new(id, message).with("page", name);
         let mut findings = Vec::new();
         if self.truncated {
             let message = format!(
                 "ncu's page for {name} is cut: {} whole launches were read",
                 self.launches.len()
             );
-            findings.push(Finding::new("ncu_page_cut", Severity::Warning, message));
+            findings.push(Finding::new(catalogue::NCU_PAGE_CUT, message));
         }
         if !self.unread.is_empty() {
             let nothing =
@@ -172,7 +170,8 @@ impl CounterPage {
                 self.unread.len()
             );
             findings.push(
-                finding("ncu_sections_unread", severity, message)
+                finding(catalogue::NCU_SECTIONS_UNREAD, message)
+                    .severity(severity)
                     .with("unread", listed(&self.unread))
                     .advise(
                         "print the raw page, which has every metric by its name: ncu --import \
@@ -188,8 +187,7 @@ impl CounterPage {
                 bad.len()
             );
             findings.push(
-                finding("ncu_values_unreadable", Severity::Warning, message)
-                    .with("counters", listed(&bad)),
+                finding(catalogue::NCU_VALUES_UNREADABLE, message).with("counters", listed(&bad)),
             );
         }
         let unknown = self
@@ -202,7 +200,7 @@ impl CounterPage {
                 "ncu's page for {name} lacks the grid or block of {unknown} launches: they are \
                  matched by name alone"
             );
-            findings.push(finding("ncu_geometry_missing", Severity::Info, message).advise(
+            findings.push(finding(catalogue::NCU_GEOMETRY_MISSING, message).advise(
                 "print the page with ncu 2020.1.1 or newer, or ask for launch__grid_dim_x and \
                      the like by --metrics",
             ));

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use llmprof_core::domain::finding::{Finding, Severity};
+use llmprof_core::domain::finding::{Finding, catalogue};
 
 use super::super::ParseError;
 
@@ -48,7 +48,7 @@ pub fn finding(path: &Path) -> io::Result<Option<Finding>> {
                        file are missing.";
         let advice = "If there was a -wal file, run `sqlite3 FILE 'pragma \
                       wal_checkpoint(truncate)'` next to it and import the export again.";
-        Finding::new("nsys_export_wal", Severity::Info, message).advise(advice)
+        Finding::new(catalogue::NSYS_EXPORT_WAL, message).advise(advice)
     }))
 }
 

@@ -25,7 +25,7 @@ use std::{
 };
 
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, catalogue},
     trace::{
         environment::Environment,
         kernel::KernelTrace,
@@ -225,9 +225,7 @@ fn gaps(export: &Export) -> Result<Vec<Finding>, ParseError> {
             let message = format!("{table} lacks the columns {}: {effect}", lacks.join(", "));
             let advice =
                 "export the report again with the nsys that took it (nsys export --type sqlite)";
-            findings.push(
-                Finding::new("nsys_columns_missing", Severity::Warning, message).advise(advice),
-            );
+            findings.push(Finding::new(catalogue::NSYS_COLUMNS_MISSING, message).advise(advice));
         }
     }
     Ok(findings)

@@ -4,7 +4,7 @@
 //! host time in the unprofiled pass. An operator without a known time has no row: launching calls
 //! do not measure the work.
 
-use llmprof_core::domain::finding::{Finding, Severity};
+use llmprof_core::domain::finding::{Finding, catalogue};
 use serde::{Deserialize, Serialize};
 
 use super::{TOLERANCE_PCT, possible};
@@ -82,7 +82,7 @@ fn surpassed(best: &OperatorMfu, pct: f64, count: usize) -> Finding {
         "{} in {} exceeds the measured matrix product, at {pct:.1} % of it.",
         best.path, best.stage
     );
-    Finding::new("ceiling_surpassed", Severity::Info, message)
+    Finding::new(catalogue::CEILING_SURPASSED, message)
         .with("operators", count)
         .with("operator ms", format!("{:.3}", best.exclusive_ms))
         .with("of", best.time_of.as_str())

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use foldhash::{HashMap, HashSet};
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, catalogue},
     trace::{
         runtime_call::CallKind,
         timeline::{Timeline, process_of},
@@ -290,7 +290,7 @@ pub fn findings(analysis: &Analysis, trace: &Timeline) -> Vec<Finding> {
             name(it),
             it.launched
         );
-        let mut finding = Finding::new(KERNELS_LOST, Severity::Critical, message)
+        let mut finding = Finding::new(catalogue::KERNELS_LOST, message)
             .with("stage", name(it))
             .with("launched kernels", it.launched)
             .with("missing kernels", missing)
@@ -330,7 +330,7 @@ fn unattributed(analysis: &Analysis, trace: &Timeline) -> Option<Finding> {
         ),
         _ => format!("{orphans} of {kernels} kernels have no launching call in the capture."),
     };
-    let mut finding = Finding::new(KERNELS_UNATTRIBUTED, Severity::Warning, message);
+    let mut finding = Finding::new(catalogue::KERNELS_UNATTRIBUTED, message);
     finding = finding.with("kernels", kernels).with("without launch", orphans);
     if !gpu.is_empty() {
         finding = finding.with("omitted GPU busy time", gpu.join(", "));

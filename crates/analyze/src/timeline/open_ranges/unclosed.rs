@@ -1,7 +1,7 @@
 //! The finding on ranges that the capture records without an end.
 
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, catalogue},
     trace::{timeline::Timeline, unclosed::UnclosedOutcome},
 };
 
@@ -20,7 +20,7 @@ pub fn unclosed(trace: &Timeline) -> Option<Finding> {
     let count = |is: fn(&UnclosedOutcome) -> bool| {
         trace.unclosed.iter().filter(|it| is(&it.outcome)).count()
     };
-    let mut finding = Finding::new("range_unclosed", Severity::Warning, message)
+    let mut finding = Finding::new(catalogue::RANGE_UNCLOSED, message)
         .with(
             "closed at the end of the enclosing range",
             count(|it| matches!(it, UnclosedOutcome::AtParent(_))),

@@ -14,7 +14,7 @@ use std::{
 };
 
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, catalogue},
     trace::power::{PowerLine, PowerSample, SampledDevice, SamplerEnd},
 };
 
@@ -76,7 +76,7 @@ impl Sampler {
 
 fn not_sampled(error: &SamplerError) -> Finding {
     let message = "Power and clocks of the GPU were not sampled.";
-    Finding::new("power_not_sampled", Severity::Warning, message)
+    Finding::new(catalogue::POWER_NOT_SAMPLED, message)
         .with("reason", llmprof_core::chain(error))
         .advise(
             "Check nvidia-smi -L: NVIDIA's driver installs libnvidia-ml.so.1 and lists the GPU by \

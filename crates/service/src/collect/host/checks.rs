@@ -10,7 +10,10 @@ use std::{
 
 use llmprof_core::{
     domain::{
-        finding::{Finding, Severity},
+        finding::{
+            Finding, Severity,
+            catalogue::{self, FindingId},
+        },
         runner::Features,
     },
     layout,
@@ -32,24 +35,19 @@ const USED_PCT: u64 = 10;
 const MONITORS: [&str; 2] = ["nv-hostengine", "dcgm-exporter"];
 const NSYS_OF_CUDA: &str = include_str!("../../../../../conf/nsys.toml");
 
-fn found(
-    id: &str,
-    severity: Severity,
-    message: impl Into<String>,
-    remedy: impl Into<String>,
-) -> Finding {
-    Finding::new(id, severity, message).advise(remedy)
+fn found(id: FindingId, message: impl Into<String>, remedy: impl Into<String>) -> Finding {
+    Finding::new(id, message).advise(remedy)
 }
 
 /// Checks that the driver works.
 pub fn driver(driver: &Result<Driver, NoGpu>) -> CheckResult {
     match driver {
         Ok(driver) if driver.gpus.is_empty() => Err(found(
-            "no_gpu",
-            Severity::Warning,
+            catalogue::NO_GPU,
             "NVIDIA's driver is loaded but has no GPU: runs execute on the CPU",
             "check nvidia-smi -L; start a container with --gpus all",
-        )),
+        )
+        .severity(Severity::Warning)),
         Ok(driver) => {
             let known = |version: &Option<String>| {
                 version.clone().unwrap_or_else(|| "of unknown version".into())
@@ -58,14 +56,13 @@ pub fn driver(driver: &Result<Driver, NoGpu>) -> CheckResult {
             Ok(format!("driver {version}, CUDA {cuda}, GPUs: {}", driver.gpus.len()))
         }
         Err(NoGpu::NoDriver) => Err(found(
-            "no_gpu",
-            Severity::Warning,
+            catalogue::NO_GPU,
             "no NVIDIA driver is loaded: runs execute on the CPU, without kernels",
             "install NVIDIA's driver on a host with a GPU; start a container with --gpus all",
-        )),
+        )
+        .severity(Severity::Warning)),
         Err(error) => Err(found(
-            "driver_unusable",
-            Severity::Warning,
+            catalogue::DRIVER_UNUSABLE,
             "the NVIDIA driver is installed but does not respond",
             "run nvidia-smi: it reports a mismatch of driver and library, or a lost device",
         )
@@ -95,8 +92,7 @@ pub fn mig(gpu: &Gpu) -> CheckResult {
         (None, _) => Ok(format!("cuda:{} does not support MIG", gpu.index)),
         (Some(false), _) => Ok(format!("cuda:{} is not in MIG mode", gpu.index)),
         (Some(true), []) => Err(found(
-            "mig_without_instances",
-            Severity::Warning,
+            catalogue::MIG_WITHOUT_INSTANCES,
             format!("cuda:{} is in MIG mode without an instance: nothing can run on it", gpu.index),
             format!(
                 "sudo nvidia-smi mig -i {0} -lgip lists profiles, sudo nvidia-smi mig -i {0} \
@@ -128,7 +124,7 @@ pub fn gpu_memory(gpu: &Gpu) -> CheckResult {
     let message =
         format!("cuda:{} has only {} of {} free", gpu.index, gib(free), gib(gpu.memory_bytes));
     let remedy = format!("nvidia-smi -i {} lists the processes; stop them, or wait", gpu.uuid);
-    Err(found("gpu_memory_taken", Severity::Warning, message, remedy))
+    Err(found(catalogue::GPU_MEMORY_TAKEN, message, remedy))
 }
 
 /// Checks that no other process uses a GPU; `ours` is true for processes of runs.
@@ -147,7 +143,7 @@ pub fn gpu_processes(gpu: &Gpu, ours: impl Fn(u32) -> bool) -> CheckResult {
         gpu.index
     );
     let remedy = format!("stop them, or wait: nvidia-smi -i {} lists them", gpu.uuid);
-    Err(found("gpu_busy", Severity::Warning, message, remedy).with("processes", others.join(", ")))
+    Err(found(catalogue::GPU_BUSY, message, remedy).with("processes", others.join(", ")))
 }
 
 /// A tool's version, or the reason why it is unknown; `None` if it was not found.
@@ -160,29 +156,32 @@ pub fn nsys(version: &ToolVersion) -> CheckResult {
          to the service's PATH or set tools.nsys. Without it the run has no {}",
         layout::NSYS_REPORT
     );
-    tool("nsys", "Nsight Systems", "no timeline can be collected", version, remedy)
+    let ids = [catalogue::NSYS_MISSING, catalogue::NSYS_UNUSABLE];
+    tool(ids, "Nsight Systems (nsys)", "no timeline can be collected", version, remedy)
 }
 
 pub fn ncu(version: &ToolVersion) -> CheckResult {
     let remedy = "install ncu (NVIDIA's package nsight-compute, or cuda-nsight-compute of the CUDA \
                   toolkit), add it to the service's PATH or set tools.ncu, and permit counters: \
                   NVreg_RestrictProfilingToAdminUsers=0 for the nvidia module";
-    tool("ncu", "Nsight Compute", "no kernel counters can be collected", version, remedy.into())
+    let ids = [catalogue::NCU_MISSING, catalogue::NCU_UNUSABLE];
+    let loss = "no kernel counters can be collected";
+    tool(ids, "Nsight Compute (ncu)", loss, version, remedy.into())
 }
 
-fn tool(tool: &str, name: &str, loss: &str, version: &ToolVersion, remedy: String) -> CheckResult {
+fn tool(
+    [missing, unusable]: [FindingId; 2],
+    name: &str,
+    loss: &str,
+    version: &ToolVersion,
+    remedy: String,
+) -> CheckResult {
     match version {
-        Ok(version) => Ok(format!("{name} ({tool}) {version}")),
-        Err(None) => Err(found(
-            &format!("{tool}_missing"),
-            Severity::Warning,
-            format!("{name} ({tool}) is not installed: {loss}"),
-            remedy,
-        )),
+        Ok(version) => Ok(format!("{name} {version}")),
+        Err(None) => Err(found(missing, format!("{name} is not installed: {loss}"), remedy)),
         Err(Some(why)) => {
-            let message = format!("{name} ({tool}) does not work here: {loss}");
-            Err(found(&format!("{tool}_unusable"), Severity::Warning, message, remedy)
-                .with("reason", why))
+            let message = format!("{name} does not work here: {loss}");
+            Err(found(unusable, message, remedy).with("reason", why))
         }
     }
 }
@@ -221,7 +220,7 @@ pub fn nsys_age(nsys: &str, driver: &Driver) -> CheckResult {
          nsight-systems-cli; then set tools.nsys or put it first on PATH",
         fitting.nsys
     );
-    let finding = found("nsys_older_than_driver", Severity::Warning, message, remedy);
+    let finding = found(catalogue::NSYS_OLDER_THAN_DRIVER, message, remedy);
     let version = driver.version.clone().unwrap_or_else(|| "unknown".into());
     Err(finding
         .with("driver", format!("{version}, CUDA {cuda}"))
@@ -241,7 +240,7 @@ pub fn monitors(names: &[String]) -> CheckResult {
     );
     let remedy = "pause its profiling during deep runs: dcgmi profile --pause (and --resume), or \
                   sudo systemctl stop nvidia-dcgm";
-    Err(found("dcgm_running", Severity::Warning, message, remedy))
+    Err(found(catalogue::DCGM_RUNNING, message, remedy))
 }
 
 /// Names of all visible processes.
@@ -273,14 +272,15 @@ pub fn disk(dir: &Path, wanted_bytes: u64) -> CheckResult {
     };
     let remedy =
         "delete runs that are no longer needed (DELETE /runs/{id}), or move the data folder";
-    Err(found("disk_low", severity, message, remedy)
+    Err(found(catalogue::DISK_LOW, message, remedy)
+        .severity(severity)
         .with("free_bytes", free)
         .with("wanted_bytes", wanted_bytes))
 }
 
 /// Checks that tools can write and execute temporary files.
 pub fn temporary_folder(dir: &Path) -> CheckResult {
-    const ID: &str = "temporary_folder_unusable";
+    const ID: FindingId = catalogue::TEMPORARY_FOLDER_UNUSABLE;
     let remedy = "start the service with TMPDIR=/var/tmp, or another folder that is writable and \
                   not mounted noexec";
     let shown = dir.display();
@@ -288,7 +288,7 @@ pub fn temporary_folder(dir: &Path) -> CheckResult {
     if let Err(error) = File::create(&probe) {
         let message =
             format!("cannot write to {shown}, the folder for temporary files: no tool can start");
-        return Err(found(ID, Severity::Critical, message, remedy).with("reason", error));
+        return Err(found(ID, message, remedy).severity(Severity::Critical).with("reason", error));
     }
     let _ = fs::remove_file(&probe); // it was just created
     let forbids = statvfs(dir).is_ok_and(|stat| stat.flags().contains(FsFlags::ST_NOEXEC));
@@ -298,7 +298,7 @@ pub fn temporary_folder(dir: &Path) -> CheckResult {
              programs there fail"
         );
         let remedy = format!("sudo mount -o remount,exec {shown}, or {remedy}");
-        return Err(found(ID, Severity::Warning, message, remedy));
+        return Err(found(ID, message, remedy));
     }
     Ok(format!("{shown} is writable and allows programs"))
 }
@@ -316,8 +316,7 @@ pub fn perf_events(level: Option<&str>) -> CheckResult {
                 "perf_event_paranoid is {level}: nsys cannot sample the CPU, off by default"
             );
             Err(found(
-                "perf_events_restricted",
-                Severity::Info,
+                catalogue::PERF_EVENTS_RESTRICTED,
                 message,
                 "sudo sysctl kernel.perf_event_paranoid=2",
             ))
@@ -342,12 +341,14 @@ pub fn runner(
             Some(severity) => {
                 let message =
                     "the model runner was not built with the feature cuda: it cannot use the GPU";
-                Err(found("runner_without_cuda", severity, message, build).with("runner", shown))
+                Err(found(catalogue::RUNNER_WITHOUT_CUDA, message, build)
+                    .severity(severity)
+                    .with("runner", shown))
             }
         },
         Err(why) => {
             let message = "the model runner does not report its features";
-            Err(found("runner_unusable", Severity::Critical, message, build)
+            Err(found(catalogue::RUNNER_UNUSABLE, message, build)
                 .with("runner", shown)
                 .with("reason", why))
         }

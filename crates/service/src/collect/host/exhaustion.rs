@@ -3,14 +3,11 @@
 use std::{error::Error, io};
 
 use llmprof_core::domain::{
-    finding::{Finding, Severity},
+    finding::{Finding, catalogue},
     outcome::Outcome,
     state::RunState,
 };
 use nix::errno::Errno;
-
-/// Id of the finding with which a run is requeued.
-const HOST_EXHAUSTED: &str = "host_exhausted";
 
 /// Exit code of a job that could not leave its result for such a reason (EX_TEMPFAIL).
 pub const EXIT: u8 = 75;
@@ -19,14 +16,14 @@ pub const EXIT: u8 = 75;
 pub fn of_exit() -> Finding {
     let message = "the host had no resources to write the result; the run is requeued and no \
                    attempt is counted";
-    Finding::new(HOST_EXHAUSTED, Severity::Warning, message)
+    Finding::new(catalogue::HOST_EXHAUSTED, message)
 }
 
 /// Returns the finding of a run that is requeued: one for which the host lacked resources, and that
 /// did not succeed.
 pub fn of_outcome(outcome: &Outcome) -> Option<&Finding> {
     let findings = outcome.findings.iter().filter(|_| outcome.state != RunState::Succeeded);
-    findings.into_iter().find(|finding| finding.id == HOST_EXHAUSTED)
+    findings.into_iter().find(|finding| finding.id == catalogue::HOST_EXHAUSTED)
 }
 
 /// Returns the finding if the error, or one of its causes, is a failure of the host.
@@ -55,8 +52,7 @@ fn finding_of(
         }
     };
     let finding = Finding::new(
-        HOST_EXHAUSTED,
-        Severity::Warning,
+        catalogue::HOST_EXHAUSTED,
         format!("the host has no more {lacks}; the run is requeued and no attempt is counted"),
     );
     Some(finding.with("error", llmprof_core::chain(error)).advise(remedy))

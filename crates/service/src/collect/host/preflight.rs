@@ -9,7 +9,7 @@ use std::path::Path;
 use llmprof_core::{
     domain::{
         device::Device,
-        finding::{Finding, Severity},
+        finding::{Finding, Severity, catalogue},
         profiling::Profiling,
     },
     layout,
@@ -127,7 +127,7 @@ fn device_findings(
                            kernels";
             let remedy = "for kernels and counters, run the service on a host with a GPU and \
                           NVIDIA's driver";
-            findings.push(Finding::new("no_gpu", Severity::Info, message).advise(remedy));
+            findings.push(Finding::new(catalogue::NO_GPU, message).advise(remedy));
         }
         return findings;
     }
@@ -147,7 +147,11 @@ fn device_findings(
         None if gpus.is_empty() => {
             let message = format!("the run needs {name}, and this host has no usable NVIDIA GPU");
             let remedy = "install NVIDIA's driver on a host with a GPU, or request the device cpu";
-            findings.push(Finding::new("no_gpu", Severity::Critical, message).advise(remedy));
+            findings.push(
+                Finding::new(catalogue::NO_GPU, message)
+                    .severity(Severity::Critical)
+                    .advise(remedy),
+            );
         }
         None => {
             let message = format!("the run needs {name}, and this host has no such GPU");
@@ -156,7 +160,7 @@ fn device_findings(
             let remedy = "restart the service to detect its GPUs again, or request another device \
                           (GET /devices)";
             findings.push(
-                Finding::new("no_such_gpu", Severity::Critical, message)
+                Finding::new(catalogue::NO_SUCH_GPU, message)
                     .with("wanted", device.uuid.as_ref().unwrap_or(name))
                     .with("gpus", known.join(", "))
                     .advise(remedy),

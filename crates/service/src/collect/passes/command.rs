@@ -13,7 +13,7 @@ use std::{
 use llmprof_core::{
     domain::{
         command::{ArgumentTemplate, CommandPlan, ReadyCheck},
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         profiling::{CaptureRange, NvmlSettings},
     },
     layout,
@@ -308,7 +308,7 @@ fn cut_short(measured: usize, requested: u32, longest: Duration) -> Finding {
         "The command was repeated {measured} times, not {requested}: the remaining time of the run \
          is needed for later passes."
     );
-    Finding::new("repeats_cut_short", Severity::Warning, message)
+    Finding::new(catalogue::REPEATS_CUT_SHORT, message)
         .with("longest repeat, s", format!("{:.1}", longest.as_secs_f64()))
         .advise("request fewer repeats and less warm-up, or raise timeout_s up to limits.run_s")
 }

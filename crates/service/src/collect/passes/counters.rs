@@ -6,7 +6,7 @@ use std::{fs, path::Path, time::Duration};
 
 use llmprof_core::{
     domain::{
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         profiling::{NcuSettings, ToolWord},
         runner::{self, RunnerRequest},
     },
@@ -55,7 +55,7 @@ impl Collector {
         }
         let message = "ncu did not list the device's metrics: operations and bytes are known only \
                        from its sections";
-        let finding = Finding::new("ncu_metrics_unknown", Severity::Warning, message);
+        let finding = Finding::new(catalogue::NCU_METRICS_UNKNOWN, message);
         let reason = match ended {
             Ok(ended) => logs.last_output(1).pop().unwrap_or_else(|| format!("it {ended}")),
             Err(error) => error.to_string(),
@@ -222,7 +222,7 @@ impl Collector {
             folder.run_into_file("ncu --import", &log, &command, limits, layout::NCU_DETAILS);
         let error = page.await.err()?;
         let message = format!("ncu printed no details page of {}", name.trim_start_matches("ncu-"));
-        Some(Finding::new("ncu_details_missing", Severity::Info, message).with("ncu", error))
+        Some(Finding::new(catalogue::NCU_DETAILS_MISSING, message).with("ncu", error))
     }
 }
 

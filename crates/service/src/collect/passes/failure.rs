@@ -2,7 +2,10 @@
 
 use std::{io, path::PathBuf};
 
-use llmprof_core::domain::finding::{Finding, Severity};
+use llmprof_core::domain::finding::{
+    Finding,
+    catalogue::{self},
+};
 
 use super::pass::LINK_IMPORTER;
 use crate::collect::{
@@ -109,17 +112,18 @@ impl CollectError {
     /// Returns the finding of a failure with a known remedy.
     pub fn finding(&self) -> Option<Finding> {
         let message = self.to_string();
-        let warning = |id: &str, message: String| Finding::new(id, Severity::Warning, message);
         match self {
             Self::TooLarge { max_bytes, dropped, .. } => {
-                let finding = warning("run_too_large", message).with("limit, bytes", max_bytes);
+                let finding =
+                    Finding::new(catalogue::RUN_TOO_LARGE, message).with("limit, bytes", max_bytes);
                 Some(with_dropped(finding, dropped).advise(
                     "generate fewer tokens, trace less (profiling.nsys: trace, duration_s, \
                      cuda_graph_trace graph), or raise limits.run_bytes",
                 ))
             }
             Self::DiskFull { free_bytes, dropped, .. } => {
-                let finding = warning("disk_full", message).with("least free, bytes", free_bytes);
+                let finding = Finding::new(catalogue::DISK_FULL, message)
+                    .with("least free, bytes", free_bytes);
                 Some(with_dropped(finding, dropped).advise(
                     "delete runs, or set budgets in [retention]; limits.free_bytes is the space to \
                      keep free",
@@ -127,12 +131,12 @@ impl CollectError {
             }
             Self::NoCounters { tool, process, complaint, .. } => {
                 let message = format!("{tool} read no counters in {process}: {}", complaint.why);
-                Some(warning(complaint.id, message).advise(complaint.remedy))
+                Some(Finding::new(complaint.id, message).advise(complaint.remedy))
             }
             Self::NewerReport { needs, installed } => {
                 let message =
                     format!("the report needs nsys {needs}, newer than the nsys of this host");
-                let finding = Finding::new("nsys_report_newer", Severity::Critical, message)
+                let finding = Finding::new(catalogue::NSYS_REPORT_NEWER, message)
                     .with("required", needs)
                     .with("installed", installed.as_deref().unwrap_or("unknown"));
                 Some(finding.advise(format!(
@@ -142,18 +146,20 @@ impl CollectError {
             }
             Self::UnreadableCounters { reason } => {
                 let message = "the ncu of this host printed no page of an imported report";
-                let finding = warning("ncu_report_unreadable", message.into()).with("ncu", reason);
+                let finding =
+                    Finding::new(catalogue::NCU_REPORT_UNREADABLE, message).with("ncu", reason);
                 Some(finding.advise(
                     "run `ncu --import REPORT --csv --page raw` with the ncu that wrote it and \
                      import the page, or install that version here",
                 ))
             }
-            Self::NoWindow { .. } => Some(warning("window_failed", message).advise(
+            Self::NoWindow { .. } => Some(Finding::new(catalogue::WINDOW_FAILED, message).advise(
                 "read logs/server.stdout.log and logs/server.stderr.log, which have the output of \
                  nsys; start another session, or update nsys",
             )),
             Self::NotReady { how, within_s, last_words } => {
-                let finding = warning("server_not_ready", message).with("looked for", how);
+                let finding =
+                    Finding::new(catalogue::SERVER_NOT_READY, message).with("looked for", how);
                 let last = last_words.last().into_iter();
                 let finding = last.fold(finding, |finding, line| finding.with("last line", line));
                 Some(finding.with("within, s", within_s).advise(
@@ -162,7 +168,7 @@ impl CollectError {
                 ))
             }
             Self::Ended { ended: ExitReason::DeadlinePassed, .. } => {
-                Some(warning("run_out_of_time", message).advise(
+                Some(Finding::new(catalogue::RUN_OUT_OF_TIME, message).advise(
                     "raise timeout_s up to limits.run_s, or reduce the run: fewer repeats and \
                      tokens, a smaller profiling.ncu.max_launches",
                 ))

@@ -9,7 +9,7 @@ use std::{collections::HashMap, fs, io, time::Duration};
 use llmprof_core::{
     domain::{
         command::{GateSettings, ReadyCheck, WindowSettings},
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         runner::Progress,
     },
     layout,
@@ -249,8 +249,7 @@ impl ServedTarget<'_> {
     /// Finding of a recording that may not cover the client.
     fn incomplete_recording(&self, how: &str) -> Finding {
         Finding::new(
-            "client_outside_recording",
-            Severity::Warning,
+            catalogue::CLIENT_OUTSIDE_RECORDING,
             format!("The recording {how}: it may not contain all requests of the client."),
         )
         .with("delay_s", self.delay.as_secs())

@@ -8,7 +8,7 @@ use std::{path::Path, time::Duration};
 use llmprof_core::{
     domain::{
         command::ReadyCheck,
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
     },
     layout,
     trace::command::CommandTimes,
@@ -145,7 +145,7 @@ fn write_error(folder: &PassFolder<'_>, source: std::io::Error) -> CollectError 
 fn further_windows(windows: u32) -> Finding {
     let message = format!("{windows} windows were recorded; the report is of the first.");
     let last = layout::further_window(windows);
-    Finding::new("windows_recorded", Severity::Info, message).with("the last is in", last).advise(
+    Finding::new(catalogue::WINDOWS_RECORDED, message).with("the last is in", last).advise(
         "llmprof analyze reads run.sqlite of each folder; for a report of each window submit a \
          run for each",
     )
@@ -155,7 +155,7 @@ fn further_windows(windows: u32) -> Finding {
 fn attached(session: &SessionAccess) -> Finding {
     let message = "The server runs under nsys launch, which stays attached: its unprofiled load is \
                    slower than that of a server without it, and more so after the first window.";
-    Finding::new("session_attached", Severity::Info, message)
+    Finding::new(catalogue::SESSION_ATTACHED, message)
         .with("session", session.id)
         .with("earlier runs", session.earlier_runs)
         .advise("compare with a run of the same command without a session")

@@ -5,7 +5,7 @@ use std::{path::Path, time::Duration};
 
 use llmprof_core::{
     domain::{
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         profiling::{CaptureRange, NsysSettings},
         runner::{self, RunnerRequest},
     },
@@ -266,10 +266,7 @@ impl Collector {
         let remedy = "do not share nsys/run.nsys-rep and nsys/run.sqlite, or allow the service to \
                       create namespaces (unshare of util-linux, and CAP_SYS_ADMIN or unprivileged \
                       user namespaces)";
-        (
-            command,
-            Some(Finding::new("nsys_sees_environments", Severity::Warning, message).advise(remedy)),
-        )
+        (command, Some(Finding::new(catalogue::NSYS_SEES_ENVIRONMENTS, message).advise(remedy)))
     }
 
     /// Imports the raw data of nsys, if its importer is found.
@@ -292,7 +289,7 @@ impl Collector {
         folder.require(layout::NSYS_REPORT_FILE, "QdstrmImporter", &log)?;
         let _ = std::fs::remove_file(qdstrm); // the report contains it
         let message = "nsys did not find its importer and left raw data, which llmprof imported";
-        Ok(Finding::new("nsys_importer_unlinked", Severity::Info, message)
+        Ok(Finding::new(catalogue::NSYS_IMPORTER_UNLINKED, message)
             .with("importer", importer.display())
             .advise(pass::LINK_IMPORTER))
     }

@@ -13,7 +13,7 @@ use std::{
 use llmprof_core::{
     domain::{
         command::{GateSettings, WindowSettings},
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
     },
     layout,
     trace::{
@@ -100,7 +100,7 @@ impl ServedTarget<'_> {
         if let (Recorder::Gate(gate), Some(since)) = (recorder, window.since) {
             let traces = gate::collect(gate, folder.dir(), since).await?;
             let message = "The server's own profiler recorded the window.";
-            let finding = Finding::new("window_by_gate", Severity::Info, message);
+            let finding = Finding::new(catalogue::WINDOW_BY_GATE, message);
             findings.push(finding.with("traces", traces));
         }
         Ok(findings)
@@ -230,7 +230,7 @@ async fn request(file: &Path, answer: PathBuf, limit_s: u32) -> Result<(), Strin
 /// Finding of a recording that did not start or stop.
 fn failed(action: &str, why: &str) -> Finding {
     let message = format!("The {action} of the recording failed: the window may be incomplete.");
-    Finding::new("window_failed", Severity::Warning, message)
+    Finding::new(catalogue::WINDOW_FAILED, message)
         .with("reason", why)
         .advise("Read logs/nsys.stdout.log and logs/nsys.stderr.log; update the profiler.")
 }

@@ -3,22 +3,24 @@
 //! Pure values. nsys refuses before it starts the target: an option that it does not know, devices
 //! that it cannot sample, or counters that the driver denies.
 
+use llmprof_core::domain::finding::catalogue;
+
 use super::{COUNTERS_FORBIDDEN, COUNTERS_HELD, CounterRefusal};
 
 const UNSUPPORTED: CounterRefusal = CounterRefusal {
-    id: "gpu_metrics_unsupported",
+    id: catalogue::GPU_METRICS_UNSUPPORTED,
     why: "nsys has no metrics of this GPU",
     remedy: "use a GPU of Turing or newer, whole and not a MIG instance, and an nsys that is newer \
              than the GPU; `nsys profile --gpu-metrics-devices=help` lists those that it samples",
 };
 const OUTDATED: CounterRefusal = CounterRefusal {
-    id: "gpu_metrics_unsupported",
+    id: catalogue::GPU_METRICS_UNSUPPORTED,
     why: "this nsys cannot sample the metrics of the visible GPUs",
     remedy: "install a newer nsys: 2025.3 samples them",
 };
 
 const NOT_VISIBLE: CounterRefusal = CounterRefusal {
-    id: "gpu_metrics_unsupported",
+    id: catalogue::GPU_METRICS_UNSUPPORTED,
     why: "nsys sees no GPU of CUDA",
     remedy: "install the driver's libcuda.so.1 where nsys finds it, and check CUDA_VISIBLE_DEVICES",
 };
@@ -48,7 +50,7 @@ mod tests {
 
     fn id(text: &str) -> Option<&'static str> {
         let lines: Vec<String> = text.lines().map(str::to_owned).collect();
-        find_refusal(&lines).map(|it| it.id)
+        find_refusal(&lines).map(|it| it.id.id)
     }
 
     #[test]

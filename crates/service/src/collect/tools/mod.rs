@@ -17,7 +17,10 @@ use std::{
     time::Duration,
 };
 
-use llmprof_core::domain::runner::Features;
+use llmprof_core::domain::{
+    finding::catalogue::{self, FindingId},
+    runner::Features,
+};
 
 use crate::{
     collect::process::{
@@ -38,14 +41,14 @@ const VERSION_LIMIT: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CounterRefusal {
     /// Id of its finding.
-    pub id: &'static str,
+    pub id: FindingId,
     pub why: &'static str,
     pub remedy: &'static str,
 }
 
 /// The driver refuses counters to this user.
 pub const COUNTERS_FORBIDDEN: CounterRefusal = CounterRefusal {
-    id: "counters_forbidden",
+    id: catalogue::COUNTERS_FORBIDDEN,
     why: "this user may not read the GPU's performance counters",
     remedy: "load the nvidia module with NVreg_RestrictProfilingToAdminUsers=0, or give the \
              service CAP_SYS_ADMIN",
@@ -53,7 +56,7 @@ pub const COUNTERS_FORBIDDEN: CounterRefusal = CounterRefusal {
 
 /// Another program uses the counters.
 pub const COUNTERS_HELD: CounterRefusal = CounterRefusal {
-    id: "counters_held",
+    id: catalogue::COUNTERS_HELD,
     why: "another program holds the GPU's performance counters",
     remedy: "pause DCGM's profiling metrics (dcgmi profile --pause), and stop other profilers",
 };

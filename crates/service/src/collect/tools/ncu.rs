@@ -7,7 +7,10 @@
 use std::path::Path;
 
 use llmprof_core::{
-    domain::profiling::{NcuSettings, ReplayMode, ToolWord},
+    domain::{
+        finding::catalogue,
+        profiling::{NcuSettings, ReplayMode, ToolWord},
+    },
     trace::event::STAGE_DOMAIN,
 };
 
@@ -164,7 +167,7 @@ const FAILURES: &[(&str, CounterRefusal)] = &[
     (
         "No kernels were profiled",
         CounterRefusal {
-            id: "nothing_profiled",
+            id: catalogue::NOTHING_PROFILED,
             why: "no selected kernel ran",
             remedy: "check the process's ncu log: the ranges or the kernels have other names in \
                      this pass",

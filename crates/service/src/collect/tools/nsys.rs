@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use llmprof_core::{
     domain::{
-        finding::{Finding, Severity},
+        finding::{Finding, catalogue},
         profiling::{CaptureRange, NsysSettings},
     },
     trace::event::STAGE_DOMAIN,
@@ -102,8 +102,8 @@ pub fn find_race(output: &[String]) -> Option<&String> {
 /// Returns the finding of a repeated profile; `errors` are those of the failed starts.
 pub fn started_again(errors: &[String]) -> Option<Finding> {
     let message = "nsys lost the connection to its helper process and was started again";
-    let finding = Finding::new("nsys_started_again", Severity::Info, message)
-        .with("starts", errors.len() + 1);
+    let finding =
+        Finding::new(catalogue::NSYS_STARTED_AGAIN, message).with("starts", errors.len() + 1);
     errors.last().map(|error| finding.with("nsys", error))
 }
 

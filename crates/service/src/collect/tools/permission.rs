@@ -10,7 +10,10 @@ use std::{fs, path::Path, time::Duration};
 use llmprof_core::{
     domain::{
         device::ONLY_GPU,
-        finding::{Finding, Severity},
+        finding::{
+            Finding,
+            catalogue::{self, FindingId},
+        },
     },
     trace::checkup::CheckResult,
 };
@@ -193,13 +196,12 @@ fn read_stored(file: &Path, key: &str) -> Option<bool> {
 }
 
 fn check_result(probed: &PermissionAttempt) -> CheckResult {
-    let warning = |id: &str, message: &str, remedy: &str| {
-        Err(Finding::new(id, Severity::Warning, message).advise(remedy))
-    };
+    let warning =
+        |id: FindingId, message: &str, remedy: &str| Err(Finding::new(id, message).advise(remedy));
     match probed {
         PermissionAttempt::Permitted => Ok("ncu may read the GPU's counters".into()),
         PermissionAttempt::Forbidden => warning(
-            "counters_forbidden",
+            catalogue::COUNTERS_FORBIDDEN,
             "the driver allows only administrators to read the GPU's counters (ERR_NVGPUCTRPERM): \
              ncu and samples of nsys collect nothing",
             "echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' | sudo tee \
@@ -207,7 +209,7 @@ fn check_result(probed: &PermissionAttempt) -> CheckResult {
              service with CAP_SYS_ADMIN (in a container: --cap-add SYS_ADMIN)",
         ),
         PermissionAttempt::Held => warning(
-            "counters_held",
+            catalogue::COUNTERS_HELD,
             "another tool uses the GPU's counters: ncu and samples of nsys collect nothing until \
              it releases them",
             "dcgmi profile --pause (and --resume afterwards), or sudo systemctl stop nvidia-dcgm; \
@@ -217,7 +219,7 @@ fn check_result(probed: &PermissionAttempt) -> CheckResult {
             let message = "cannot determine if ncu may read the GPU's counters";
             let remedy = "run: ncu --launch-count 1 --kill yes model-runner run \
                           --model deepseek-ocr-tiny --device cuda:0 --out out";
-            Err(Finding::new("counters_untried", Severity::Warning, message)
+            Err(Finding::new(catalogue::COUNTERS_UNTRIED, message)
                 .with("reason", why)
                 .advise(remedy))
         }

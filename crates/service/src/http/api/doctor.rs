@@ -2,7 +2,7 @@
 
 use axum::{Json, extract::State};
 use llmprof_core::{
-    domain::finding::{Finding, Severity},
+    domain::finding::{Finding, catalogue},
     trace::checkup::{Checkup, HostCheck},
 };
 use tokio::sync::oneshot;
@@ -17,8 +17,7 @@ use crate::http::{
 
 fn example() -> Checkup {
     let missing = Finding::new(
-        "ncu_missing",
-        Severity::Warning,
+        catalogue::NCU_MISSING,
         "Nsight Compute (ncu) is not installed: no kernel counters can be collected",
     )
     .advise("install ncu (NVIDIA's package nsight-compute)");

@@ -1,0 +1,67 @@
+//! Findings on stages, steps and operators.
+
+use super::*;
+
+findings! {
+    STAGE_DOMINATES = "stage_dominates", [Info],
+        fires_on: "one stage takes at least 1.2 times as long as the other",
+        advice: "Optimise the longer stage first.";
+    OPERATOR_DOMINATES = "operator_dominates", [Info],
+        fires_on: "one operator takes at least 20 % of a stage, and 1.2 times the next",
+        advice: "Fuse it, reshape it or change its algorithm.",
+        saving: "the operator's own time";
+    TIME_BETWEEN_OPERATORS = "time_between_operators", [Warning],
+        fires_on: "on a CPU, a runner's operators cover less than 90 % of a stage's time",
+        advice: "Look for copies and small loops on the host.",
+        saving: "the time outside operators";
+    EXPERTS_COLLAPSED = "experts_collapsed", [Warning],
+        fires_on: "layers hit less than half the experts of an even router",
+        advice: "Balance the router: decode looks cheaper than with trained weights.";
+    EXPERT_IMBALANCE = "expert_imbalance", [Info],
+        fires_on: "of three layers or more, one hits less than 70 % as many experts as the \
+                   median layer",
+        advice: "Check that layer's router: it reads fewer weights than the other layers.";
+    COST_DISAGREES = "cost_disagrees", [Warning],
+        fires_on: "counted FLOPs differ from the architecture's by more than 0.1 %",
+        advice: "Look for an operator that the records or the cost model lack.";
+    NO_DATASHEET_PEAK = "no_datasheet_peak", [Info],
+        fires_on: "no peak is known for the device and dtype",
+        advice: "Add the device to conf/devices.toml with its source.";
+    NO_MEASURED_PEAK = "no_measured_peak", [Info],
+        fires_on: "the runner measured no ceiling",
+        advice: "Let the run finish: ceilings are measured last.";
+    NO_KERNEL_DATA = "no_kernel_data", [Info],
+        fires_on: "there are no kernels",
+        advice: "Run on a host with an NVIDIA GPU and nsys.";
+    STATED_MODEL_ON_SEVERAL_GPUS = "stated_model_on_several_gpus", [Warning],
+        fires_on: "a model is stated, and the capture has work of several GPUs or processes",
+        advice: "Run it on one GPU for floors and MFU.";
+    STATED_STEPS_DIFFER = "stated_steps_differ", [Warning],
+        fires_on: "the stated `new_tokens` is neither the number of decode steps nor one more",
+        advice: "State the tokens of one repeat, or leave new_tokens out.";
+    STEPS_INFERRED = "steps_inferred", [Info],
+        fires_on: "no range of the capture is a stage, and the order of launches shows steps",
+        advice: "Open ranges called prefill and decode_all around the steps, to have them named.";
+    STEPS_UNCLEAR = "steps_unclear", [Warning],
+        fires_on: "no range of the capture is a stage, and some sequences of kernels have no \
+                   class",
+        advice: "Open ranges called prefill and decode_all around the steps.";
+    DECODE_LAUNCH_BOUND = "decode_launch_bound", [Warning],
+        fires_on: "the GPU is idle during 30 % or more of the traced decode, and of the \
+                   unprofiled one where it was timed",
+        advice: "Replay decode as a CUDA graph, or fuse operators: the GPU waits for launches.",
+        saving: "the GPU's idle time in decode";
+    DECODE_EAGER = "decode_eager", [Warning],
+        fires_on: "each decode step of the traced pass launches 50 kernels or more, and no \
+                   graph is replayed",
+        advice: "Replay decode as a CUDA graph: one launch per step.",
+        saving: "the GPU's idle time in decode";
+    VISION_DOMINATES_PREFILL = "vision_dominates_prefill", [Info],
+        fires_on: "vision takes at least 50 % of prefill",
+        advice: "Send smaller pages or fewer crops, or cache the image embeddings of repeated \
+                 pages.",
+        saving: "vision's time";
+    LOAD_DOMINATES = "load_dominates", [Info],
+        fires_on: "loading takes at least 10 passes and 5 seconds",
+        advice: "Keep the process alive between requests, so that it loads once.";
+}

@@ -1,0 +1,91 @@
+//! Findings on the run, its outputs and its timeline.
+
+use super::*;
+
+findings! {
+    NO_STAGES = "no_stages", [Critical],
+        fires_on: "no measured stage was timed",
+        advice: "Read the baseline step's log.";
+    RUNNER_UNFINISHED = "runner_unfinished", [Warning],
+        fires_on: "the runner's events lack the last one, `end`",
+        advice: "Read the baseline step's log for the reason.";
+    REPEATS_DIFFER = "repeats_differ", [Warning],
+        fires_on: "repeats of the unprofiled pass have different outputs",
+        advice: "Look for operators whose order of summation varies.";
+    OUTPUTS_DIFFER = "outputs_differ", [Critical],
+        fires_on: "tokens or logits of the traced pass differ from those of the unprofiled pass",
+        advice: "Do not attribute the capture to the timed run.";
+    MFU_IMPOSSIBLE = "mfu_impossible", [Critical],
+        fires_on: "utilisation above 101 % of a ceiling",
+        advice: "Check the device's name, the dtype and the operand sizes of the ceiling.";
+    ROOFLINE_IMPOSSIBLE = "roofline_impossible", [Critical],
+        fires_on: "a profiled kernel above 101 % of the datasheet's roof",
+        advice: "Discard this figure; check the device's name and peaks, and that the ncu pages \
+                 are of this device.";
+    CEILING_SURPASSED = "ceiling_surpassed", [Info],
+        fires_on: "an operator above 101 % of the measured matrix product",
+        advice: "Disregard its utilisation of that ceiling, which is withheld: the measured \
+                 product is slower than the device's best, or the time is too short.";
+    CAPTURE_INCOMPLETE = "capture_incomplete", [Warning],
+        fires_on: "the capture lacks the range of a stage that the runner timed",
+        advice: "Capture again; update nsys to the driver's version.";
+    CAPTURE_TIMES_IMPOSSIBLE = "capture_times_impossible", [Warning],
+        fires_on: "rows of the capture have no times, end before they start, or lie more than \
+                   73 years from its clock's zero",
+        advice: "Export the report again; if the rows persist, capture again. They are excluded.";
+    KERNELS_UNATTRIBUTED = "kernels_unattributed", [Warning],
+        fires_on: "kernels of the capture have no launching call",
+        advice: "Trace the CUDA API as well, from the start of the process.";
+    KERNELS_LOST = "kernels_lost", [Critical],
+        fires_on: "fewer than 99 % of a stage's launches have their kernel in the capture",
+        advice: "Export or record again with a newer nsys; the stage's kernel figures are \
+                 withheld.";
+    RANGE_NOT_FOUND = "range_not_found", [Critical],
+        fires_on: "a rule of the run names a range that the capture lacks",
+        advice: "Correct the name in the run's stages or included ranges.";
+    RANGE_UNCLOSED = "range_unclosed", [Warning],
+        fires_on: "a range of the capture has no end",
+        advice: "Close the range in the program, or record until it ends; its times are withheld.";
+    FIGURE_IMPOSSIBLE = "figure_impossible", [Warning],
+        fires_on: "a figure is outside its possible bounds: shares, counters, clocks, work that \
+                   starts before its launch",
+        advice: "Check the cause named in the finding; the figure is withheld.";
+    GRAPHS_TRACED_WHOLE = "graphs_traced_whole", [Info],
+        fires_on: "CUDA graphs of a stage were traced as a whole",
+        advice: "Trace graphs by node to record the kernels inside: mode deep, or \
+                 profiling.nsys.cuda_graph_trace node (nsys --cuda-graph-trace=node); this \
+                 slows each launch.";
+    GRAPH_DEVICE_UNKNOWN = "graph_device_unknown", [Warning],
+        fires_on: "CUDA graphs start on the host, and no other work of their process shows \
+                   their GPU",
+        advice: "Trace graphs by node to record the kernels inside: mode deep, or \
+                 profiling.nsys.cuda_graph_trace node (nsys --cuda-graph-trace=node); this \
+                 slows each launch.";
+    OVERHEAD_HIGH = "overhead_high", [Warning],
+        fires_on: "a traced stage takes over 25 % longer than the unprofiled one",
+        advice: "Use the capture's proportions, not its times; submit with mode light.";
+    FEW_REPEATS = "few_repeats", [Info],
+        fires_on: "fewer than 3 measured repeats",
+        advice: "Submit with 3 repeats or more.";
+    FIRST_SAMPLE_ONLY = "first_sample_only", [Info],
+        fires_on: "a run with several samples has counters, a GEMM log or the power of \
+                   executions back to back, which are of the first",
+        advice: "Submit another sample alone for counters and GEMMs of its shapes.";
+    HIGH_VARIANCE = "high_variance", [Warning],
+        fires_on: "a stage's standard deviation over repeats is above 10 % of its mean",
+        advice: "Raise warmup and repeats, and keep other work off the device.";
+    WARMUP_SHORT = "warmup_short", [Warning],
+        fires_on: "the first repeat of a stage takes at least 1.2 times the slowest of two or \
+                   more others",
+        advice: "Raise warmup: one-time work is timed with the rest.",
+        saving: "the stage's mean less the mean of the other repeats";
+    COLD_FIRST_INSTANCE = "cold_first_instance", [Info],
+        fires_on: "no warm-up is marked, and the first instance of a stage takes at least 1.5 \
+                   times the median of the others, not on the device, and does something for \
+                   the first time",
+        advice: "Warm up before recording; the instance counts as warm-up.";
+    HOST_BUSY = "host_busy", [Warning],
+        fires_on: "tasks waited for a CPU during at least limits.host_busy_pct percent of the \
+                   unprofiled pass",
+        advice: "Keep other work off the host and measure again: it slows down the timed stages.";
+}
