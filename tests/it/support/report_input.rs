@@ -167,14 +167,16 @@ impl ReportInput {
             graph_node: None,
         };
         let call = |&(correlation_id, _, at, _): &(i64, u32, i64, i64)| ApiCall {
-            name: 0,
+            name: 2,
             start_ns: at,
             end_ns: at + 2,
             global_tid: 1,
             correlation_id,
         };
         run.trace.nsys = Some(Timeline {
-            strings: vec!["gemm_bf16<128, 64>".into(), "softmax|warp".into()],
+            strings: ["gemm_bf16<128, 64>", "softmax|warp", "cudaLaunchKernel_v7000"]
+                .map(str::to_owned)
+                .to_vec(),
             ranges: vec![range("prefill", 0, 100), range("decode_all", 100, 200)],
             cuda_calls: launches.iter().map(call).collect(),
             kernels: launches.into_iter().map(kernel).collect(),

@@ -1,11 +1,13 @@
 //! Rules on the evidence itself: missing, incomplete, disturbed or impossible data.
 
+use std::{cmp::Reverse, collections::BTreeMap};
+
 use llmprof_core::{
     domain::{
         finding::{Finding, catalogue},
         subject::SubjectKind,
     },
-    trace::{Trace, framework::TimelineTool, stage::UnknownRange},
+    trace::{Trace, framework::TimelineTool, runtime_call::CallKind, stage::UnknownRange},
 };
 
 use super::{
@@ -23,6 +25,8 @@ use crate::{
 const QUOTED_MESSAGES: usize = 3;
 /// Names of ranges that a finding lists.
 const LISTED_RANGES: usize = 10;
+/// Names of calls that a finding lists.
+const LISTED_CALLS: usize = 5;
 
 pub const RULES: &[Rule] = &[
     Rule { id: catalogue::NO_STAGES, find: no_stages },
@@ -39,6 +43,7 @@ pub const RULES: &[Rule] = &[
     Rule { id: catalogue::CAPTURE_TIMES_IMPOSSIBLE, find: capture_incomplete },
     Rule { id: catalogue::KERNELS_UNATTRIBUTED, find: coverage },
     Rule { id: catalogue::KERNELS_LOST, find: coverage },
+    Rule { id: catalogue::CALLS_UNKNOWN, find: calls_unknown },
     Rule { id: catalogue::RANGE_NOT_FOUND, find: range_not_found },
     Rule { id: catalogue::RANGE_UNCLOSED, find: range_unclosed },
     Rule { id: catalogue::FIGURE_IMPOSSIBLE, find: invariants::findings },
@@ -46,6 +51,31 @@ pub const RULES: &[Rule] = &[
     Rule { id: catalogue::GRAPH_DEVICE_UNKNOWN, find: graphs::unplaced },
     Rule { id: catalogue::OVERHEAD_HIGH, find: overhead_high },
 ];
+
+fn calls_unknown(_: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let Some(nsys) = &trace.nsys else { return vec![] };
+    let is_unknown: Vec<bool> =
+        nsys.call_kinds().iter().map(|kind| *kind == CallKind::Unknown).collect();
+    let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
+    for (_, _, call) in nsys.cuda_calls.at_sites(&is_unknown) {
+        *counts.entry(nsys.text(call.name)).or_default() += 1;
+    }
+    let mut counts: Vec<(&str, u64)> = counts.into_iter().collect();
+    counts.sort_by_key(|(_, count)| Reverse(*count));
+    let total: u64 = counts.iter().map(|(_, count)| count).sum();
+    if total == 0 {
+        return vec![];
+    }
+    let message = format!(
+        "{total} calls of the host have names of no known call of CUDA or HIP: they count neither \
+         as launches nor as waits."
+    );
+    let found = Finding::new(catalogue::CALLS_UNKNOWN, message).with("names", counts.len());
+    let with = |found: Finding, (name, count): &(&str, u64)| {
+        found.with(&format!("calls of {}", if name.is_empty() { "no name" } else { name }), count)
+    };
+    vec![counts.iter().take(LISTED_CALLS).fold(found, with)]
+}
 
 fn no_stages(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     // A command without stages has a finding of its own.

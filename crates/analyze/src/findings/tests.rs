@@ -280,6 +280,17 @@ fn a_busy_host_is_reported_with_its_load() {
 }
 
 #[test]
+fn calls_of_no_known_family_are_counted_and_named() {
+    let named = |name: &str| {
+        let mut nsys = crate::kernels::tests::capture("call 1 1 1..2\ncall 1 2 3..4");
+        nsys.strings = vec![name.into()];
+        (Analysis::default(), Trace { nsys: Some(nsys), ..Trace::default() })
+    };
+    let found = fires("calls_unknown", named("cuTileLaunch"), named("cuLaunchKernelEx"));
+    assert_eq!((&*found.evidence["calls of cuTileLaunch"], &*found.evidence["names"]), ("2", "1"));
+}
+
+#[test]
 fn every_rule_has_an_id_of_its_own_and_advice() {
     let ids: BTreeSet<&str> = rules().map(|rule| rule.id.id).collect();
     assert_eq!(ids.len(), rules().count());

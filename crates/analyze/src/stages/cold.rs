@@ -36,9 +36,6 @@ pub const COLD_PART: &str = "cold first instance";
 const COLD_RATIO: f64 = 1.5;
 /// The same when only ranges were traced.
 const COLD_RATIO_RANGES_ONLY: f64 = 10.0;
-/// Name fragments of calls that a warm program does not make.
-const WARMUP_CALLS: [&str; 8] =
-    ["Module", "Library", "Link", "Malloc", "MemAlloc", "MemCreate", "HostAlloc", "Nvrtc"];
 
 /// A first instance that was cold.
 #[derive(Debug, Clone, PartialEq)]
@@ -163,14 +160,8 @@ fn add_kernels(capture: &Capture, activity: &mut [InstanceActivity]) -> FirstLau
 /// Calls of each instance that load, compile or allocate.
 fn warmup_calls(capture: &Capture) -> Vec<u64> {
     let mut counts = vec![0; capture.stages.instances.len()];
-    let name = |name: u32| capture.trace.text(name);
-    // `hipModuleLaunchKernel` loads no module.
-    let is_warmup: Vec<bool> =
-        (capture.trace.cuda_calls.sites().iter().zip(capture.trace.call_kinds()))
-            .map(|((at, _), kind)| {
-                kind == CallKind::Other && WARMUP_CALLS.iter().any(|word| name(*at).contains(word))
-            })
-            .collect();
+    let kinds = capture.trace.call_kinds();
+    let is_warmup: Vec<bool> = kinds.iter().map(|kind| *kind == CallKind::Prepare).collect();
     let mut cursor = Cursor::default();
     for (_, _, call) in capture.trace.cuda_calls.at_sites(&is_warmup) {
         let on = |thread| capture.stages.on(thread);

@@ -27,11 +27,16 @@ pub enum CallKind {
     },
     /// Asks whether work has finished; a loop of them is a wait.
     Query,
+    /// Loads or links code, or allocates memory, as a program does before it is warm.
+    Prepare,
+    /// Of a known family, without an effect on any rule.
     Other,
+    /// In no known family: it may launch or wait.
+    Unknown,
 }
 
 /// Starts of names without `cuda`, `cu` or `hip`; the first that fits decides.
-const CALLS: [(&str, CallKind); 21] = [
+const CALLS: [(&str, CallKind); 34] = [
     ("LaunchKernel", CallKind::Kernel),
     ("LaunchCooperativeKernel", CallKind::Kernel),
     ("GraphLaunch", CallKind::Graph),
@@ -54,6 +59,67 @@ const CALLS: [(&str, CallKind); 21] = [
     ("HccModuleLaunchKernel", CallKind::Kernel),
     ("LaunchByPtr", CallKind::Kernel),
     ("DrvMemcpy", CallKind::Copy { is_async: false }),
+    // Before CUDA 10.
+    ("Launch_", CallKind::Kernel),
+    ("LaunchGrid", CallKind::Kernel),
+    ("LaunchHostFunc", CallKind::Other),
+    ("Module", CallKind::Prepare),
+    ("Library", CallKind::Prepare),
+    ("Link", CallKind::Prepare),
+    ("Malloc", CallKind::Prepare),
+    ("ExtMalloc", CallKind::Prepare),
+    ("MemAlloc", CallKind::Prepare),
+    ("MemCreate", CallKind::Prepare),
+    ("MemHostAlloc", CallKind::Prepare),
+    ("HostAlloc", CallKind::Prepare),
+    ("HostMalloc", CallKind::Prepare),
+];
+/// Starts of the names of all other calls, without the same.
+const FAMILIES: [&str; 44] = [
+    "Array",
+    "Bind",
+    "Choose",
+    "Configure",
+    "Coredump",
+    "Create",
+    "Ctx",
+    "Destroy",
+    "Device",
+    "Driver",
+    "Drv",
+    "EGL",
+    "Event",
+    "Ext",
+    "External",
+    "Flush",
+    "Free",
+    "Func",
+    "Get",
+    "GL",
+    "Graph",
+    "Green",
+    "Host",
+    "Import",
+    "Init",
+    "Ipc",
+    "Kernel",
+    "Mem",
+    "Mipmapped",
+    "Multicast",
+    "Occupancy",
+    "Peek",
+    "Pointer",
+    "Pop",
+    "Profiler",
+    "Push",
+    "Runtime",
+    "Set",
+    "Stream",
+    "Surf",
+    "Te",
+    "Thread",
+    "Un",
+    "User",
 ];
 
 impl CallKind {
@@ -62,13 +128,17 @@ impl CallKind {
     pub fn of(name: &str) -> Self {
         let prefixes = ["cuda", "cu", "hip"];
         let Some(name) = prefixes.iter().find_map(|it| name.strip_prefix(it)) else {
-            return Self::Other;
+            return Self::Unknown;
         };
         let is_async = name.contains("Async");
         match CALLS.iter().find(|(start, _)| name.starts_with(start)).map(|it| it.1) {
             Some(Self::Copy { .. }) => Self::Copy { is_async },
             Some(Self::Fill { .. }) => Self::Fill { is_async },
-            found => found.unwrap_or(Self::Other),
+            Some(found) => found,
+            // No other call may be a launch or a wait of a new name.
+            None if ["Launch", "Synchronize"].iter().any(|it| name.contains(it)) => Self::Unknown,
+            None if FAMILIES.iter().any(|it| name.starts_with(it)) => Self::Other,
+            None => Self::Unknown,
         }
     }
 
@@ -123,8 +193,12 @@ mod tests {
             (CallKind::Copy { is_async: true }, &["cudaMemcpyAsync_v3020", "cuMemcpyDtoHAsync_v2"]),
             (CallKind::Copy { is_async: false }, &["cudaMemcpy_v3020", "hipMemcpyWithStream"]),
             (CallKind::Fill { is_async: true }, &["cudaMemsetAsync_v3020", "hipMemsetAsync"]),
-            (CallKind::Other, &["cudaMalloc_v3020", "hipMalloc", "LaunchKernel", "", "cuda"]),
+            (CallKind::Kernel, &["cudaLaunch_v3020", "cuLaunchGridAsync"]),
+            (CallKind::Prepare, &["cudaMalloc_v3020", "hipMalloc", "cuLibraryLoadData"]),
             (CallKind::Other, &["cudaLaunchHostFunc_v10000", "cudaStreamWaitEvent_v3020"]),
+            (CallKind::Other, &["cuTensorMapEncodeTiled", "hipGetDevicePropertiesR0600"]),
+            (CallKind::Unknown, &["LaunchKernel", "", "cuda", "INVALID", "cudaGraphNodeLaunch"]),
+            (CallKind::Unknown, &["cuTileLaunch", "hipStreamBatchSynchronize"]),
         ];
         for (kind, names) in kinds {
             for name in names {

@@ -40,6 +40,10 @@ findings! {
         fires_on: "fewer than 99 % of a stage's launches have their kernel in the capture",
         advice: "Export or record again with a newer nsys; the stage's kernel figures are \
                  withheld.";
+    CALLS_UNKNOWN = "calls_unknown", [Info],
+        fires_on: "calls of the capture belong to no known family of CUDA or HIP",
+        advice: "Look them up: where one launches work or waits for it, lost launches and gaps at \
+                 it are not found. A newer llmprof may know them.";
     RANGE_NOT_FOUND = "range_not_found", [Critical],
         fires_on: "a rule of the run names a range that the capture lacks",
         advice: "Correct the name in the run's stages or included ranges.";
