@@ -122,7 +122,7 @@ impl LedgerCause {
             Self::GapLaunch => "gaps while launching",
             Self::GapSync => "gaps in synchronising calls",
             Self::GapCopy => "gaps in copying calls",
-            Self::GapInGraph => "gaps inside a CUDA graph",
+            Self::GapInGraph => "gaps inside a replayed graph",
             Self::GapQueued => "gaps before work already launched",
             Self::OtherStages => "work of other stages",
             Self::Unexplained => "unexplained",

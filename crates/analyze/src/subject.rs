@@ -60,7 +60,7 @@ impl Analysis {
             SubjectKind::Import if self.is_of_pytorch() => (
                 "The FLOPs of no stage are complete: products or attention ran outside operators \
                  with known shapes.",
-                "Record with record_shapes=True. Kernels of CUDA graphs and of other libraries \
+                "Record with record_shapes=True. Kernels of graphs and of other libraries \
                  have no operator: record without graphs to count them.",
             ),
             SubjectKind::Import => (
@@ -119,7 +119,7 @@ impl Analysis {
             ),
             SubjectKind::Import if self.is_of_pytorch() => (
                 "No operator was recorded.",
-                "Record with ProfilerActivity.CPU. Kernels of replayed CUDA graphs have no \
+                "Record with ProfilerActivity.CPU. Kernels of replayed graphs have no \
                  operator: their operators ran when the graph was captured.",
             ),
             SubjectKind::Import => (

@@ -156,7 +156,7 @@ pub struct LLMProfileReport {
     /// Share of kernel time whose class is known, percent.
     #[serde(default)]
     pub classified_pct: Option<f64>,
-    /// CUDA calls of the traced pass by name, longest first.
+    /// Calls of the runtime and driver, CUDA or HIP, of the traced pass by name, longest first.
     #[serde(default)]
     pub api_calls: Vec<CallSum>,
     /// Ranges of the traced pass by domain and name, longest first.

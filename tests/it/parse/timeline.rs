@@ -185,7 +185,7 @@ fn stages_operators_kernels_calls_and_power_have_separate_rows() {
             ("unprofiled pass", "operators (host)", "operator", "a\"b"),
             ("traced pass (nsys)", "ranges of thread 7", "range", "prefill"),
             ("traced pass (nsys)", "ranges that cross threads", "range", "prefill"),
-            ("traced pass (nsys)", "CUDA calls of thread 7", "call", "cudaMemcpyAsync"),
+            ("traced pass (nsys)", "calls of thread 7", "call", "cudaMemcpyAsync"),
             ("GPU 0 in the traced pass", "stream 7", "kernel", "gemm<1>"),
             ("GPU 0 in the traced pass", "stream 13", "kernel", "gemm<1>"),
         ],

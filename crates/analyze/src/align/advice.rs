@@ -44,7 +44,7 @@ pub fn advice(id: &str) -> &'static str {
             "Compare the operands of the kernels that differ: shapes, cache lengths, dtype, and \
              the contents of the L2 cache; measure more instances where a kernel is undecided."
         }
-        "graphs" => "Replay a CUDA graph on both sides, or on neither.",
+        "graphs" => "Replay a graph on both sides, or on neither.",
         "inputs" => {
             "Pass run folders on both sides, which record their inputs; make batch, lengths, \
              dtype and experts equal."

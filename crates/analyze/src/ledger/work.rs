@@ -157,7 +157,10 @@ impl StageRows<'_> {
                 _ => format!("{count} gaps after this work, {mean_us:.1} us on average"),
             };
             let is_profiler = cause == LedgerCause::ProfilerOverhead;
-            sums.add(member, if is_profiler { "the profiler's own records" } else { "CUDA calls" });
+            sums.add(
+                member,
+                if is_profiler { "the profiler's own records" } else { "calls of the runtime" },
+            );
         }
         let mut other = self.member(LedgerCause::OtherStages, None, None);
         other.ns = parts.next(split.other_ns);

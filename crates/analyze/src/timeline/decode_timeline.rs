@@ -60,7 +60,7 @@ pub struct StepTimeline {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct StepSlice {
-    /// `calls` (CUDA calls of the host), `operators N` (by nesting depth, outermost first, at the
+    /// `calls` (of the host: CUDA or HIP), `operators N` (by nesting depth, outermost first, at the
     /// times of their kernels), `stream N`.
     #[cfg_attr(feature = "schema", schema(example = "stream 7"))]
     pub track: String,

@@ -62,7 +62,7 @@ fn a_stage_is_a_sentence_with_its_floor_and_its_largest_cause() {
          attend<b> \
          of decoder.attend: blocks for 35.4 % of the SMs."
     );
-    assert!(answer.savings[1].contains("gaps inside a CUDA graph"), "{:?}", answer.savings);
+    assert!(answer.savings[1].contains("gaps inside a replayed graph"), "{:?}", answer.savings);
     assert_eq!(answer.unknown, ["decode_all: No counters: collect some."]);
     assert_eq!(
         answer.overhead,

@@ -109,8 +109,8 @@ fn calls(
         let row = threads.entry(global_tid).or_default().free(times, |lane| {
             let thread = global_tid & 0xff_ffff;
             match lane {
-                0 => packets.row(process, &format!("CUDA calls of thread {thread}")),
-                _ => packets.row(process, &format!("CUDA calls of thread {thread}, inside {lane}")),
+                0 => packets.row(process, &format!("calls of thread {thread}")),
+                _ => packets.row(process, &format!("calls of thread {thread}, inside {lane}")),
             }
         })?;
         let mut template = match &sites[site as usize] {

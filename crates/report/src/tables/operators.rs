@@ -138,7 +138,7 @@ pub fn operators(analysis: &Analysis) -> ReportTable {
         );
     }
     if analysis.listed_operators().rolled.iter().any(|record| record.captured_calls > 0) {
-        table.note("Calls replayed by a CUDA graph have no host time: the host only replays.");
+        table.note("Calls replayed by a graph have no host time: the host only replays.");
     }
     if on_device {
         table.notes.extend(recorded_only_note(analysis));

@@ -90,8 +90,8 @@ pub fn step_slices(analysis: &Analysis) -> ReportTable {
     let mut table = ReportTable::of(
         "decode-step-slices",
         "Slices of the decode step",
-        "By start time. The table decode_step.slices also contains CUDA calls and neighbouring \
-         steps.",
+        "By start time. The table decode_step.slices also contains calls of the runtime and \
+         neighbouring steps.",
         (&columns(), &shown),
         slices,
     );

@@ -136,8 +136,8 @@ pub fn api_calls(analysis: &Analysis) -> ReportTable {
     let shown = ["name", "ns.total", "ns.count", "ns.mean", "ns.median", "ns.min", "ns.max"];
     ReportTable::of(
         "api-calls",
-        "CUDA calls",
-        "Calls of the CUDA runtime and driver in the traced pass.",
+        "Calls of the runtime",
+        "Calls of the runtime and driver of CUDA or HIP in the traced pass.",
         (&call_columns(), &shown),
         &analysis.sums.calls,
     )

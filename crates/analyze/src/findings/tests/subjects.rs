@@ -192,7 +192,7 @@ fn each_rule_fires_only_on_the_subjects_that_have_its_evidence() {
         let advice = |it: &Finding| it.advice.clone().unwrap_or_default();
         if name.contains("graph") || name.contains("cpu") {
             assert!(
-                found.iter().all(|it| !advice(it).contains("as a CUDA graph")),
+                found.iter().all(|it| !advice(it).contains("as a CUDA or HIP graph")),
                 "{name}: {found:#?}"
             );
         }
@@ -230,7 +230,7 @@ fn a_subject_that_replays_graphs_is_not_advised_to() {
             findings(analysis, &no_trace()).into_iter().filter(|it| it.id == "decode_launch_bound");
         found.map(|it| it.advice.unwrap()).next().unwrap()
     };
-    assert!(advice(&busy(4.0)).starts_with("Replay decode as a CUDA graph"));
+    assert!(advice(&busy(4.0)).starts_with("Replay decode as a CUDA or HIP graph"));
     assert!(advice(&replaying(2000)).starts_with("Launch the next replay"));
     assert!(advice(&replaying(0)).starts_with("Launch the next replay"));
     assert_eq!(

@@ -101,7 +101,7 @@ pub fn findings(files: &[FileFacts], trace: &Timeline) -> Vec<Finding> {
     found.extend(repeated(files));
     found.extend(clocks(files));
     if !trace.copies.is_empty() && trace.cuda_calls.is_empty() && trace.kernels.is_empty() {
-        let message = "The trace has copies, and neither kernels nor CUDA calls.";
+        let message = "The trace has copies, and neither kernels nor calls of the runtime.";
         found.push(
             Finding::new(catalogue::TRACE_ACTIVITIES_MISSING, message)
                 .advise("Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."),

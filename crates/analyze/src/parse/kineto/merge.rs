@@ -74,7 +74,9 @@ impl Merged {
             && rows.operators.is_empty()
             && rows.ranges.is_empty()
         {
-            return Err(foreign("no kernel, CUDA call, operator or range is in the trace".into()));
+            return Err(foreign(
+                "no kernel, call of the runtime, operator or range is in the trace".into(),
+            ));
         }
         if let Some(base) = header.base_ns.filter(|it| !(0..=FARTHEST).contains(it)) {
             return Err(foreign(format!("impossible baseTimeNanoseconds {base}")));

@@ -251,7 +251,7 @@ fn broken_text_is_refused_with_its_place_and_a_remedy() {
         (r#"{"traceEvents": [[1, 2]]}"#, ["expected an event", "byte"]),
         (r#"{"traceEvents": {"a": 1}}"#, ["expected a list of events", "byte"]),
         (r#"{"nodes": []}"#, ["without traceEvents", "PyTorch"]),
-        (r#"{"traceEvents": []}"#, ["no kernel, CUDA call, operator or range", "0.json"]),
+        (r#"{"traceEvents": []}"#, ["no kernel, call of the runtime, operator or range", "0.json"]),
         ("[]", ["no kernel", "0.json"]),
         ("", ["truncated", "byte 0"]),
         ("text", ["not JSON", "byte"]),

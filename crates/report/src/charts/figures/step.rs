@@ -109,7 +109,7 @@ fn rank(track: &str) -> u8 {
 
 fn name(step: &StepTimeline, track: &str) -> String {
     match (track, step.pass.as_str()) {
-        ("calls", _) => "CUDA calls of the host".into(),
+        ("calls", _) => "calls of the host".into(),
         ("copies", _) => "copies and fills".into(),
         (track, "traced") if track.starts_with("operators") => {
             format!("{track}, as their kernels ran")

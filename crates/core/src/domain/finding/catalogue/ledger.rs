@@ -71,7 +71,7 @@ findings! {
                  unprofiled ones";
     LEDGER_GAP_LAUNCH = "ledger_gap_launch", [Warning],
         fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
-        advice: "Launch less often: replay a CUDA graph, or fuse operators.",
+        advice: "Launch less often: replay a CUDA or HIP graph, or fuse operators.",
         saving: "the cause's time in which its kernels run alone; of gaps, at most the \
                  unprofiled ones";
     LEDGER_GAP_SYNC = "ledger_gap_sync", [Warning],

@@ -44,5 +44,5 @@ findings! {
     TRACE_CLOCKS_DIFFER = "trace_clocks_differ", [Warning],
         fires_on: "some traces of a capture have a base time and some do not";
     TRACE_ACTIVITIES_MISSING = "trace_activities_missing", [Warning],
-        fires_on: "a trace has copies, and neither kernels nor CUDA calls";
+        fires_on: "a trace has copies, and neither kernels nor calls of the runtime";
 }

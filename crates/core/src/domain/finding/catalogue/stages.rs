@@ -49,12 +49,13 @@ findings! {
     DECODE_LAUNCH_BOUND = "decode_launch_bound", [Warning],
         fires_on: "the GPU is idle during 30 % or more of the traced decode, and of the \
                    unprofiled one where it was timed",
-        advice: "Replay decode as a CUDA graph, or fuse operators: the GPU waits for launches.",
+        advice: "Replay decode as a CUDA or HIP graph, or fuse operators: the GPU waits for \
+                 launches.",
         saving: "the GPU's idle time in decode";
     DECODE_EAGER = "decode_eager", [Warning],
         fires_on: "each decode step of the traced pass launches 50 kernels or more, and no \
                    graph is replayed",
-        advice: "Replay decode as a CUDA graph: one launch per step.",
+        advice: "Replay decode as a CUDA or HIP graph: one launch per step.",
         saving: "the GPU's idle time in decode";
     VISION_DOMINATES_PREFILL = "vision_dominates_prefill", [Info],
         fires_on: "vision takes at least 50 % of prefill",
