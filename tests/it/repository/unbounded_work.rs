@@ -16,6 +16,8 @@ const UNBOUNDED: &[(&str, &[&str])] = &[
             "crates/service/src/artifact/inputs/archive.rs",
             // A packed export, in the process of its analysis, killed after its grace period.
             "crates/analyze/src/parse/stored.rs",
+            // A trace up to the place of an error, in the same process.
+            "crates/analyze/src/parse/kineto/open.rs",
         ],
     ),
     (

@@ -7,6 +7,7 @@ pub mod aliases;
 pub mod command;
 pub mod cublas;
 pub mod events;
+mod foreign;
 pub mod journal;
 pub mod kineto;
 pub mod ncu;

@@ -28,14 +28,18 @@ const HEAD: u64 = 4096;
 /// Maximum size of a printed page: some ten thousand launches.
 const MAX_PAGE: u64 = 64 << 20;
 /// First bytes of other files, with their names.
-const OTHERS: [(&[u8], &str); 6] = [
+const OTHERS: [(&[u8], &str); 8] = [
     (b"\x7fELF", "a program"),
     (b"PK\x03\x04", "a zip archive"),
     (GZIP, "packed twice, then with gzip"),
     (b"\xfd7zXZ", "packed with xz; upload it unpacked or packed with zstd or gzip"),
     (ZSTD, "packed twice, then with zstd"),
     (b"#!", "a script"),
+    (b"\xff\xfe", "text in UTF-16; upload it as UTF-8"),
+    (b"\xfe\xff", "text in UTF-16; upload it as UTF-8"),
 ];
+/// Mark at the start of a text in UTF-8.
+const UTF8_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Reason to refuse a file.
 #[derive(Debug, thiserror::Error)]
@@ -200,7 +204,8 @@ fn kind(head: &[u8]) -> Result<CaptureKind, String> {
                     trace by the profiler of PyTorch"
             .into());
     }
-    if matches!(head.trim_ascii_start().first(), Some(b'{' | b'[')) {
+    let text = head.strip_prefix(UTF8_MARK).unwrap_or(head);
+    if matches!(text.trim_ascii_start().first(), Some(b'{' | b'[')) {
         return Ok(CaptureKind::PytorchTrace);
     }
     Ok(CaptureKind::Counters)
@@ -234,6 +239,7 @@ mod tests {
             (b"NVR\0\x0a\0\0\0", CaptureKind::CounterReport),
             (b"\n  {\n    \"schemaVersion\": 1", CaptureKind::PytorchTrace),
             (b"[{\"ph\": \"X\"", CaptureKind::PytorchTrace),
+            (b"\xef\xbb\xbf{\"traceEvents\"", CaptureKind::PytorchTrace),
         ] {
             assert_eq!(settled(bytes, LIMITS), Ok((kind, bytes.len() as u64)));
             assert_eq!(settled(&gzip(bytes), LIMITS), Ok((kind, bytes.len() as u64)));
@@ -254,6 +260,7 @@ mod tests {
             (b"\x1f\x8b\x08", "packed with gzip, and broken"),
             (&gzip(&gzip(b"x")), "packed twice, then with gzip"),
             (b"\x00\x01", "neither"),
+            (b"\xff\xfe{\0", "UTF-16"),
             (&twice, "twice"),
             (b"\x28\xb5\x2f\xfd and no frame", "broken"),
         ] {

@@ -321,9 +321,22 @@ fn gpu(index: u32, of: &DeviceProperties) -> Gpu {
     let small = |value: Option<i64>| value.and_then(|it| u32::try_from(it).ok());
     let capability = of.major.value.zip(of.minor.value);
     let warps = of.threads_per_sm.value.zip(of.warp.value.filter(|it| *it > 0));
+    // Drivers of AMD may leave out the name. Only their warps have 64 threads; the last digit of
+    // their architecture is in no trace.
+    let architecture = || match (capability?, of.warp.value?) {
+        ((major, minor), 64) => Some(format!("AMD GPU (gfx{major}{minor}x)")),
+        ((major, minor), 32) => Some(format!("NVIDIA GPU (sm_{major}{minor})")),
+        _ => None,
+    };
     Gpu {
         index,
-        name: of.name.0.clone().unwrap_or_default(),
+        name: of
+            .name
+            .0
+            .clone()
+            .filter(|name| !name.is_empty())
+            .or_else(architecture)
+            .unwrap_or_default(),
         memory_bytes: of.memory.value.and_then(|it| u64::try_from(it).ok()).unwrap_or(0),
         compute_capability: capability.map(|(major, minor)| format!("{major}.{minor}")),
         sm_count: small(of.sms.value),

@@ -4,7 +4,7 @@
 
 use std::{
     fs::File,
-    io::{self, BufReader, Read},
+    io::{self, BufRead as _, BufReader, Read},
     path::Path,
 };
 
@@ -21,12 +21,27 @@ const BUFFER: usize = 256 << 10;
 const MAX_BYTES: u64 = 64 << 30;
 /// Bytes by which a file is recognised.
 const HEAD: u64 = 4096;
+/// Marks at the start of texts, as editors and shells of Windows write them.
+const UTF8_MARK: &[u8] = b"\xef\xbb\xbf";
+const UTF16_MARKS: [&[u8]; 2] = [b"\xff\xfe", b"\xfe\xff"];
 
 /// The unpacked text of the trace at `path`.
 pub type TraceText = BufReader<io::Take<Box<dyn Read + Send>>>;
 
-/// Opens the trace at `path`, or its packed form in a run's folder.
+/// Opens the trace at `path`, or its packed form in a run's folder, after the mark of UTF-8.
 pub fn open(path: &Path) -> io::Result<TraceText> {
+    let mut text = unpacked(path)?;
+    let head = text.fill_buf()?;
+    if UTF16_MARKS.iter().any(|mark| head.starts_with(mark)) {
+        let what = "the text is UTF-16; convert it: iconv -f UTF-16 -t UTF-8 FILE > trace.json";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    }
+    let mark = if head.starts_with(UTF8_MARK) { UTF8_MARK.len() } else { 0 };
+    text.consume(mark);
+    Ok(text)
+}
+
+fn unpacked(path: &Path) -> io::Result<TraceText> {
     let stored = if path.is_file() { path.to_owned() } else { stored::packed_path(path) };
     let mut head = Vec::new();
     File::open(&stored)?.take(4).read_to_end(&mut head)?;
@@ -44,11 +59,21 @@ pub fn open(path: &Path) -> io::Result<TraceText> {
 }
 
 /// Returns true if the file at `path` holds JSON, packed or not: a trace, or nothing that another
-/// reader knows.
+/// reader knows. Text of UTF-16 is for [`open`] to refuse.
 pub fn is_json(path: &Path) -> io::Result<bool> {
     let mut head = Vec::new();
-    open(path)?.take(HEAD).read_to_end(&mut head)?;
-    Ok(matches!(head.trim_ascii_start().first(), Some(b'{' | b'[')))
+    unpacked(path)?.take(HEAD).read_to_end(&mut head)?;
+    let text = head.strip_prefix(UTF8_MARK).unwrap_or(&head);
+    let is_wide = UTF16_MARKS.iter().any(|mark| head.starts_with(mark));
+    Ok(is_wide || matches!(text.trim_ascii_start().first(), Some(b'{' | b'[')))
+}
+
+/// At most `count` bytes of a text from an offset.
+pub fn bytes(mut text: impl Read, from: u64, count: u64) -> io::Result<Vec<u8>> {
+    io::copy(&mut text.by_ref().take(from), &mut io::sink())?;
+    let mut found = Vec::new();
+    text.take(count).read_to_end(&mut found)?;
+    Ok(found)
 }
 
 /// Offset of a line and column, which count from 1 and 0 as those of `serde_json`.

@@ -178,10 +178,20 @@ fn ranks_are_processes_with_devices_of_their_own() {
 }
 
 #[test]
-fn calls_of_several_processes_in_one_file_are_refused() {
-    let other = CALL.replace("\"pid\": 5", "\"pid\": 8");
-    let error = read_text(&format!(r#"{{"traceEvents": [{CALL}, {other}]}}"#)).unwrap_err();
-    assert!(error.contains("several processes (5, 8)"), "{error}");
+fn a_device_without_a_name_is_called_by_its_architecture() {
+    let named = |properties: &str| {
+        let text = format!(
+            r#"{{"deviceProperties": [{{"id": 0, {properties}}}],
+                "traceEvents": [{CALL}, {KERNEL}]}}"#
+        );
+        read_text(&text).unwrap().target.gpus.remove(0).name
+    };
+    let amd = r#""name": "", "computeMajor": 9, "computeMinor": 4, "warpSize": 64"#;
+    assert_eq!(named(amd), "AMD GPU (gfx94x)");
+    let nvidia = r#""computeMajor": 9, "computeMinor": 0, "warpSize": 32"#;
+    assert_eq!(named(nvidia), "NVIDIA GPU (sm_90)");
+    assert_eq!(named(r#""name": "NVIDIA H200", "warpSize": 32"#), "NVIDIA H200");
+    assert_eq!(named(r#""computeMajor": 9"#), "");
 }
 
 /// Events of a rank as a merged trace has them: a text names each process.
@@ -239,39 +249,6 @@ fn a_trace_that_is_given_twice_is_a_finding() {
     assert!(twice.contains("0.json and 1.json"), "{twice}");
     assert_eq!(found([file("A", 0), file("B", 1)]), None);
     assert_eq!(found([file("A", 0), file("A", 1)]), None, "ranks of one request");
-}
-
-#[test]
-fn broken_text_is_refused_with_its_place_and_a_remedy() {
-    for (text, parts) in [
-        (r#"{"traceEvents": [{"ph": "X""#, ["truncated", "byte 27"]),
-        ("{\"traceEvents\": [\n{\"name\": \"a \"b\" c\"}]}", ["not JSON at byte", "146900"]),
-        (r#"{"traceEvents": [{"ts": 1, "ts": 2}]}"#, ["duplicate field `ts`", "byte 32"]),
-        (r#"{"traceEvents": [], "traceEvents": []}"#, ["duplicate field `traceEvents`", "byte"]),
-        (r#"{"traceEvents": [[1, 2]]}"#, ["expected an event", "byte"]),
-        (r#"{"traceEvents": {"a": 1}}"#, ["expected a list of events", "byte"]),
-        (r#"{"nodes": []}"#, ["without traceEvents", "PyTorch"]),
-        (r#"{"traceEvents": []}"#, ["no kernel, call of the runtime, operator or range", "0.json"]),
-        ("[]", ["no kernel", "0.json"]),
-        ("", ["truncated", "byte 0"]),
-        ("text", ["not JSON", "byte"]),
-        (r#"{"traceEvents": []} x"#, ["not JSON", "byte"]),
-        ("\u{feff}{}", ["not JSON", "byte"]),
-    ] {
-        let error = read_text(text).unwrap_err();
-        assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");
-        assert_eq!(error.lines().count(), 1, "{error}");
-    }
-    let base = format!(r#"{{"baseTimeNanoseconds": -5, "traceEvents": [{KERNEL}]}}"#);
-    assert!(read_text(&base).unwrap_err().contains("impossible baseTimeNanoseconds -5"));
-}
-
-#[test]
-fn the_place_of_unescaped_quotes_is_their_byte() {
-    let text = "{\"traceEvents\": [\n{\"name\": \"a \"b\" c\"}]}";
-    let error = read_text(text).unwrap_err();
-    let at = text.find("b\" c").unwrap() + 1;
-    assert!(error.contains(&format!("byte {at} ")), "{at}: {error}");
 }
 
 #[test]
@@ -376,3 +353,4 @@ fn rules_are_checked_against_the_ranges_of_a_trace() {
 }
 
 mod collectives;
+mod refused;

@@ -99,14 +99,32 @@ fn refusal(path: &Path, error: serde_json::Error) -> ParseError {
     let message = message.rsplit_once(" at line ").map_or(message.as_str(), |(text, _)| text);
     let what = match error.classify() {
         Category::Eof => format!("truncated: the JSON ends at byte {at}; copy the file again"),
-        Category::Syntax => format!(
-            "not JSON at byte {at} ({message}); older versions of PyTorch write quotes in names \
-             without a backslash (pytorch issue 146900), which is not repairable here: add it, or \
-             record with a newer version"
-        ),
+        Category::Syntax => {
+            let near =
+                open::open(path).and_then(|text| open::bytes(text, at.saturating_sub(4), 16));
+            let remedy = remedy(message, &near.unwrap_or_default());
+            format!("not JSON at byte {at} ({message}); {remedy}")
+        }
         Category::Data | Category::Io => format!("not a trace at byte {at}: {message}"),
     };
     ParseError::Foreign { path: path.into(), what }
+}
+
+/// The remedy of text that is not JSON, by the parser's message and the bytes at the place.
+fn remedy(message: &str, near: &[u8]) -> &'static str {
+    let has = |part: &[u8]| near.windows(part.len()).any(|window| window == part);
+    if has(b"NaN") || has(b"Infinity") {
+        "JSON has no such number: write null in its place"
+    } else if message.contains("trailing characters") {
+        "a second text starts there: give each trace as a file of its own"
+    } else if message.contains("unicode") || message.contains("UTF-8") {
+        "the text is not UTF-8 there: convert it, or correct the name"
+    } else if message.contains("escape") {
+        "a backslash there means nothing in JSON, as in a path of Windows: write it twice"
+    } else {
+        "older versions of PyTorch write quotes in names without a backslash (pytorch issue \
+         146900), which is not repairable here: add it, or record with a newer version"
+    }
 }
 
 /// Rows under way, and the tables that they index.

@@ -15,6 +15,7 @@ mod tests;
 mod values;
 
 use std::{
+    borrow::Cow,
     fs,
     io::{self, Read},
     path::Path,
@@ -32,6 +33,8 @@ use crate::parse::stored;
 
 /// Maximum length of a page. A launch takes some 6 kB of the raw page.
 const MAX_PAGE: u64 = 256 << 20;
+/// Characters of a message of ncu that an error quotes.
+const MAX_QUOTED: usize = 200;
 /// Names that a finding lists; further ones are counted.
 const MAX_LISTED: usize = 20;
 
@@ -102,8 +105,7 @@ pub fn read_file(path: &Path) -> Result<CounterPage, ParseError> {
     let missing = || ParseError::Read { path: path.into(), source: io::ErrorKind::NotFound.into() };
     let page = read_page(path)?.ok_or_else(missing)?;
     if page.launches.is_empty() {
-        let what =
-            page.refused.unwrap_or_else(|| "not a page of ncu with a profiled launch".into());
+        let what = page.refused.clone().unwrap_or_else(|| page.why_empty());
         return Err(ParseError::Foreign { path: path.into(), what });
     }
     Ok(page)
@@ -119,11 +121,42 @@ fn read_page(path: &Path) -> Result<Option<CounterPage>, ParseError> {
     let mut bytes = Vec::new();
     file.take(MAX_PAGE + 1).read_to_end(&mut bytes).map_err(failed)?;
     let cut = bytes.len() as u64 > MAX_PAGE;
-    let page = parse_page(&String::from_utf8_lossy(&bytes));
+    let page = parse_page(&decoded(&bytes));
     Ok(Some(CounterPage { truncated: page.truncated || cut, ..page }))
 }
 
+/// The text of a page, in UTF-8 or, as shells of Windows write it, in UTF-16.
+fn decoded(bytes: &[u8]) -> Cow<'_, str> {
+    let wide = |bytes: &[u8], unit: fn([u8; 2]) -> u16| {
+        let units: Vec<u16> = bytes.chunks_exact(2).map(|it| unit([it[0], it[1]])).collect();
+        String::from_utf16_lossy(&units).into()
+    };
+    match bytes {
+        [0xff, 0xfe, text @ ..] => wide(text, u16::from_le_bytes),
+        [0xfe, 0xff, text @ ..] => wide(text, u16::from_be_bytes),
+        [0xef, 0xbb, 0xbf, text @ ..] => String::from_utf8_lossy(text),
+        text => String::from_utf8_lossy(text),
+    }
+}
+
 impl CounterPage {
+    /// Reason why a page has no launches, with the remedy where ncu itself states the reason.
+    fn why_empty(&self) -> String {
+        let with_text = |text: &str| self.messages.iter().find(|line| line.contains(text));
+        if with_text("ERR_NVGPUCTRPERM").is_some() {
+            return "ncu had no permission to read counters (ERR_NVGPUCTRPERM) and profiled \
+                    nothing; run it as root, or load NVIDIA's module with \
+                    NVreg_RestrictProfilingToAdminUsers=0"
+                .into();
+        }
+        let message = with_text("==ERROR==").or(self.messages.last());
+        let message = message.map(|line| {
+            let plain = line.chars().filter(|c| !c.is_control()).take(MAX_QUOTED);
+            format!(": {}", plain.collect::<String>())
+        });
+        format!("not a page of ncu with a profiled launch{}", message.unwrap_or_default())
+    }
+
     /// Reason why this page is unusable, in one line; `None` if it is usable. `wanted` are the
     /// requested kernels.
     pub fn failure(&self, wanted: &[String]) -> Option<String> {

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod encodings;
 mod pages_and_units;
 
 /// A capture that the fixtures hold, unpacked.

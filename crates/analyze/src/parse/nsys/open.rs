@@ -11,10 +11,15 @@ use std::{
 
 use rusqlite::{Connection, OpenFlags, Result, config::DbConfig, limits::Limit};
 
-use super::{super::ParseError, export::string};
+use super::{
+    super::{ParseError, foreign::what_is},
+    export::string,
+};
 
 /// Start of every SQLite file.
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
+/// Bytes by which a file is recognised.
+const HEAD: u64 = 4096;
 /// Maximum length of an SQLite message in an error, characters.
 const MAX_MESSAGE: usize = 200;
 /// Maximum length of a text, bytes: far beyond any name, option or environment.
@@ -42,12 +47,12 @@ pub(super) fn check_header(path: &Path) -> Result<u64, ParseError> {
     let file = File::open(path).map_err(read)?;
     let length = file.metadata().map_err(read)?.len();
     let mut header = Vec::new();
-    file.take(100).read_to_end(&mut header).map_err(read)?;
+    file.take(HEAD).read_to_end(&mut header).map_err(read)?;
     if header.is_empty() {
         return foreign("empty".into());
     }
     if header.len() < 100 || !header.starts_with(MAGIC) {
-        return foreign("not an SQLite database".into());
+        return foreign(what_is(&header).into());
     }
     // Offsets 16 and 28 of the file format: the page size, where 1 means 65,536, and the size of
     // the database in pages.
