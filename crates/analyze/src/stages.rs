@@ -51,7 +51,7 @@ pub struct StageTiming {
     pub stage: String,
     /// Milliseconds per repeat.
     pub ms: Spread,
-    /// Share of the stages' mean times, percent.
+    /// Share of the time of all stages over all repeats or instances, percent.
     pub share_pct: Option<f64>,
     /// Tokens processed per repeat, of all sequences of a batch: the prompts in prefill, one per
     /// decode step in decode. `None` where unknown, or where repeats differ.
@@ -120,6 +120,15 @@ impl Stages {
     }
 }
 
+/// The share of a stage in the time of all stages. A capture may have one prefill and hundreds of
+/// decode steps.
+fn shares(stages: [Option<Spread>; 3]) -> impl Fn(&Spread) -> Option<f64> {
+    let most = stages.iter().flatten().map(|ms| ms.n).max().unwrap_or(1);
+    let over_all = move |ms: &Spread| ms.mean * (f64::from(ms.n) / f64::from(most));
+    let total: f64 = stages.iter().flatten().map(over_all).sum();
+    move |ms| percent(over_all(ms), total)
+}
+
 /// Computes the stage times of one pass.
 pub fn stages(events: &Events) -> Stages {
     let prefill = per_repeat(events, PREFILL);
@@ -129,8 +138,7 @@ pub fn stages(events: &Events) -> Stages {
 
     let mixed = per_repeat(events, MIXED);
 
-    let total_mean: f64 =
-        [&prefill, &decode, &mixed].into_iter().filter_map(spread_ms).map(|ms| ms.mean).sum();
+    let share_of = shares([&prefill, &decode, &mixed].map(spread_ms));
     let decode_steps = common_value(steps.values().copied());
     let prompts = common_value(events.samples.iter().map(|sample| sample.prompt_tokens));
     let prompt = match events.samples.as_slice() {
@@ -154,7 +162,7 @@ pub fn stages(events: &Events) -> Stages {
         Some(StageTiming {
             stage: stage.into(),
             ms,
-            share_pct: percent(ms.mean, total_mean),
+            share_pct: share_of(&ms),
             tokens,
             tokens_per_s: match tokens {
                 Some(tokens) => ratio(tokens as f64 * 1e3, ms.mean),

@@ -4,6 +4,7 @@ use llmprof_analyze::{
     Analysis,
     requests::LatencyMetric,
     stages::{DECODE, PREFILL, STAGES, cold::COLD_PART},
+    stats::percent,
     timeline::graphs,
 };
 use llmprof_core::domain::finding::{Finding, Severity};
@@ -64,9 +65,11 @@ fn requests(analysis: &Analysis) -> Option<String> {
 fn whole(analysis: &Analysis) -> Option<String> {
     let stages = &analysis.stages;
     let wall = stages.wall_ms?;
+    let total: f64 = stages.rows.iter().map(|it| it.ms.mean).sum();
     let share = |stage| {
         let row = stages.row(stage)?;
-        Some(format!("{} {} ms ({})", row.stage, ms(row.ms.mean), pct(row.share_pct?)))
+        let share = percent(row.ms.mean, total)?;
+        Some(format!("{} {} ms ({})", row.stage, ms(row.ms.mean), pct(share)))
     };
     let parts: Vec<String> = STAGES.into_iter().filter_map(share).collect();
     let spread = wall.std.map(|std| format!(" ± {}", ms(std))).unwrap_or_default();

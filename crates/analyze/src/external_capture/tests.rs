@@ -11,6 +11,18 @@ use crate::{
     stats::Spread,
 };
 
+#[test]
+fn the_share_of_a_stage_is_that_of_all_its_instances() {
+    let decode = (5..15).map(|at| format!("\nrange 1 decode_all {at}0..{}0", at + 1));
+    let stages = of(&capture(&("range 1 prefill 0..50".to_owned() + &decode.collect::<String>())));
+    let shares: Vec<(&str, u32, f64)> = stages
+        .rows
+        .iter()
+        .map(|it| (it.stage.as_str(), it.ms.n, it.share_pct.unwrap().round()))
+        .collect();
+    assert_eq!(shares, [("prefill", 1, 33.0), ("decode_all", 10, 67.0)]);
+}
+
 fn of(trace: &Timeline) -> Stages {
     stages(&CaptureEvents::of(&Capture::of(trace), None).by_kind())
 }

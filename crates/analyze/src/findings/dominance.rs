@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Analysis,
-    stages::{DECODE, PREFILL, STAGES},
+    stages::{DECODE, PREFILL, STAGES, StageTiming},
 };
 
 /// One part dominates another from this multiple of its time.
@@ -32,7 +32,8 @@ fn stage_dominates(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     else {
         return vec![];
     };
-    let (longer, shorter, advice) = if decode.ms.mean >= prefill.ms.mean {
+    let over_all = |row: &StageTiming| row.ms.mean * f64::from(row.ms.n);
+    let (longer, shorter, advice) = if over_all(decode) >= over_all(prefill) {
         (decode, prefill, "Reduce the time per output token first: every decode step takes it.")
     } else {
         let advice = match analysis.stages.note("vision") {
@@ -44,14 +45,20 @@ fn stage_dominates(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         };
         (prefill, decode, advice)
     };
-    let times = longer.ms.mean / shorter.ms.mean;
+    let times = over_all(longer) / over_all(shorter);
     if !times.is_finite() || times < DOMINANCE {
         return vec![];
     }
-    let message = format!("{} takes {times:.1} times as long as {}.", longer.stage, shorter.stage);
+    let unequal = longer.ms.n != shorter.ms.n;
+    let of_all = if unequal { " over all instances" } else { "" };
+    let message =
+        format!("{} takes {times:.1} times as long as {}{of_all}.", longer.stage, shorter.stage);
     let mut found = Finding::new(catalogue::STAGE_DOMINATES, message).with("stage", &longer.stage);
     for row in [longer, shorter] {
         found = found.with(&format!("{} ms", row.stage), format!("{:.3}", row.ms.mean));
+        if unequal {
+            found = found.with(&format!("{} instances", row.stage), row.ms.n);
+        }
     }
     if let Some(vision) = analysis.stages.note("vision").filter(|_| longer.stage == PREFILL) {
         found = found.with("vision inside prefill ms", format!("{:.3}", vision.ms.mean));

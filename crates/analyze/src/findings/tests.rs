@@ -280,6 +280,21 @@ fn a_busy_host_is_reported_with_its_load() {
 }
 
 #[test]
+fn the_stage_with_more_time_over_all_instances_dominates() {
+    let decode_steps = |n: u32| {
+        let mut analysis = analysis();
+        for row in &mut analysis.stages.rows {
+            let is_decode = row.stage == DECODE;
+            (row.ms.mean, row.ms.n) = if is_decode { (10.1, n) } else { (50.1, 1) };
+        }
+        (analysis, no_trace())
+    };
+    let found = fires("stage_dominates", decode_steps(256), decode_steps(5));
+    assert_eq!(found.message, "decode_all takes 51.6 times as long as prefill over all instances.");
+    assert_eq!(found.evidence["decode_all instances"], "256");
+}
+
+#[test]
 fn calls_of_no_known_family_are_counted_and_named() {
     let named = |name: &str| {
         let mut nsys = crate::kernels::tests::capture("call 1 1 1..2\ncall 1 2 3..4");

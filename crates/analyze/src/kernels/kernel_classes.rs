@@ -166,6 +166,13 @@ mod tests {
     }
 
     #[test]
+    fn copies_and_fills_of_rocm_are_copies() {
+        for name in ["__amd_rocclr_copyBuffer", "__amd_rocclr_fillBufferAligned"] {
+            assert_eq!(label(name), "copy -");
+        }
+    }
+
+    #[test]
     fn the_name_of_a_library_is_not_the_work_of_its_kernels() {
         for (full, expected) in [
             (
