@@ -29,9 +29,9 @@ pub enum CallKind {
     Query,
     /// Loads or links code, or allocates memory, as a program does before it is warm.
     Prepare,
-    /// Of a known family, without an effect on any rule.
+    /// Belongs to a known family, and concerns no rule.
     Other,
-    /// In no known family: it may launch or wait.
+    /// Belongs to no known family: it may launch or wait.
     Unknown,
 }
 
@@ -54,7 +54,7 @@ const CALLS: [(&str, CallKind); 34] = [
     // HIP alone.
     ("ModuleLaunchKernel", CallKind::Kernel),
     ("ModuleLaunchCooperativeKernel", CallKind::Kernel),
-    ("ExtLaunchKernel", CallKind::Kernel),
+    ("ExtLaunch", CallKind::Kernel),
     ("ExtModuleLaunchKernel", CallKind::Kernel),
     ("HccModuleLaunchKernel", CallKind::Kernel),
     ("LaunchByPtr", CallKind::Kernel),
@@ -74,28 +74,30 @@ const CALLS: [(&str, CallKind); 34] = [
     ("HostAlloc", CallKind::Prepare),
     ("HostMalloc", CallKind::Prepare),
 ];
-/// Starts of the names of all other calls, without the same.
-const FAMILIES: [&str; 44] = [
+/// Starts of the names of all other calls, without the same. With them all names in the headers of
+/// CUDA 13.0 are known, but `cuLaunch` and functions of the device.
+const FAMILIES: [&str; 53] = [
     "Array",
     "Bind",
+    "Checkpoint",
     "Choose",
     "Configure",
     "Coredump",
     "Create",
     "Ctx",
+    "D3D",
     "Destroy",
-    "Device",
+    "Dev",
     "Driver",
     "Drv",
     "EGL",
     "Event",
     "Ext",
-    "External",
     "Flush",
     "Free",
     "Func",
-    "Get",
     "GL",
+    "Get",
     "Graph",
     "Green",
     "Host",
@@ -103,23 +105,31 @@ const FAMILIES: [&str; 44] = [
     "Init",
     "Ipc",
     "Kernel",
+    "Logs",
     "Mem",
     "Mipmapped",
     "Multicast",
     "Occupancy",
+    "Param",
     "Peek",
     "Pointer",
     "Pop",
     "Profiler",
     "Push",
+    "Register",
     "Runtime",
     "Set",
+    "Signal",
     "Stream",
     "Surf",
-    "Te",
+    "Tensor",
+    "Tex",
     "Thread",
-    "Un",
+    "Unbind",
+    "Unregister",
     "User",
+    "VDPAU",
+    "Wait",
 ];
 
 impl CallKind {
@@ -127,6 +137,8 @@ impl CallKind {
     /// `hipModuleLaunchKernel`.
     pub fn of(name: &str) -> Self {
         let prefixes = ["cuda", "cu", "hip"];
+        // `__hipPushCallConfiguration`
+        let name = name.trim_start_matches('_');
         let Some(name) = prefixes.iter().find_map(|it| name.strip_prefix(it)) else {
             return Self::Unknown;
         };
@@ -135,7 +147,7 @@ impl CallKind {
             Some(Self::Copy { .. }) => Self::Copy { is_async },
             Some(Self::Fill { .. }) => Self::Fill { is_async },
             Some(found) => found,
-            // No other call may be a launch or a wait of a new name.
+            // A launch or a wait of a new name may be of a known family.
             None if ["Launch", "Synchronize"].iter().any(|it| name.contains(it)) => Self::Unknown,
             None if FAMILIES.iter().any(|it| name.starts_with(it)) => Self::Other,
             None => Self::Unknown,
@@ -194,9 +206,11 @@ mod tests {
             (CallKind::Copy { is_async: false }, &["cudaMemcpy_v3020", "hipMemcpyWithStream"]),
             (CallKind::Fill { is_async: true }, &["cudaMemsetAsync_v3020", "hipMemsetAsync"]),
             (CallKind::Kernel, &["cudaLaunch_v3020", "cuLaunchGridAsync"]),
+            (CallKind::Kernel, &["hipExtLaunchMultiKernelMultiDevice"]),
             (CallKind::Prepare, &["cudaMalloc_v3020", "hipMalloc", "cuLibraryLoadData"]),
             (CallKind::Other, &["cudaLaunchHostFunc_v10000", "cudaStreamWaitEvent_v3020"]),
             (CallKind::Other, &["cuTensorMapEncodeTiled", "hipGetDevicePropertiesR0600"]),
+            (CallKind::Other, &["cudaWaitExternalSemaphoresAsync", "__hipPushCallConfiguration"]),
             (CallKind::Unknown, &["LaunchKernel", "", "cuda", "INVALID", "cudaGraphNodeLaunch"]),
             (CallKind::Unknown, &["cuTileLaunch", "hipStreamBatchSynchronize"]),
         ];
