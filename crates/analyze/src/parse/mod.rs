@@ -6,8 +6,9 @@
 pub mod aliases;
 pub mod command;
 pub mod cublas;
+pub mod encoding;
 pub mod events;
-mod foreign;
+pub mod foreign;
 pub mod journal;
 pub mod kineto;
 pub mod ncu;

@@ -11,6 +11,7 @@ use std::{
 };
 
 use flate2::read::MultiGzDecoder;
+use llmprof_analyze::parse::{encoding, foreign};
 use llmprof_core::domain::import::{CaptureKind, Import};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
@@ -27,19 +28,9 @@ pub const LOOK: u64 = 32 << 20;
 const HEAD: u64 = 4096;
 /// Maximum size of a printed page: some ten thousand launches.
 const MAX_PAGE: u64 = 64 << 20;
-/// First bytes of other files, with their names.
-const OTHERS: [(&[u8], &str); 8] = [
-    (b"\x7fELF", "a program"),
-    (b"PK\x03\x04", "a zip archive"),
-    (GZIP, "packed twice, then with gzip"),
-    (b"\xfd7zXZ", "packed with xz; upload it unpacked or packed with zstd or gzip"),
-    (ZSTD, "packed twice, then with zstd"),
-    (b"#!", "a script"),
-    (b"\xff\xfe", "text in UTF-16; upload it as UTF-8"),
-    (b"\xfe\xff", "text in UTF-16; upload it as UTF-8"),
-];
-/// Mark at the start of a text in UTF-8.
-const UTF8_MARK: &[u8] = b"\xef\xbb\xbf";
+/// First bytes of files that are still packed, with their names.
+const OTHERS: [(&[u8], &str); 2] =
+    [(GZIP, "packed twice, then with gzip"), (ZSTD, "packed twice, then with zstd")];
 
 /// Reason to refuse a file.
 #[derive(Debug, thiserror::Error)]
@@ -187,8 +178,9 @@ fn kind(head: &[u8]) -> Result<CaptureKind, String> {
     if head.is_empty() {
         return Err("empty".into());
     }
-    if let Some((_, what)) = OTHERS.iter().find(|(magic, _)| head.starts_with(magic)) {
-        return Err((*what).into());
+    let packed = || OTHERS.iter().find(|(magic, _)| head.starts_with(magic)).map(|it| it.1);
+    if let Some(what) = foreign::format(head).or_else(packed) {
+        return Err(what.into());
     }
     if head.starts_with(b"SQLite format 3\0") {
         return Ok(CaptureKind::Timeline);
@@ -199,16 +191,17 @@ fn kind(head: &[u8]) -> Result<CaptureKind, String> {
     if head.starts_with(b"NVR\0") {
         return Ok(CaptureKind::CounterReport);
     }
-    if head.contains(&0) {
+    let text = encoding::decoded(head);
+    if text.contains('\0') {
         return Err("neither an export or report of nsys, nor a page or report of ncu, nor a \
                     trace by the profiler of PyTorch"
             .into());
     }
-    let text = head.strip_prefix(UTF8_MARK).unwrap_or(head);
-    if matches!(text.trim_ascii_start().first(), Some(b'{' | b'[')) {
-        return Ok(CaptureKind::PytorchTrace);
+    match text.trim_start().starts_with(['{', '[']) {
+        true if encoding::is_utf16(head) => Err(encoding::UTF16_REFUSED.into()),
+        true => Ok(CaptureKind::PytorchTrace),
+        false => Ok(CaptureKind::Counters),
     }
-    Ok(CaptureKind::Counters)
 }
 
 #[cfg(test)]
@@ -240,6 +233,7 @@ mod tests {
             (b"\n  {\n    \"schemaVersion\": 1", CaptureKind::PytorchTrace),
             (b"[{\"ph\": \"X\"", CaptureKind::PytorchTrace),
             (b"\xef\xbb\xbf{\"traceEvents\"", CaptureKind::PytorchTrace),
+            (b"\xff\xfe=\0=\0P\0R\0O\0F\0=\0=\0", CaptureKind::Counters),
         ] {
             assert_eq!(settled(bytes, LIMITS), Ok((kind, bytes.len() as u64)));
             assert_eq!(settled(&gzip(bytes), LIMITS), Ok((kind, bytes.len() as u64)));
@@ -261,6 +255,7 @@ mod tests {
             (&gzip(&gzip(b"x")), "packed twice, then with gzip"),
             (b"\x00\x01", "neither"),
             (b"\xff\xfe{\0", "UTF-16"),
+            (b"PAR1\0", "a Parquet file"),
             (&twice, "twice"),
             (b"\x28\xb5\x2f\xfd and no frame", "broken"),
         ] {

@@ -10,7 +10,7 @@ use std::{
 
 use flate2::bufread::MultiGzDecoder;
 
-use crate::parse::stored;
+use crate::parse::{encoding, stored};
 
 const GZIP: &[u8] = b"\x1f\x8b";
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
@@ -21,9 +21,6 @@ const BUFFER: usize = 256 << 10;
 const MAX_BYTES: u64 = 64 << 30;
 /// Bytes by which a file is recognised.
 const HEAD: u64 = 4096;
-/// Marks at the start of texts, as editors and shells of Windows write them.
-const UTF8_MARK: &[u8] = b"\xef\xbb\xbf";
-const UTF16_MARKS: [&[u8]; 2] = [b"\xff\xfe", b"\xfe\xff"];
 
 /// The unpacked text of the trace at `path`.
 pub type TraceText = BufReader<io::Take<Box<dyn Read + Send>>>;
@@ -32,11 +29,10 @@ pub type TraceText = BufReader<io::Take<Box<dyn Read + Send>>>;
 pub fn open(path: &Path) -> io::Result<TraceText> {
     let mut text = unpacked(path)?;
     let head = text.fill_buf()?;
-    if UTF16_MARKS.iter().any(|mark| head.starts_with(mark)) {
-        let what = "the text is UTF-16; convert it: iconv -f UTF-16 -t UTF-8 FILE > trace.json";
-        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    if encoding::is_utf16(head) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, encoding::UTF16_REFUSED));
     }
-    let mark = if head.starts_with(UTF8_MARK) { UTF8_MARK.len() } else { 0 };
+    let mark = head.len() - encoding::without_mark(head).len();
     text.consume(mark);
     Ok(text)
 }
@@ -63,9 +59,7 @@ fn unpacked(path: &Path) -> io::Result<TraceText> {
 pub fn is_json(path: &Path) -> io::Result<bool> {
     let mut head = Vec::new();
     unpacked(path)?.take(HEAD).read_to_end(&mut head)?;
-    let text = head.strip_prefix(UTF8_MARK).unwrap_or(&head);
-    let is_wide = UTF16_MARKS.iter().any(|mark| head.starts_with(mark));
-    Ok(is_wide || matches!(text.trim_ascii_start().first(), Some(b'{' | b'[')))
+    Ok(encoding::decoded(&head).trim_start().starts_with(['{', '[']))
 }
 
 /// At most `count` bytes of a text from an offset.

@@ -15,7 +15,6 @@ mod tests;
 mod values;
 
 use std::{
-    borrow::Cow,
     fs,
     io::{self, Read},
     path::Path,
@@ -29,7 +28,7 @@ use llmprof_core::{
 };
 
 use super::ParseError;
-use crate::parse::stored;
+use crate::parse::{encoding::decoded, stored};
 
 /// Maximum length of a page. A launch takes some 6 kB of the raw page.
 const MAX_PAGE: u64 = 256 << 20;
@@ -123,20 +122,6 @@ fn read_page(path: &Path) -> Result<Option<CounterPage>, ParseError> {
     let cut = bytes.len() as u64 > MAX_PAGE;
     let page = parse_page(&decoded(&bytes));
     Ok(Some(CounterPage { truncated: page.truncated || cut, ..page }))
-}
-
-/// The text of a page, in UTF-8 or, as shells of Windows write it, in UTF-16.
-fn decoded(bytes: &[u8]) -> Cow<'_, str> {
-    let wide = |bytes: &[u8], unit: fn([u8; 2]) -> u16| {
-        let units: Vec<u16> = bytes.chunks_exact(2).map(|it| unit([it[0], it[1]])).collect();
-        String::from_utf16_lossy(&units).into()
-    };
-    match bytes {
-        [0xff, 0xfe, text @ ..] => wide(text, u16::from_le_bytes),
-        [0xfe, 0xff, text @ ..] => wide(text, u16::from_be_bytes),
-        [0xef, 0xbb, 0xbf, text @ ..] => String::from_utf8_lossy(text),
-        text => String::from_utf8_lossy(text),
-    }
 }
 
 impl CounterPage {
