@@ -212,7 +212,7 @@ impl Analysis {
         self.end = baseline.end.cloned();
         self.stages = stages::stages(baseline);
         self.samples = samples::samples(baseline);
-        self.stages.notes.extend(self.cold.iter().map(stages::cold_note));
+        self.stages.add_cold(&self.cold);
         self.operators = operators::operators(baseline, &self.stages);
         self.operator_repeats = repeats::repeats(baseline);
         self.outputs = output_equality::outputs(baseline, traced);

@@ -114,19 +114,36 @@ impl Stages {
         self.rows.iter().find(|row| row.stage == stage)
     }
 
+    /// Instances of a stage, the cold first one included.
+    pub fn instances(&self, row: &StageTiming) -> u32 {
+        let is_cold = |note: &&StageNote| note.part == COLD_PART && note.inside == row.stage;
+        row.ms.n + self.notes.iter().filter(is_cold).count() as u32
+    }
+
+    /// Milliseconds of all instances of a stage, each as long as the mean.
+    pub fn all_ms(&self, row: &StageTiming) -> f64 {
+        row.ms.mean * f64::from(self.instances(row))
+    }
+
+    /// Adds a note for each cold first instance.
+    pub fn add_cold(&mut self, cold: &[ColdInstance]) {
+        self.notes.extend(cold.iter().map(cold_note));
+        self.set_shares();
+    }
+
+    /// A capture may have one prefill and hundreds of decode steps.
+    fn set_shares(&mut self) {
+        let most = f64::from(self.rows.iter().map(|it| self.instances(it)).max().unwrap_or(1));
+        let weighed = |row: &StageTiming| row.ms.mean * (f64::from(self.instances(row)) / most);
+        let all: Vec<f64> = self.rows.iter().map(weighed).collect();
+        let total = all.iter().sum();
+        self.rows.iter_mut().zip(all).for_each(|(row, ms)| row.share_pct = percent(ms, total));
+    }
+
     /// The note on a part of a stage.
     pub fn note(&self, part: &str) -> Option<&StageNote> {
         self.notes.iter().find(|note| note.part == part)
     }
-}
-
-/// The share of a stage in the time of all stages. A capture may have one prefill and hundreds of
-/// decode steps.
-fn shares(stages: [Option<Spread>; 3]) -> impl Fn(&Spread) -> Option<f64> {
-    let most = stages.iter().flatten().map(|ms| ms.n).max().unwrap_or(1);
-    let over_all = move |ms: &Spread| ms.mean * (f64::from(ms.n) / f64::from(most));
-    let total: f64 = stages.iter().flatten().map(over_all).sum();
-    move |ms| percent(over_all(ms), total)
 }
 
 /// Computes the stage times of one pass.
@@ -138,7 +155,6 @@ pub fn stages(events: &Events) -> Stages {
 
     let mixed = per_repeat(events, MIXED);
 
-    let share_of = shares([&prefill, &decode, &mixed].map(spread_ms));
     let decode_steps = common_value(steps.values().copied());
     let prompts = common_value(events.samples.iter().map(|sample| sample.prompt_tokens));
     let prompt = match events.samples.as_slice() {
@@ -162,7 +178,7 @@ pub fn stages(events: &Events) -> Stages {
         Some(StageTiming {
             stage: stage.into(),
             ms,
-            share_pct: share_of(&ms),
+            share_pct: None,
             tokens,
             tokens_per_s: match tokens {
                 Some(tokens) => ratio(tokens as f64 * 1e3, ms.mean),
@@ -188,7 +204,7 @@ pub fn stages(events: &Events) -> Stages {
         Some(_) => Spread::of(decode.iter().filter_map(made_per_decode)),
         None => Spread::of(overall_rate),
     };
-    Stages {
+    let mut stages = Stages {
         repeats: prefill.len().max(decode.len()) as u32,
         rows,
         notes: notes(events, &prefill),
@@ -202,7 +218,9 @@ pub fn stages(events: &Events) -> Stages {
         sequences,
         decode_tokens_per_s,
         tokens_per_s: Spread::of(wall.iter().filter_map(made_per_wall)),
-    }
+    };
+    stages.set_shares();
+    stages
 }
 
 /// Parts of prefill.
@@ -225,7 +243,7 @@ fn rate_of_all(tokens: &BTreeMap<u32, u64>, times: &BTreeMap<u32, Nanos>) -> Opt
 }
 
 /// A note on a cold first instance, which no other figure of its stage includes.
-pub fn cold_note(cold: &ColdInstance) -> StageNote {
+fn cold_note(cold: &ColdInstance) -> StageNote {
     let ms = Spread { mean: cold.ms, std: None, min: cold.ms, max: cold.ms, n: 1 };
     StageNote { part: COLD_PART.into(), inside: cold.stage.clone(), ms, share_pct: None }
 }

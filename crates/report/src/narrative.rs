@@ -4,7 +4,6 @@ use llmprof_analyze::{
     Analysis,
     requests::LatencyMetric,
     stages::{DECODE, PREFILL, STAGES, cold::COLD_PART},
-    stats::percent,
     timeline::graphs,
 };
 use llmprof_core::domain::finding::{Finding, Severity};
@@ -65,11 +64,14 @@ fn requests(analysis: &Analysis) -> Option<String> {
 fn whole(analysis: &Analysis) -> Option<String> {
     let stages = &analysis.stages;
     let wall = stages.wall_ms?;
-    let total: f64 = stages.rows.iter().map(|it| it.ms.mean).sum();
+    // A capture may have one prefill and hundreds of decode steps: no pass has one of each.
+    let number = stages.instances(stages.rows.first()?);
+    if stages.rows.iter().any(|row| stages.instances(row) != number) {
+        return None;
+    }
     let share = |stage| {
         let row = stages.row(stage)?;
-        let share = percent(row.ms.mean, total)?;
-        Some(format!("{} {} ms ({})", row.stage, ms(row.ms.mean), pct(share)))
+        Some(format!("{} {} ms ({})", row.stage, ms(row.ms.mean), pct(row.share_pct?)))
     };
     let parts: Vec<String> = STAGES.into_iter().filter_map(share).collect();
     let spread = wall.std.map(|std| format!(" ± {}", ms(std))).unwrap_or_default();
@@ -176,4 +178,35 @@ fn proof(analysis: &Analysis) -> Option<String> {
     equal.then(|| {
         "The traced pass computed the same tokens and logits as the unprofiled one.".to_owned()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use llmprof_analyze::{
+        stages::{StageTiming, Stages},
+        stats::Spread,
+    };
+
+    use super::*;
+
+    #[test]
+    fn a_pass_has_one_instance_of_each_stage() {
+        let first = |decode_steps: usize| {
+            let row = |(stage, ms): (&str, &[f64])| StageTiming {
+                stage: stage.into(),
+                ms: Spread::of(ms.iter().copied()).unwrap(),
+                share_pct: Some(50.0),
+                tokens: None,
+                tokens_per_s: None,
+            };
+            let rows = [(PREFILL, &[10.0][..]), (DECODE, &vec![10.0; decode_steps])];
+            let rows = rows.map(row).into();
+            let stages = Stages { rows, wall_ms: Spread::of([20.0]), ..Stages::default() };
+            narrative(&Analysis { stages, ..Analysis::default() }).into_iter().next()
+        };
+        let pass = "One pass takes 20.000 ms: prefill 10.000 ms (50.0 %), then decode_all 10.000 \
+                    ms (50.0 %).";
+        assert_eq!(first(1).as_deref(), Some(pass));
+        assert_eq!(first(256), None);
+    }
 }

@@ -1,13 +1,12 @@
 //! Events of captures on sketches.
 
-use llmprof_core::trace::inferred_steps::InferredStep;
-use llmprof_core::trace::timeline::Timeline;
+use llmprof_core::trace::{inferred_steps::InferredStep, timeline::Timeline};
 use proptest::prelude::*;
 
 use super::*;
 use crate::{
     kernels::tests::capture,
-    stages::{Stages, stages},
+    stages::{Stages, cold::ColdInstance, stages},
     stats::Spread,
 };
 
@@ -21,6 +20,10 @@ fn the_share_of_a_stage_is_that_of_all_its_instances() {
         .map(|it| (it.stage.as_str(), it.ms.n, it.share_pct.unwrap().round()))
         .collect();
     assert_eq!(shares, [("prefill", 1, 33.0), ("decode_all", 10, 67.0)]);
+    let mut stages = stages;
+    let stage = "prefill".to_owned();
+    stages.add_cold(&[ColdInstance { stage, ms: 900.0, ..ColdInstance::default() }]);
+    assert_eq!(stages.rows[0].share_pct, Some(50.0), "a cold one is as long as the other");
 }
 
 fn of(trace: &Timeline) -> Stages {

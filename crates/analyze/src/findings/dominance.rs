@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Analysis,
-    stages::{DECODE, PREFILL, STAGES, StageTiming},
+    stages::{DECODE, PREFILL, STAGES},
 };
 
 /// One part dominates another from this multiple of its time.
@@ -32,8 +32,8 @@ fn stage_dominates(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     else {
         return vec![];
     };
-    let over_all = |row: &StageTiming| row.ms.mean * f64::from(row.ms.n);
-    let (longer, shorter, advice) = if over_all(decode) >= over_all(prefill) {
+    let stages = &analysis.stages;
+    let (longer, shorter, advice) = if stages.all_ms(decode) >= stages.all_ms(prefill) {
         (decode, prefill, "Reduce the time per output token first: every decode step takes it.")
     } else {
         let advice = match analysis.stages.note("vision") {
@@ -45,11 +45,11 @@ fn stage_dominates(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         };
         (prefill, decode, advice)
     };
-    let times = over_all(longer) / over_all(shorter);
+    let times = stages.all_ms(longer) / stages.all_ms(shorter);
     if !times.is_finite() || times < DOMINANCE {
         return vec![];
     }
-    let unequal = longer.ms.n != shorter.ms.n;
+    let unequal = stages.instances(longer) != stages.instances(shorter);
     let of_all = if unequal { " over all instances" } else { "" };
     let message =
         format!("{} takes {times:.1} times as long as {}{of_all}.", longer.stage, shorter.stage);
@@ -57,7 +57,7 @@ fn stage_dominates(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     for row in [longer, shorter] {
         found = found.with(&format!("{} ms", row.stage), format!("{:.3}", row.ms.mean));
         if unequal {
-            found = found.with(&format!("{} instances", row.stage), row.ms.n);
+            found = found.with(&format!("{} instances", row.stage), stages.instances(row));
         }
     }
     if let Some(vision) = analysis.stages.note("vision").filter(|_| longer.stage == PREFILL) {

@@ -38,7 +38,7 @@ const COLD_RATIO: f64 = 1.5;
 const COLD_RATIO_RANGES_ONLY: f64 = 10.0;
 
 /// A first instance that was cold.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct ColdInstance {
     pub stage: String,
     pub ms: f64,
