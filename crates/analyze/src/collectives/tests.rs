@@ -3,11 +3,11 @@
 mod offsets;
 mod properties;
 
-use llmprof_core::trace::timeline::Timeline;
 use llmprof_core::trace::{
     collectives::{CollectiveCall, CollectiveGroup, ProcessRank},
     kernel::Kernel,
     range::Range,
+    timeline::Timeline,
 };
 
 use super::*;

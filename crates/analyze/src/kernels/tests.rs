@@ -1,13 +1,12 @@
 //! Kernels on sketches of captures, and the sketches shared with other tests.
 
-use llmprof_core::trace::timeline::Timeline;
 use std::{num::ParseIntError, str::FromStr};
 
 use llmprof_core::trace::{
     event::STAGE_DOMAIN,
     kernel::Kernel,
     range::Range,
-    timeline::{ApiCall, CopyKind, GraphLaunch, MemoryOp},
+    timeline::{ApiCall, CopyKind, GraphLaunch, MemoryOp, Timeline},
 };
 
 use super::*;

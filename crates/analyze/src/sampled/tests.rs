@@ -1,12 +1,11 @@
 //! Sampled metrics of synthetic timelines with known values.
 
-use llmprof_core::trace::timeline::Timeline;
 use std::collections::BTreeMap;
 
 use llmprof_core::trace::{
     gpu_metrics::{DeviceSamples, GpuMetric, GpuSamples},
     kernel::Kernel,
-    timeline::GraphLaunch,
+    timeline::{GraphLaunch, Timeline},
 };
 use proptest::prelude::*;
 

@@ -265,11 +265,10 @@ fn open_step<'a>(
 
 #[cfg(test)]
 mod tests {
-    use crate::timeline::open_ranges::NONE;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::kernels::tests::capture;
+    use crate::{kernels::tests::capture, timeline::open_ranges::NONE};
 
     fn of(sketch: &str) -> Vec<EngineStepRecord> {
         let trace = capture(sketch);

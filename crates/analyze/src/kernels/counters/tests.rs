@@ -1,7 +1,6 @@
 //! Counters joined with small timelines.
 
-use llmprof_core::trace::counter::OpenRange;
-use llmprof_core::trace::timeline::Timeline;
+use llmprof_core::trace::{counter::OpenRange, timeline::Timeline};
 use proptest::prelude::*;
 
 use super::*;

@@ -1,11 +1,11 @@
 //! GEMMs of sketched logs and captures.
 
-use llmprof_core::trace::timeline::Timeline;
 use llmprof_core::{
     domain::device_peaks::Devices,
     trace::{
         event::{Ceiling, Event},
         gemm::ProcessGemms,
+        timeline::Timeline,
     },
 };
 

@@ -1,7 +1,6 @@
 //! Coverage of samples on sketches of captures.
 
-use llmprof_core::trace::gpu_metrics::GpuMetric;
-use llmprof_core::trace::timeline::Timeline;
+use llmprof_core::trace::{gpu_metrics::GpuMetric, timeline::Timeline};
 
 use super::*;
 use crate::kernels::tests::capture;

@@ -21,9 +21,7 @@ use super::{
     waits::IdleSplit,
 };
 use crate::{
-    kernels::is_measured,
-    operators::rolled_paths::RolledPaths,
-    timeline::open_ranges::{NONE, OpenNest},
+    kernels::is_measured, operators::rolled_paths::RolledPaths, timeline::open_ranges::OpenNest,
 };
 
 /// Work of one kind, launched by one operator.
@@ -203,7 +201,7 @@ impl<'a> SplitSums<'a> {
 /// one launch has both its neighbours.
 fn reasons(gap: &IdleGap) -> impl Iterator<Item = (GapReason, i64)> + use<> {
     let IdleSplit { host, copy, sync, unknown, launch } = gap.reasons.program;
-    let launched = gap.after.filter(|after| after.join.call != NONE);
+    let launched = gap.after.filter(|after| after.join.has_call());
     let rest = match (launched, gap.before) {
         (None, _) => GapReason::Unknown,
         (Some(after), Some(before)) if before.join.call == after.join.call => GapReason::InGraph,

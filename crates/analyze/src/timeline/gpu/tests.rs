@@ -1,7 +1,6 @@
 //! GPU activity on sketches, and the resulting figures of a stage.
 
-use llmprof_core::trace::timeline::ApiCall;
-use llmprof_core::trace::timeline::Timeline;
+use llmprof_core::trace::timeline::{ApiCall, Timeline};
 
 use super::*;
 use crate::kernels::tests::capture;

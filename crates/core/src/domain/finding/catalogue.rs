@@ -1,7 +1,7 @@
 //! The catalogue of findings. Each has a stable id, by which programs refer to it.
 //!
 //! `specs/findings.md` is generated from it: `LLMPROF_BLESS=1 cargo test --package llmprof-core
-//! findings` writes it.
+//! finding` writes it.
 
 use super::Severity;
 

@@ -2,10 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use llmprof_core::domain::finding::{
-    Finding,
-    catalogue::{self},
-};
+use llmprof_core::domain::finding::{Finding, catalogue};
 
 use super::pass::LINK_IMPORTER;
 use crate::collect::{

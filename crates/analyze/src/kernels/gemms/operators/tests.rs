@@ -1,7 +1,9 @@
 //! Products of operators in sketched captures.
 
-use llmprof_core::trace::event::{Event, OPERATOR_DOMAIN, StageRange};
-use llmprof_core::trace::timeline::Timeline;
+use llmprof_core::trace::{
+    event::{Event, OPERATOR_DOMAIN, StageRange},
+    timeline::Timeline,
+};
 
 use super::*;
 use crate::kernels::{

@@ -3,8 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::kernels::tests::capture;
-use crate::timeline::gpu::device_tables;
+use crate::{kernels::tests::capture, timeline::gpu::device_tables};
 
 /// One line per work and gap: `stage name calls ns alone`, `stage gap reason count ns after`.
 fn lines(trace: &Timeline) -> String {

@@ -44,7 +44,7 @@ findings! {
         advice: "Sample at a higher rate, repeat the stage more often, or profile stages that \
                  run at once apart.";
     GPU_METRICS_OTHER_GPU = "gpu_metrics_other_gpu", [Warning],
-        fires_on: "kernels of a stage ran on a GPU of which a capture with samples has none",
+        fires_on: "a stage has kernels on a GPU without samples, in a capture that has samples",
         advice: "Sample all GPUs of the program.";
     GPU_METRICS_REFUSED = "gpu_metrics_refused", [Warning],
         fires_on: "the GPU of samples is unknown: the export lists none of that number, several \

@@ -13,7 +13,7 @@ findings! {
         fires_on: "repeats of the unprofiled pass have different outputs",
         advice: "Look for operators whose order of summation varies.";
     OUTPUTS_DIFFER = "outputs_differ", [Critical],
-        fires_on: "tokens or logits of the traced pass differ from those of the unprofiled pass",
+        fires_on: "the traced pass has other tokens or logits than the unprofiled pass",
         advice: "Do not attribute the capture to the timed run.";
     MFU_IMPOSSIBLE = "mfu_impossible", [Critical],
         fires_on: "utilisation above 101 % of a ceiling",
