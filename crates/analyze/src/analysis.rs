@@ -58,6 +58,7 @@ use crate::{
         repeats::{self, OperatorRepeats},
         stage_calls::StageCalls,
     },
+    step_batches::{self, StepBatch},
     timeline::{
         alone::AloneTimes,
         capture::Capture,
@@ -68,6 +69,7 @@ use crate::{
         processes::Processes,
         regions::Region,
         tables::TimelineTables,
+        time_shares::{self, StageShare},
     },
 };
 
@@ -130,6 +132,10 @@ pub struct Analysis {
     pub pytorch: Option<ProfiledOperators>,
     /// Steps of a server or of a generating program, by ranges or inferred.
     pub engine_steps: Vec<EngineStepRecord>,
+    /// Their times by class, requests and context.
+    pub step_batches: Vec<StepBatch>,
+    /// Shares of the stages in all time of a capture without an unprofiled pass.
+    pub stage_shares: Vec<StageShare>,
     /// Collective operations of several ranks.
     pub collectives: CollectiveTables,
     /// NVTX ranges of the traced pass with the kernels launched inside.
@@ -257,6 +263,9 @@ impl Analysis {
         self.coverage = tables.coverage;
         self.regions = tables.regions;
         self.stage_gpu = tables.stage_gpu;
+        if self.only_traced {
+            self.stage_shares = time_shares::stage_shares(&tables.walls, &self.kernels.stages);
+        }
         self.stage_calls = tables.stage_calls;
         self.alone = tables.alone;
         self.graphs = tables.graphs;
@@ -270,6 +279,7 @@ impl Analysis {
         }
         self.processes = tables.processes;
         self.engine_steps = tables.engine_steps;
+        self.step_batches = step_batches::step_batches(&self.engine_steps);
         if let (Some(nsys), Some(command)) = (&trace.nsys, &trace.command) {
             requests::join(&mut self.engine_steps, nsys, &command.loads);
         }

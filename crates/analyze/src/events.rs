@@ -24,6 +24,8 @@ pub struct Events<'a> {
     pub ceilings: Vec<&'a Ceiling>,
     pub end: Option<&'a End>,
     pub source: EventSource<'a>,
+    /// Stages besides prefill and decode, which steps of engines have.
+    pub other_stages: Vec<&'a str>,
 }
 
 /// Source of the events of a pass.
@@ -35,7 +37,11 @@ pub enum EventSource<'a> {
     Runner,
     /// The ranges of a capture: stages of one pass have one repeat number. Tokens that the steps
     /// of a repeat generated, where they are known.
-    Capture { tokens: &'a BTreeMap<u32, u64> },
+    Capture {
+        tokens: &'a BTreeMap<u32, u64>,
+        /// False where a step may have made several tokens of one sequence: by speculation.
+        one_token_a_step: bool,
+    },
 }
 
 impl<'a> Events<'a> {
@@ -48,7 +54,15 @@ impl<'a> Events<'a> {
     pub fn generated(&self, repeat: u32, steps: u64) -> Option<u64> {
         match self.source {
             EventSource::Runner => Some(steps * self.batch()),
-            EventSource::Capture { tokens } => tokens.get(&repeat).copied(),
+            EventSource::Capture { tokens, .. } => tokens.get(&repeat).copied(),
+        }
+    }
+
+    /// True if each decode step makes one token of each sequence.
+    pub fn has_one_token_a_step(&self) -> bool {
+        match self.source {
+            EventSource::Runner => true,
+            EventSource::Capture { one_token_a_step, .. } => one_token_a_step,
         }
     }
 

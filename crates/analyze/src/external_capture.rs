@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashSet};
 use llmprof_core::{
     domain::finding::Finding,
     trace::{
-        engine_steps::{StepClass, engine_step},
+        engine_steps::StepClass,
         event::{Event, OperatorCall, StageRange},
         range::Range,
         unclosed::Unclosed,
@@ -30,6 +30,7 @@ use crate::timeline::{
     capture::Capture,
     device_time::is_operator,
     interval::Interval,
+    named_steps::Step,
     open_ranges::{EXCLUDED, NONE, place},
     stage_spans::stage_spans,
 };
@@ -40,6 +41,10 @@ pub struct CaptureEvents {
     pub events: Vec<Event>,
     /// Tokens that the decode steps of a repeat generated, where they are known.
     tokens: BTreeMap<u32, u64>,
+    /// True if a decode step may have made several tokens of one sequence.
+    is_speculative: bool,
+    /// Stages besides prefill and decode.
+    other_stages: Vec<String>,
     pub findings: Vec<Finding>,
 }
 
@@ -50,12 +55,15 @@ impl CaptureEvents {
         let spans = stage_spans(capture);
         let repeats = passes::repeats(capture);
         let findings = early_ends::findings(capture, &repeats, &spans);
-        let mut derived = Self { findings, ..Self::default() };
+        let is_speculative = capture.stages.steps.iter().any(Step::is_speculative);
+        let mut derived = Self { findings, is_speculative, ..Self::default() };
         for (at, repeat) in repeats.iter().enumerate() {
             if let Some(repeat) = *repeat {
                 derived.events.push(range(capture.stages.label(at), spans[at], repeat, None));
             }
         }
+        let other = |it: &&String| ![WARMUP, PREFILL, DECODE].contains(&it.as_str());
+        derived.other_stages = capture.stages.labels.iter().filter(other).cloned().collect();
         let steps = derived.add_ranges(capture, &repeats, batch);
         derived.add_steps(capture, steps, (&spans, &repeats));
         derived
@@ -63,8 +71,10 @@ impl CaptureEvents {
 
     /// The events by kind.
     pub fn by_kind(&self) -> Events<'_> {
-        let source = EventSource::Capture { tokens: &self.tokens };
-        Events { source, ..Events::of(&self.events) }
+        let one_token_a_step = !self.is_speculative;
+        let source = EventSource::Capture { tokens: &self.tokens, one_token_a_step };
+        let other_stages = self.other_stages.iter().map(String::as_str).collect();
+        Events { source, other_stages, ..Events::of(&self.events) }
     }
 
     /// Adds parts of stages and operators; returns the decode steps.
@@ -105,10 +115,7 @@ impl CaptureEvents {
                         instance: at,
                         place: place(it),
                         times,
-                        tokens: match engine_step(&it.name) {
-                            Some(step) => step.decode_requests,
-                            None => Some(batch.unwrap_or(1)),
-                        },
+                        tokens: Some(batch.unwrap_or(1)),
                     }),
                     part => self.events.push(range(part, times, repeat, None)),
                 },
@@ -119,16 +126,8 @@ impl CaptureEvents {
                 self.events.push(operator_call(&it.name, stage, (it.global_tid, times), repeat));
             }
         }
-        let inferred =
-            capture.trace.inferred.steps.iter().filter(|it| it.class == Some(StepClass::Decode));
-        for it in inferred {
-            let Some(segments) = capture.stages.on(it.global_tid) else { continue };
-            let instance = segments.at(it.start_ns, &mut 0) as usize;
-            if instance < repeats.len() && capture.stages.label(instance) == DECODE {
-                let (place, times) = (it.global_tid, (it.start_ns, it.end_ns));
-                steps.push(CaptureStep { instance, place, times, tokens: batch });
-            }
-        }
+        steps.extend(decode_steps(capture, batch));
+        steps.retain(|it| repeats[it.instance].is_some());
         steps.sort_by_key(|it| it.times.0);
         steps
     }
@@ -155,16 +154,29 @@ impl CaptureEvents {
     }
 }
 
+/// The decode steps of an engine, and those that the launches show. `batch` as above.
+fn decode_steps(capture: &Capture, batch: Option<u64>) -> Vec<CaptureStep> {
+    let is_decode = |class: Option<StepClass>| class == Some(StepClass::Decode);
+    let named = capture.stages.steps.iter().filter(|it| is_decode(it.class));
+    let named = named.map(|it| (it.place, (it.start_ns, it.end_ns), it.generated()));
+    let inferred = capture.trace.inferred.steps.iter().filter(|it| is_decode(it.class));
+    let inferred = inferred.map(|it| (it.global_tid, (it.start_ns, it.end_ns), batch));
+    let step = |(place, times, tokens): (i64, Interval, Option<u64>)| {
+        let instance = capture.stages.at(place, times.0)? as usize;
+        let is_of_stage = capture.stages.label(instance) == DECODE;
+        is_of_stage.then_some(CaptureStep { instance, place, times, tokens })
+    };
+    named.chain(inferred).filter_map(step).collect()
+}
+
 /// Name of the events of decode steps.
 const STEP: &str = "decode_step";
 
 /// The part of a stage that a range is.
 fn part<'a>(it: &'a Range, stage: &str) -> Option<&'a str> {
     let name = it.name.as_str();
-    let is_step =
-        || name == STEP || engine_step(name).is_some_and(|step| step.class == StepClass::Decode);
     match stage {
-        DECODE if is_step() => Some(STEP),
+        DECODE if name == STEP => Some(STEP),
         PREFILL if VISION_PARTS.contains(&name) => Some(name),
         _ => None,
     }

@@ -55,6 +55,7 @@ pub mod samples;
 pub mod series;
 pub mod stages;
 pub mod stats;
+pub mod step_batches;
 pub mod subject;
 pub mod sweep;
 pub mod timeline;

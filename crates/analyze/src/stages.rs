@@ -18,10 +18,7 @@ use std::collections::BTreeMap;
 
 use llmprof_core::{
     domain::units::Nanos,
-    trace::{
-        engine_steps::MIXED,
-        event::{Output, StageRange},
-    },
+    trace::event::{Output, StageRange},
 };
 use serde::{Deserialize, Serialize};
 
@@ -153,8 +150,6 @@ pub fn stages(events: &Events) -> Stages {
     let steps = steps_per_repeat(events);
     let wall = wall_times(events);
 
-    let mixed = per_repeat(events, MIXED);
-
     let decode_steps = common_value(steps.values().copied());
     let prompts = common_value(events.samples.iter().map(|sample| sample.prompt_tokens));
     let prompt = match events.samples.as_slice() {
@@ -186,10 +181,11 @@ pub fn stages(events: &Events) -> Stages {
             },
         })
     };
-    let rows = [(PREFILL, &prefill, prompt), (DECODE, &decode, decoded), (MIXED, &mixed, None)]
-        .into_iter()
-        .filter_map(row)
-        .collect();
+    let more: Vec<(&str, BTreeMap<u32, Nanos>)> =
+        events.other_stages.iter().map(|it| (*it, per_repeat(events, it))).collect();
+    let more = more.iter().map(|(stage, times)| (*stage, times, None));
+    let rows = [(PREFILL, &prefill, prompt), (DECODE, &decode, decoded)].into_iter().chain(more);
+    let rows = rows.filter_map(row).collect();
 
     let over_steps =
         |(repeat, time): (&u32, &Nanos)| ratio(time.as_ms(), *steps.get(repeat)? as f64);
@@ -210,7 +206,10 @@ pub fn stages(events: &Events) -> Stages {
         notes: notes(events, &prefill),
         wall_ms: spread_ms(&wall),
         first_token_ms: spread_ms(&prefill),
-        per_token_ms: Spread::of(decode.iter().filter_map(over_steps)),
+        per_token_ms: match events.has_one_token_a_step() {
+            true => Spread::of(decode.iter().filter_map(over_steps)),
+            false => None,
+        },
         step_ms: Spread::of(events.measured("decode_step").map(|step| range_time(step).as_ms())),
         step_curve_ms: step_curve(events),
         decode_steps,

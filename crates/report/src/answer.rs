@@ -3,11 +3,15 @@
 //!
 //! From the ledger and the stages alone, so that stored reports give the same text.
 
+mod steps;
+
 use llmprof_analyze::{
     Analysis,
     ledger::{Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage},
     stages::{DECODE, StageTiming, overhead::OverheadRecord},
     stats::ratio,
+    step_batches::StepBatch,
+    timeline::time_shares::StageShare,
 };
 use llmprof_core::domain::units::Nanos;
 use serde::{Deserialize, Serialize};
@@ -53,23 +57,34 @@ struct StoredAnswer {
     ledger_stages: Vec<LedgerStage>,
     #[serde(default)]
     overhead: Vec<OverheadRecord>,
+    #[serde(default)]
+    step_batches: Vec<StepBatch>,
+    #[serde(default)]
+    stage_shares: Vec<StageShare>,
 }
 
 /// The answer of an analysis.
 pub fn of_analysis(analysis: &Analysis) -> Answer {
-    answer(&analysis.ledger, &analysis.stages.rows, &analysis.overhead)
+    let steps = steps::sentences(&analysis.step_batches, &analysis.stage_shares);
+    answer(&analysis.ledger, &analysis.stages.rows, &analysis.overhead, steps)
 }
 
 /// The answer of a stored `report.json`, if it has one; as a list, which is empty otherwise.
 pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
-    let StoredAnswer { stages, ledger, ledger_members, ledger_stages, overhead } =
-        serde_json::from_slice(report)?;
-    let ledger = Ledger { stages: ledger_stages, rows: ledger, members: ledger_members };
+    let it: StoredAnswer = serde_json::from_slice(report)?;
+    let ledger = Ledger { stages: it.ledger_stages, rows: it.ledger, members: it.ledger_members };
     let is_known = !ledger.stages.is_empty();
-    Ok(is_known.then(|| answer(&ledger, &stages, &overhead)).into_iter().collect())
+    let steps = steps::sentences(&it.step_batches, &it.stage_shares);
+    let answer = || answer(&ledger, &it.stages, &it.overhead, steps);
+    Ok(is_known.then(answer).into_iter().collect())
 }
 
-fn answer(ledger: &Ledger, stages: &[StageTiming], overhead: &[OverheadRecord]) -> Answer {
+fn answer(
+    ledger: &Ledger,
+    stages: &[StageTiming],
+    overhead: &[OverheadRecord],
+    steps: Vec<String>,
+) -> Answer {
     let known = |stage: &str| ledger.stages.iter().any(|it| it.stage == stage);
     let without = stages.iter().filter(|it| !known(&it.stage)).map(|it| {
         format!(
@@ -78,7 +93,11 @@ fn answer(ledger: &Ledger, stages: &[StageTiming], overhead: &[OverheadRecord]) 
             ms(it.ms.mean)
         )
     });
-    let sentences = ledger.stages.iter().map(|stage| sentence(ledger, stage)).chain(without);
+    let timed = ledger
+        .stages
+        .iter()
+        .map(|stage| sentence(ledger, stage, stages.iter().find(|row| row.stage == stage.stage)));
+    let sentences = timed.chain(without).chain(steps);
     let unknown = ledger
         .stages
         .iter()
@@ -93,11 +112,11 @@ fn answer(ledger: &Ledger, stages: &[StageTiming], overhead: &[OverheadRecord]) 
 }
 
 /// The time of a stage, its distance from the floor and the largest cause.
-fn sentence(ledger: &Ledger, stage: &LedgerStage) -> String {
+fn sentence(ledger: &Ledger, stage: &LedgerStage, row: Option<&StageTiming>) -> String {
     let steps = stage.steps.filter(|steps| *steps > 0 && stage.stage == DECODE);
     let (name, per, each) = match steps {
-        Some(steps) => ("decode", " per token", steps as f64),
-        None => (stage.stage.as_str(), "", 1.0),
+        Some(steps) => ("decode", per_step(steps, row), steps as f64),
+        None => (stage.stage.as_str(), String::new(), 1.0),
     };
     let part = |ns: i64| ms(Nanos(ns).as_ms() / each);
     let floor = match (stage.floor_ns, stage.times_floor) {
@@ -127,6 +146,16 @@ fn sentence(ledger: &Ledger, stage: &LedgerStage) -> String {
     });
     let time = part(stage.measured_ns);
     format!("{name} takes {time} ms{per}{floor}{}.", cause.unwrap_or_default())
+}
+
+/// What a decode step makes: a token, or one of each of several sequences.
+fn per_step(steps: u64, row: Option<&StageTiming>) -> String {
+    let made = row.and_then(|row| row.tokens);
+    match made.and_then(|made| made.checked_div(steps)) {
+        Some(1) => " per token".to_owned(),
+        Some(sequences) if sequences > 1 => format!(" per step of {sequences} sequences"),
+        _ => " per step".to_owned(),
+    }
 }
 
 /// The largest savings of all stages, each with its evidence.

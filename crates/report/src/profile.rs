@@ -35,6 +35,7 @@ use llmprof_analyze::{
         output_equality::OutputCheck, overhead::OverheadRecord, repeats::OperatorRepeats,
     },
     stats::Spread,
+    step_batches::StepBatch,
     timeline::{
         decode_timeline::StepTimeline,
         engine_steps::EngineStepRecord,
@@ -42,6 +43,7 @@ use llmprof_analyze::{
         graphs::WholeGraph,
         processes::{ProcessKernel, ProcessRange, ProcessStage},
         regions::Region,
+        time_shares::StageShare,
     },
 };
 use llmprof_core::{
@@ -121,6 +123,13 @@ pub struct LLMProfileReport {
     /// absent without such.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub engine_steps: Vec<EngineStepRecord>,
+    /// Times of these steps by class, requests and context; absent without such.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub step_batches: Vec<StepBatch>,
+    /// Shares of the stages in all time of a capture, with the time outside them; absent for a run
+    /// with an unprofiled pass.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stage_shares: Vec<StageShare>,
     /// Collective operations of several ranks, and their time by rank: rows of the tables of these
     /// names; absent without such.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

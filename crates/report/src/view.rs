@@ -59,6 +59,8 @@ pub(super) struct ReportView<'a> {
     stage_gpu: ReportTable,
     whole_graphs: ReportTable,
     engine_steps: ReportTable,
+    step_batches: ReportTable,
+    stage_shares: ReportTable,
     request_latency: ReportTable,
     requests: ReportTable,
     collectives: ReportTable,
@@ -178,6 +180,9 @@ pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis)
         kernels_full: all(tables::kernels_full(analysis)),
         stage_gpu: tables::stage_gpu(analysis),
         whole_graphs: top(tables::whole_graphs(analysis)),
+        step_batches: tables::step_batches(analysis)
+            .first(TOP_ROWS, "all are in the table step_batches"),
+        stage_shares: tables::stage_shares(analysis),
         engine_steps: tables::engine_steps(analysis)
             .first(TOP_ROWS, "all are in the table engine_steps"),
         request_latency: tables::request_latency(analysis),

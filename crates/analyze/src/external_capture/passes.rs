@@ -5,12 +5,12 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use llmprof_core::trace::engine_steps::{MIXED, engine_step};
+use llmprof_core::trace::engine_steps::MIXED;
 
 use crate::{
     kernels::WARMUP,
     stages::{DECODE, PREFILL},
-    timeline::{capture::Capture, open_ranges::place},
+    timeline::capture::Capture,
 };
 
 /// A prefill, and the decode that follows it.
@@ -40,13 +40,8 @@ pub fn repeats(capture: &Capture) -> Vec<Option<u32>> {
 
 /// The prefill of each decode that is in a pass.
 fn pairs(capture: &Capture, counts: impl Fn(usize) -> bool) -> BTreeMap<usize, usize> {
-    let engine: HashSet<(i64, i64)> = capture
-        .trace
-        .ranges
-        .iter()
-        .filter(|it| engine_step(&it.name).is_some())
-        .map(|it| (place(it), it.start_ns))
-        .collect();
+    let engine: HashSet<(i64, i64)> =
+        capture.stages.steps.iter().map(|it| (it.place, it.start_ns)).collect();
     let mut found = BTreeMap::new();
     let mut open: BTreeMap<i64, OpenPass> = BTreeMap::new();
     for (at, it) in capture.stages.instances.iter().enumerate() {

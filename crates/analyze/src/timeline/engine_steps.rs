@@ -4,10 +4,10 @@
 use std::{cmp::Reverse, collections::BTreeMap};
 
 use llmprof_core::{
-    domain::{named_values::named_values, units::Nanos},
+    domain::units::Nanos,
     trace::{
-        engine_steps::{EngineStep, StepClass, engine_step},
-        range::Range,
+        engine_steps::{StepClass, StepCounts},
+        inferred_steps::InferredStep,
         timeline::{Timeline, pid_of, process_of},
     },
 };
@@ -17,7 +17,9 @@ use super::{
     capture::{Capture, Join},
     interval::Interval,
     launches::Cursor,
-    open_ranges::{EXCLUDED, OpenNest, nest, place},
+    named_steps::{Phase, Step, StepSource, named_steps},
+    open_ranges::{EXCLUDED, OpenNest, nest},
+    stage_spans::{self, HostRange},
 };
 
 /// One step of a server or of a generating program.
@@ -33,6 +35,10 @@ pub struct EngineStepRecord {
     pub engine: Option<String>,
     /// `null` where only the boundaries are known.
     pub class: Option<StepClass>,
+    /// The engine's own word for the class, where it has one.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(example = "EXTEND"))]
+    pub mode: Option<String>,
     /// Evidence of boundaries and class: the name of the range, or what the launches show.
     #[cfg_attr(feature = "schema", schema(example = "execute_context_0(0)_generation_8(8)"))]
     pub evidence: String,
@@ -42,6 +48,10 @@ pub struct EngineStepRecord {
     pub start_ms: f64,
     /// Length of the step on the host; of an inferred one, to the end of its work.
     pub host_ms: f64,
+    /// Time of the step: to the end of its work, from its start or, where its work waited for that
+    /// of the step before, from the end of that.
+    #[serde(default)]
+    pub step_ms: f64,
     /// From the start of its first work on a device to the end of its last; `null` without work.
     pub device_ms: Option<f64>,
     /// Time within `device_ms` in which none of its kernels and graphs ran.
@@ -52,10 +62,35 @@ pub struct EngineStepRecord {
     pub graphs: u64,
     /// True if a replayed CUDA graph launched some of its work.
     pub is_replayed: bool,
-    /// `null` where the name does not carry them, as the next two.
+    /// Requests of the step; `null` where the name does not carry them, as all counts below.
+    #[serde(default)]
+    pub requests: Option<u64>,
+    /// Requests that a graph of a fixed size computes for, with those of the padding.
+    #[serde(default)]
+    pub padded_requests: Option<u64>,
     pub prefill_requests: Option<u64>,
+    /// Sum of the query lengths of the requests in prefill.
     pub prefill_tokens: Option<u64>,
+    /// Sum of their key lengths: tokens that attention reads.
+    #[serde(default)]
+    pub prefill_keys: Option<u64>,
+    /// Sum of query length times key length.
+    #[serde(default)]
+    pub prefill_products: Option<u64>,
     pub decode_requests: Option<u64>,
+    /// The same four of the requests in decode.
+    #[serde(default)]
+    pub decode_tokens: Option<u64>,
+    #[serde(default)]
+    pub decode_keys: Option<u64>,
+    #[serde(default)]
+    pub decode_products: Option<u64>,
+    /// Tokens that it generated, where that is certain: speculation may keep fewer than it computed.
+    #[serde(default)]
+    pub generated: Option<u64>,
+    /// Phases of a decode step by speculation; `null` for other steps.
+    #[serde(default)]
+    pub phases: Option<Vec<StepPhase>>,
     /// Numbers of the load's requests in prefill during the step; `null` where that is not certain.
     #[serde(default)]
     pub prefilling: Option<Vec<u64>>,
@@ -64,31 +99,20 @@ pub struct EngineStepRecord {
     pub decoding: Option<Vec<u64>>,
 }
 
-named_values! {
-    /// Source of a step.
-    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-    StepSource {
-        /// A range whose name carries the work.
-        Named = "named",
-        /// The order of the launches: the capture has no range that is a stage.
-        Inferred = "inferred",
-    }
+/// The phases of one class of a decode step by speculation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct StepPhase {
+    pub phase: StepClass,
+    /// How often the step has it.
+    pub times: u64,
+    /// Their length on the host, summed.
+    pub host_ms: f64,
 }
 
 /// The source of steps in older files.
 const fn named() -> StepSource {
     StepSource::Named
-}
-
-/// A step before its work is known.
-struct StepPlace<'a> {
-    class: Option<StepClass>,
-    evidence: &'a str,
-    /// Thread or process on which its range is open.
-    place: i64,
-    start_ns: i64,
-    end_ns: i64,
-    named: Option<EngineStep>,
 }
 
 /// Work of one step on devices, in the order of its starts.
@@ -113,17 +137,9 @@ impl DeviceWork {
 /// The steps of a capture whose ranges carry the names of a known engine, or whose launches show
 /// them; empty for others.
 pub fn engine_steps(capture: &Capture) -> Vec<EngineStepRecord> {
-    let named = named_steps(capture.trace).into_iter();
-    let inferred = capture.trace.inferred.steps.iter().map(|step| StepPlace {
-        class: step.class,
-        evidence: &step.evidence,
-        place: step.global_tid,
-        start_ns: step.start_ns,
-        end_ns: step.end_ns,
-        named: None,
-    });
-    let mut steps: Vec<StepPlace> =
-        named.chain(inferred).filter(|it| it.end_ns >= it.start_ns).collect();
+    let inferred = capture.trace.inferred.steps.iter().map(inferred_step);
+    let mut steps: Vec<Step> = capture.stages.steps.iter().cloned().chain(inferred).collect();
+    steps.retain(|it| it.end_ns >= it.start_ns);
     if steps.is_empty() {
         return Vec::new();
     }
@@ -132,77 +148,101 @@ pub fn engine_steps(capture: &Capture) -> Vec<EngineStepRecord> {
         steps.iter().map(|it| (it.place, (it.start_ns, it.end_ns))).collect();
     let work = device_work(capture, &ranges);
     let origin = steps.first().map_or(0, |it| it.start_ns);
-    let records = steps.into_iter().zip(work).enumerate();
-    records.map(|(at, (step, work))| record(at, origin, &step, &work)).collect()
-}
-
-/// The steps that ranges name, which are instances of stages: of one class, a range inside another
-/// repeats it, in a domain of its own or under the same name.
-fn named_steps(trace: &Timeline) -> Vec<StepPlace<'_>> {
-    let step = |range: &'_ Range| {
-        let step = engine_step(&range.name)?;
-        Some((step, range.end_ns.filter(|end| *end >= range.start_ns)?))
-    };
-    let mut found: Vec<StepPlace> = Vec::new();
-    for range in &trace.ranges {
-        let Some((step, end_ns)) = step(range) else { continue };
-        found.push(StepPlace {
-            class: Some(step.class),
-            evidence: &range.name,
-            place: place(range),
-            start_ns: range.start_ns,
-            end_ns,
-            named: Some(step),
-        });
-    }
-    found.sort_by_key(|it| (it.start_ns, Reverse(it.end_ns)));
-    let mut until: BTreeMap<(i64, &str), i64> = BTreeMap::new();
-    found.retain(|it| {
-        let stage = it.class.map_or("", StepClass::stage);
-        let until = until.entry((it.place, stage)).or_insert(i64::MIN);
-        let is_outer = it.end_ns > *until;
-        *until = (*until).max(it.end_ns);
-        is_outer
+    let hosts = steps.iter().zip(&work).map(|(it, work)| HostRange {
+        place: it.place,
+        start_ns: it.start_ns,
+        end_ns: it.end_ns,
+        work: work.window,
     });
-    found
+    let spans = stage_spans::spans(hosts);
+    let records = steps.into_iter().zip(work).zip(spans).enumerate();
+    records.map(|(at, ((step, work), span))| record(at, origin, step, (&work, span))).collect()
 }
 
-/// Start of the first step, from which the times of all count.
+fn inferred_step(step: &InferredStep) -> Step {
+    Step {
+        source: StepSource::Inferred,
+        engine: None,
+        class: step.class,
+        mode: None,
+        evidence: step.evidence.to_string(),
+        place: step.global_tid,
+        start_ns: step.start_ns,
+        end_ns: step.end_ns,
+        counts: StepCounts::default(),
+        phases: vec![],
+    }
+}
+
+/// The start of the first step of a capture.
 pub fn first_start(trace: &Timeline) -> Option<i64> {
-    let is_possible = |start: i64, end: i64| (end >= start).then_some(start);
-    let named = trace
-        .ranges
-        .iter()
-        .filter(|range| engine_step(&range.name).is_some())
-        .filter_map(|range| is_possible(range.start_ns, range.end_ns?));
-    let inferred =
-        trace.inferred.steps.iter().filter_map(|step| is_possible(step.start_ns, step.end_ns));
-    named.chain(inferred).min()
+    let named = named_steps(trace).into_iter().map(|it| it.start_ns);
+    let inferred = trace.inferred.steps.iter().filter(|it| it.end_ns >= it.start_ns);
+    named.chain(inferred.map(|it| it.start_ns)).min()
 }
 
-fn record(at: usize, origin: i64, step: &StepPlace, work: &DeviceWork) -> EngineStepRecord {
+fn record(
+    at: usize,
+    origin: i64,
+    step: Step,
+    (work, span): (&DeviceWork, Interval),
+) -> EngineStepRecord {
     let ms = |ns: i64| Nanos(ns).as_ms();
-    let named = step.named;
+    let StepCounts { requests, padded, prefill, decode } = step.counts;
+    let generated = step.generated();
     EngineStepRecord {
         step: at as u64,
-        source: if named.is_some() { StepSource::Named } else { StepSource::Inferred },
-        engine: named.map(|it| it.engine.to_owned()),
+        source: step.source,
+        engine: step.engine.map(str::to_owned),
         class: step.class,
-        evidence: step.evidence.to_owned(),
+        mode: step.mode,
+        evidence: step.evidence,
         process: pid_of(step.place),
         start_ms: ms(step.start_ns - origin),
         host_ms: ms(step.end_ns - step.start_ns),
+        step_ms: ms(span.1 - span.0),
         device_ms: work.window.map(|(first, last)| ms(last - first)),
         gap_ms: work.window.map(|(first, last)| ms((last - first - work.busy_ns).max(0))),
         kernels: work.kernels,
         graphs: work.graphs,
         is_replayed: work.is_replayed,
-        prefill_requests: named.and_then(|it| it.prefill_requests),
-        prefill_tokens: named.and_then(|it| it.prefill_tokens),
-        decode_requests: named.and_then(|it| it.decode_requests),
+        requests: requests.or_else(|| sum(prefill.requests, decode.requests)),
+        padded_requests: padded,
+        prefill_requests: prefill.requests,
+        prefill_tokens: prefill.tokens,
+        prefill_keys: prefill.keys,
+        prefill_products: prefill.products,
+        decode_requests: decode.requests,
+        decode_tokens: decode.tokens,
+        decode_keys: decode.keys,
+        decode_products: decode.products,
+        generated,
+        phases: phases(&step.phases),
         prefilling: None,
         decoding: None,
     }
+}
+
+/// Of two counts those that are known, summed.
+fn sum(one: Option<u64>, other: Option<u64>) -> Option<u64> {
+    one.or(other)?;
+    Some(one.unwrap_or(0).saturating_add(other.unwrap_or(0)))
+}
+
+/// The phases of a step, those of one class together; `None` for a step without.
+fn phases(phases: &[Phase]) -> Option<Vec<StepPhase>> {
+    let mut rows: Vec<StepPhase> = Vec::new();
+    for it in phases {
+        let host_ms = Nanos(it.end_ns - it.start_ns).as_ms();
+        match rows.iter_mut().find(|row| row.phase == it.class) {
+            Some(row) => {
+                row.times += 1;
+                row.host_ms += host_ms;
+            }
+            None => rows.push(StepPhase { phase: it.class, times: 1, host_ms }),
+        }
+    }
+    (!rows.is_empty()).then_some(rows)
 }
 
 /// First start and last end of the work that was launched during each step, given as thread and
@@ -370,7 +410,7 @@ mod tests {
             let steps = engine_steps(&timeline);
             for class in [StepClass::Prefill, StepClass::Decode] {
                 let of_class = steps.iter().filter(|it| it.class == Some(class)).count();
-                let label = timeline.stages.labels.iter().position(|it| it == class.stage());
+                let label = timeline.stages.labels.iter().position(|it| Some(it.as_str()) == class.stage());
                 let instances = timeline.stages.instances.iter();
                 let instances = instances.filter(|it| Some(it.label) == label).count();
                 prop_assert_eq!(of_class, instances);

@@ -19,7 +19,10 @@ use llmprof_core::trace::{
     timeline::{Timeline, process_of},
 };
 
-use super::interval::{Interval, IntervalSet};
+use super::{
+    interval::{Interval, IntervalSet},
+    named_steps::{Step, named_steps},
+};
 
 /// No range is open.
 pub const NONE: u32 = u32::MAX;
@@ -90,6 +93,8 @@ pub struct StageInstance {
 pub struct OpenStages {
     pub labels: Vec<String>,
     pub instances: Vec<StageInstance>,
+    /// Steps that ranges of an engine name, in the order of their starts.
+    pub steps: Vec<Step>,
     threads: BTreeMap<i64, Segments>,
     /// Number of instances that lie inside another stage, which wins: by both labels.
     pub hidden: BTreeMap<(usize, usize), u64>,
@@ -119,7 +124,7 @@ impl OpenStages {
             let stage = if range.name == warmup && !is_included {
                 Some(warmup)
             } else {
-                rules.stage(&range.name, &range.domain)
+                rules.ruled_stage(&range.name, &range.domain)
             };
             let label =
                 stage.and_then(|stage| stages.labels.iter().position(|label| label == stage));
@@ -127,10 +132,17 @@ impl OpenStages {
                 open.entry((place(range), label)).or_default().push(at);
             }
         }
+        stages.steps = named_steps(trace);
+        for at in 0..stages.steps.len() {
+            let it = &stages.steps[at];
+            let (place, times) = (it.place, (it.start_ns, it.end_ns));
+            if let Some(stage) = it.stage().map(str::to_owned) {
+                open.entry((place, stages.label_of(&stage))).or_default().push(times);
+            }
+        }
         for (class, thread, start_ns, end_ns) in trace.inferred.stages() {
-            let label = stages.labels.iter().position(|label| label == class.stage());
-            if let Some(label) = label {
-                open.entry((thread, label)).or_default().push((start_ns, end_ns));
+            if let Some(stage) = class.stage() {
+                open.entry((thread, stages.label_of(stage))).or_default().push((start_ns, end_ns));
             }
         }
         for ((place, label), intervals) in open {
@@ -155,6 +167,14 @@ impl OpenStages {
         }
         stages.empty_uncounted();
         stages
+    }
+
+    /// The index of a label, which is added where it is new.
+    fn label_of(&mut self, stage: &str) -> usize {
+        self.labels.iter().position(|label| label == stage).unwrap_or_else(|| {
+            self.labels.push(stage.to_owned());
+            self.labels.len() - 1
+        })
     }
 
     /// The instances visible to one thread.
@@ -222,11 +242,16 @@ impl OpenStages {
 
     /// The label that counts at the start of an instance, on a thread on which it is open.
     fn first_at(&self, it: &StageInstance) -> Option<usize> {
+        Some(self.instances.get(self.at(it.place, it.start_ns)? as usize)?.label)
+    }
+
+    /// The instance that counts at `t` on a thread, or on a thread of a process.
+    pub fn at(&self, place: i64, t: i64) -> Option<u32> {
         // A process has the number before those of its threads.
-        let (thread, segments) = self.threads.range(it.place..).next()?;
-        let is_open = [*thread, process_of(*thread)].contains(&it.place);
-        let first = is_open.then(|| segments.at(it.start_ns, &mut 0))?;
-        Some(self.instances.get(first as usize)?.label)
+        let (thread, segments) = self.threads.range(place..).next()?;
+        let is_open = [*thread, process_of(*thread)].contains(&place);
+        let instance = is_open.then(|| segments.at(t, &mut 0))?;
+        (instance < EXCLUDED).then_some(instance)
     }
 
     /// The label of an instance.

@@ -12,6 +12,7 @@ use super::{
     graphs::{self, WholeGraph},
     processes::{self, Processes},
     regions::{self, Region},
+    time_shares::{self, StageWalls},
 };
 use crate::{
     collectives::{self, CollectiveTables},
@@ -45,6 +46,7 @@ pub struct TimelineTables {
     pub engine_steps: Vec<EngineStepRecord>,
     pub collectives: CollectiveTables,
     pub coverage: Vec<StageCoverage>,
+    pub walls: StageWalls,
     /// Kernels that other threads launched during stages without a launch, by stage.
     pub launched_elsewhere: BTreeMap<String, u64>,
 }
@@ -77,12 +79,14 @@ impl TimelineTables {
             engine_steps,
             collectives,
             coverage,
+            walls,
             launched_elsewhere,
         } = &mut tables;
         rayon::scope(|scope| {
             scope.spawn(|_| (*stage_gpu, *splits) = gpu::device_tables(capture));
             scope.spawn(|_| *coverage = coverage::by_stage(capture));
             scope.spawn(|_| *launched_elsewhere = launched_elsewhere::launched_elsewhere(capture));
+            scope.spawn(|_| *walls = time_shares::stage_walls(capture));
             scope.spawn(|_| *stage_calls = stage_calls::stage_calls(capture));
             scope.spawn(|_| *alone = alone::alone(capture));
             scope.spawn(|_| *graphs = graphs::whole_graphs(capture));
@@ -121,7 +125,7 @@ impl TimelineTables {
         for it in self
             .engine_steps
             .iter_mut()
-            .filter(|it| it.class.is_some_and(|it| is_partial(it.stage())))
+            .filter(|it| it.class.and_then(|it| it.stage()).is_some_and(is_partial))
         {
             (it.device_ms, it.gap_ms) = (None, None);
         }

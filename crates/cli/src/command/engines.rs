@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use llmprof_core::{
     domain::settings::nearest,
-    trace::engines::{CaptureStep, Engine, engines},
+    trace::engines::{CaptureStep, Engine, engines, step_examples},
 };
 
 /// List the known engines, or print how to capture one
@@ -15,7 +15,7 @@ use llmprof_core::{
 /// names of their ranges; a capture without them is searched for steps by the order of its kernels.
 #[derive(Debug, Args)]
 pub struct EnginesOptions {
-    /// Engine: vllm, sglang, tensorrt-llm, llama-cpp, jax or transformers [default: all]
+    /// Engine: vllm, sglang, atom, tensorrt-llm, llama-cpp, jax or transformers [default: all]
     name: Option<String>,
 }
 
@@ -71,9 +71,11 @@ fn guide(engine: &Engine) -> String {
         Some(ranges) => _ = write!(text, "\nRanges of steps: {ranges}\n"),
         None => text.push_str("\nIt opens no ranges: steps are found by the order of kernels.\n"),
     }
-    for step in &engine.steps {
-        _ = writeln!(text, "Name of a step:  {}", step.example);
+    for example in step_examples(&engine.name) {
+        _ = writeln!(text, "Name of a step:  {example}");
     }
-    _ = writeln!(text, "Its kernels:     {}", engine.kernels.join(", "));
+    if !engine.kernels.is_empty() {
+        _ = writeln!(text, "Its kernels:     {}", engine.kernels.join(", "));
+    }
     text
 }

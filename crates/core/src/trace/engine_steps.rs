@@ -2,14 +2,16 @@
 //!
 //! The patterns are data: `conf/engines/`.
 
-use super::engines::known;
+use super::engines::{KnownEngine, StepPattern, known};
 use crate::domain::named_values::named_values;
 
 /// Longer names are not matched.
-const MAX_NAME: usize = 200;
+const MAX_NAME: usize = 400;
 
 /// Stage of steps that prefill some requests and decode others.
 pub const MIXED: &str = "mixed";
+/// Stage of steps without requests.
+pub const IDLE: &str = "idle";
 
 named_values! {
     /// Work of a step.
@@ -21,88 +23,291 @@ named_values! {
         Decode = "decode",
         /// It does both.
         Mixed = "mixed",
+        /// It has no requests: a rank that keeps the others company, or a step that only receives.
+        Idle = "idle",
+        /// A phase of a decode step: a smaller model proposes tokens.
+        Draft = "draft",
+        /// A phase of a decode step: the model verifies the proposed tokens.
+        Verify = "verify",
+        /// A phase of a decode step: the smaller model reads the accepted tokens.
+        DraftExtend = "draft_extend",
+        /// A mode that is not known: its stage has the engine's own word.
+        Other = "other",
     }
 }
 
 impl StepClass {
-    /// The stage of such steps.
-    pub const fn stage(self) -> &'static str {
+    /// The stage of such steps; `None` for a mode that is not known.
+    pub const fn stage(self) -> Option<&'static str> {
         match self {
-            Self::Prefill => "prefill",
-            Self::Decode => "decode_all",
-            Self::Mixed => MIXED,
+            Self::Prefill => Some("prefill"),
+            Self::Decode | Self::Draft | Self::Verify | Self::DraftExtend => Some("decode_all"),
+            Self::Mixed => Some(MIXED),
+            Self::Idle => Some(IDLE),
+            Self::Other => None,
         }
+    }
+
+    /// True for a part of a decode step by speculation.
+    pub const fn is_phase(self) -> bool {
+        matches!(self, Self::Draft | Self::Verify | Self::DraftExtend)
+    }
+}
+
+/// Requests of one kind in a step, and their sums; each `None` where the name does not carry it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StepPart {
+    pub requests: Option<u64>,
+    /// Sum of the query lengths: tokens that the step computes.
+    pub tokens: Option<u64>,
+    /// Sum of the key lengths: tokens that attention reads.
+    pub keys: Option<u64>,
+    /// Sum of query length times key length.
+    pub products: Option<u64>,
+}
+
+impl StepPart {
+    /// What `self` has, and where it has nothing, what `other` has.
+    fn or(self, other: Self) -> Self {
+        Self {
+            requests: self.requests.or(other.requests),
+            tokens: self.tokens.or(other.tokens),
+            keys: self.keys.or(other.keys),
+            products: self.products.or(other.products),
+        }
+    }
+}
+
+/// Counts of a step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StepCounts {
+    /// All requests, where the name does not tell those in prefill from those in decode.
+    pub requests: Option<u64>,
+    /// Requests that the step computes for, with those of the padding.
+    pub padded: Option<u64>,
+    pub prefill: StepPart,
+    pub decode: StepPart,
+}
+
+impl StepCounts {
+    /// What `self` has, and where it has nothing, what `other` has.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            requests: self.requests.or(other.requests),
+            padded: self.padded.or(other.padded),
+            prefill: self.prefill.or(other.prefill),
+            decode: self.decode.or(other.decode),
+        }
+    }
+
+    /// Sets one count; one without a kind is of the class of the step. `None` for a number that is
+    /// no count.
+    fn set(&mut self, class: Option<StepClass>, key: &str, value: &str) -> Option<()> {
+        let (value, padded) = value.split_once('/').map_or((value, None), |it| (it.0, Some(it.1)));
+        let number = value.parse::<u64>().ok()?;
+        if let Some(padded) = padded {
+            self.padded = Some(padded.parse().ok()?);
+        }
+        let (kind, what) = match key.split_once('_') {
+            Some(it) => it,
+            None => match class {
+                Some(StepClass::Prefill) => ("prefill", key),
+                Some(StepClass::Mixed | StepClass::Idle | StepClass::Other) => ("", key),
+                _ => ("decode", key),
+            },
+        };
+        let part = match kind {
+            "prefill" => &mut self.prefill,
+            "decode" => &mut self.decode,
+            _ => {
+                self.requests = if what == "requests" { Some(number) } else { self.requests };
+                return Some(());
+            }
+        };
+        match what {
+            "requests" => part.requests = Some(number),
+            "tokens" => part.tokens = Some(number),
+            "keys" => part.keys = Some(number),
+            "products" => part.products = Some(number),
+            _ => {}
+        }
+        Some(())
+    }
+
+    /// Tokens that a decode step generated: one of each request, unless it computed several of
+    /// one, of which it may have kept fewer.
+    pub fn generated(&self) -> Option<u64> {
+        let requests = self.decode.requests?;
+        self.decode.tokens.is_none_or(|tokens| tokens == requests).then_some(requests)
     }
 }
 
 /// The work of one step by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EngineStep {
+pub struct EngineStep<'a> {
     pub engine: &'static str,
     pub class: StepClass,
-    pub prefill_requests: Option<u64>,
-    pub prefill_tokens: Option<u64>,
-    pub decode_requests: Option<u64>,
+    /// The engine's own word for the class, where it has one.
+    pub mode: Option<&'a str>,
+    /// The form of the name: two ranges around one step have different ones.
+    pub form: &'static str,
+    pub counts: StepCounts,
 }
 
-/// The step that a range of this name is; `None` for other ranges, and for a step without requests.
-pub fn engine_step(name: &str) -> Option<EngineStep> {
+impl<'a> EngineStep<'a> {
+    /// The stage of such steps.
+    pub fn stage(&self) -> &'a str {
+        self.class.stage().or(self.mode).unwrap_or(IDLE)
+    }
+}
+
+/// The step that a range of this name is; `None` for other ranges.
+pub fn engine_step(name: &str) -> Option<EngineStep<'_>> {
     // Cheap, because every range of a capture is asked.
     if name.len() > MAX_NAME || !name.ends_with([')', ']', 's']) {
         return None;
     }
-    known().iter().find_map(|known| {
-        let found = known.patterns.iter().find_map(|pattern| pattern.captures(name))?;
-        let count = |group: &str| found.name(group)?.as_str().parse::<u64>().ok();
-        let counts = [count("prefill_requests"), count("prefill_tokens"), count("decode_requests")];
-        let [prefill_requests, prefill_tokens, decode_requests] = counts;
-        let class = match (prefill_requests.unwrap_or(0), decode_requests.unwrap_or(0)) {
-            (0, 0) => return None,
+    let of = |engine: &'static KnownEngine| {
+        engine.patterns.iter().find_map(|pattern| step_by(engine, pattern, name))
+    };
+    known().iter().find_map(of)
+}
+
+/// The step of a name of one form.
+fn step_by<'a>(
+    engine: &'static KnownEngine,
+    pattern: &'static StepPattern,
+    name: &'a str,
+) -> Option<EngineStep<'a>> {
+    let found = pattern.regex.captures(name)?;
+    let mode = found.name("mode").map(|it| it.as_str());
+    let of_mode = mode.map(|mode| pattern.name.class_of(mode));
+    let mut counts = StepCounts::default();
+    for (key, value) in pattern.name.values(&found, &pattern.regex) {
+        counts.set(of_mode, key, value)?;
+    }
+    let by_requests = match (counts.prefill.requests, counts.decode.requests) {
+        (None, None) => None,
+        (prefill, decode) => Some(match (prefill.unwrap_or(0), decode.unwrap_or(0)) {
+            (0, 0) => StepClass::Idle,
             (_, 0) => StepClass::Prefill,
             (0, _) => StepClass::Decode,
             (_, _) => StepClass::Mixed,
-        };
-        let engine = known.engine.name.as_str();
-        Some(EngineStep { engine, class, prefill_requests, prefill_tokens, decode_requests })
-    })
+        }),
+    };
+    // The word of the mode is that of the larger part where the requests of both are written.
+    let has_both = counts.prefill.requests.and(counts.decode.requests).is_some();
+    let class = if has_both { by_requests } else { of_mode.or(by_requests) }?;
+    let (engine, form) = (engine.engine.name.as_str(), pattern.name.example.as_str());
+    Some(EngineStep { engine, class, mode, form, counts })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Class, requests, tokens, keys and products of prefill and decode.
+    fn read(name: &str) -> Option<(&'static str, StepClass, [Option<u64>; 4], [Option<u64>; 4])> {
+        let it = engine_step(name)?;
+        let all = |it: StepPart| [it.requests, it.tokens, it.keys, it.products];
+        Some((it.engine, it.class, all(it.counts.prefill), all(it.counts.decode)))
+    }
+
+    const NONE: [Option<u64>; 4] = [None; 4];
+
+    fn some<const N: usize>(values: [u64; N]) -> [Option<u64>; 4] {
+        std::array::from_fn(|at| values.get(at).copied())
+    }
+
     #[test]
-    fn the_names_of_each_engine_carry_the_work_of_a_step() {
-        let read = |name: &str| {
-            let it = engine_step(name)?;
-            Some((it.engine, it.class, it.prefill_requests, it.prefill_tokens, it.decode_requests))
-        };
+    fn the_names_of_vllm_carry_the_work_of_a_step() {
         use StepClass::*;
-        assert_eq!(
-            read("execute_context_2(1024)_generation_0(0)"),
-            Some(("vllm", Prefill, Some(2), Some(1024), Some(0)))
-        );
-        assert_eq!(
-            read("execute_context_0(0)_generation_8(8)"),
-            Some(("vllm", Decode, Some(0), Some(0), Some(8)))
-        );
-        assert_eq!(
-            read("execute_context_1(512)_generation_7(7)"),
-            Some(("vllm", Mixed, Some(1), Some(512), Some(7)))
-        );
-        assert_eq!(
-            read("step[EXTEND bs=2 toks=640]"),
-            Some(("sglang", Prefill, Some(2), Some(640), None))
-        );
-        assert_eq!(read("step[DECODE bs=4]"), Some(("sglang", Decode, None, None, Some(4))));
-        assert_eq!(
-            read("[Executor] _forward_step 12: 1 ctx reqs, 3 gen reqs"),
-            Some(("tensorrt-llm", Mixed, Some(1), None, Some(3)))
-        );
-        assert_eq!(
-            read("[Executor] _forward_step 12: 0 ctx reqs, 0 ctx tokens, 3 gen reqs"),
-            Some(("tensorrt-llm", Decode, Some(0), Some(0), Some(3)))
-        );
+        for (name, class, prefill, decode) in [
+            ("execute_context_2(1024)_generation_0(0)", Prefill, some([2, 1024]), some([0, 0])),
+            ("execute_context_0(0)_generation_8(8)", Decode, some([0, 0]), some([8, 8])),
+            ("execute_context_1(512)_generation_7(7)", Mixed, some([1, 512]), some([7, 7])),
+            ("execute_context_0(0)_generation_0(0)", Idle, some([0, 0]), some([0, 0])),
+            (
+                "execute_context_1(888_788544)_generation_0(0)",
+                Prefill,
+                some([1, 888]),
+                some([0, 0]),
+            ),
+            ("execute_context_0(0)_generation_1(1_889)", Decode, some([0, 0]), some([1, 1])),
+        ] {
+            assert_eq!(read(name), Some(("vllm", class, prefill, decode)), "{name}");
+        }
+        let name =
+            "execute_70_context_2(sq64sk100sqsq2048sqsk4000)_generation_6(sq6sk90sqsq6sqsk95)";
+        let expected = (some([2, 64, 100, 4000]), some([6, 6, 90, 95]));
+        assert_eq!(read(name), Some(("vllm", Mixed, expected.0, expected.1)));
+        let speculative =
+            "execute_8_context_0(sq0sk0sqsq0sqsk0)_generation_2(sq8sk90sqsq32sqsk360)";
+        assert_eq!(engine_step(speculative).unwrap().counts.generated(), None);
+    }
+
+    #[test]
+    fn the_names_of_sglang_carry_the_work_of_a_step_and_its_mode() {
+        use StepClass::*;
+        for (name, class, prefill, decode) in [
+            ("step[EXTEND bs=2 toks=640]", Prefill, some([2, 640]), NONE),
+            ("step[DECODE bs=4]", Decode, NONE, some([4])),
+            (
+                "step[DECODE bs=4 g_sq=4 g_sqsq=4 g_sqsk=90 g_sk=90]",
+                Decode,
+                NONE,
+                some([4, 4, 90, 90]),
+            ),
+            ("step[TARGET_VERIFY bs=2 g_sq=6 g_sk=30]", Verify, NONE, some([2, 6, 30])),
+            ("step[DRAFT_EXTEND_V2 bs=2]", DraftExtend, NONE, some([2])),
+            ("draft step[EXTEND bs=4 toks=100]", Draft, NONE, some([4, 100])),
+            ("step[MIXED bs=5]", Mixed, NONE, NONE),
+            ("step[IDLE bs=0]", Idle, NONE, NONE),
+            ("step[SPLIT_PREFILL bs=3]", Other, NONE, NONE),
+        ] {
+            assert_eq!(read(name), Some(("sglang", class, prefill, decode)), "{name}");
+        }
+        let mixed = engine_step("step[MIXED bs=5 c_sq=9 c_sk=9 g_sq=4 g_sk=77]").unwrap();
+        assert_eq!((mixed.class, mixed.counts.requests), (Mixed, Some(5)));
+        assert_eq!((mixed.counts.prefill.keys, mixed.counts.decode.keys), (Some(9), Some(77)));
+        assert_eq!(engine_step("step[SPLIT_PREFILL bs=3]").unwrap().stage(), "SPLIT_PREFILL");
+    }
+
+    #[test]
+    fn the_names_of_other_engines_carry_the_work_of_a_step() {
+        use StepClass::*;
+        for (name, engine, class, prefill, decode) in [
+            (
+                "[Executor] _forward_step 12: 1 ctx reqs, 3 gen reqs",
+                "tensorrt-llm",
+                Mixed,
+                some([1]),
+                some([3]),
+            ),
+            (
+                "[Executor] _forward_step 12: 0 ctx reqs, 0 ctx tokens, 3 gen reqs",
+                "tensorrt-llm",
+                Decode,
+                some([0, 0]),
+                some([3]),
+            ),
+            ("prefill[bs=2 tok=30]", "atom", Prefill, some([2, 30]), NONE),
+            ("decode[bs=117/128 tok=117 d=117]", "atom", Decode, NONE, some([117, 117])),
+            ("eager_decode[bs=4 tok=4]", "atom", Decode, NONE, some([4, 4])),
+            (
+                "prefill[bs=6 tok=99 ctx=[40, 50]...+3 sqsq=9 sqsk=8 sk=7 tbo=1]",
+                "atom",
+                Prefill,
+                some([6, 99, 7, 8]),
+                NONE,
+            ),
+        ] {
+            assert_eq!(read(name), Some((engine, class, prefill, decode)), "{name}");
+        }
+        let padded = engine_step("decode[bs=117/128 tok=117]").unwrap().counts;
+        assert_eq!((padded.padded, padded.generated()), (Some(128), Some(117)));
+        let mixed = engine_step("prefill[bs=4 tok=40 p=1 d=3]").unwrap();
+        assert_eq!(mixed.class, Mixed);
     }
 
     #[test]
@@ -110,13 +315,14 @@ mod tests {
         let names = [
             "",
             "prefill",
-            "execute_context_0(0)_generation_0(0)",
             "execute_context_1(512)_generation_7(7) ",
             "step[EXTEND bs=-1 toks=1]",
             "step[DECODE bs=99999999999999999999999]",
             "steps",
+            "decode[0]",
+            "layers[bs]",
         ];
-        assert_eq!(names.map(engine_step), [None; 7]);
-        assert_eq!(engine_step(&format!("step[DECODE bs={}]", "1".repeat(300))), None);
+        assert_eq!(names.map(engine_step), [None; 8]);
+        assert_eq!(engine_step(&format!("step[DECODE bs={}]", "1".repeat(500))), None);
     }
 }

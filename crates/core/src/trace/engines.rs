@@ -2,17 +2,19 @@
 //!
 //! The facts are data with their sources: `conf/engines/`.
 
-use std::sync::LazyLock;
+use std::{collections::BTreeMap, sync::LazyLock};
 
-use regex::Regex;
+use regex::{Captures, Regex};
 use serde::Deserialize;
 
+use super::engine_steps::StepClass;
 use crate::domain::named_values::named_values;
 
 /// Engines with steps of their own first; kernels of PyTorch are the least specific.
-const FILES: [&str; 6] = [
+const FILES: [&str; 7] = [
     include_str!("../../../../conf/engines/vllm.toml"),
     include_str!("../../../../conf/engines/sglang.toml"),
+    include_str!("../../../../conf/engines/atom.toml"),
     include_str!("../../../../conf/engines/tensorrt-llm.toml"),
     include_str!("../../../../conf/engines/llama-cpp.toml"),
     include_str!("../../../../conf/engines/jax.toml"),
@@ -34,9 +36,9 @@ pub struct Engine {
     pub ranges: Option<String>,
     /// Commands of a capture, in their order.
     pub capture: Vec<CaptureCommand>,
-    /// Names of steps.
+    /// Names of steps; compiled, they are in [`KnownEngine`].
     #[serde(default)]
-    pub steps: Vec<StepName>,
+    steps: Vec<StepName>,
 }
 
 /// One command of a capture.
@@ -72,24 +74,68 @@ named_values! {
 #[serde(deny_unknown_fields)]
 pub struct StepName {
     pub example: String,
-    /// A regular expression with groups of counts.
+    /// A regular expression with groups of counts, a group `mode`, or a group `fields` of words
+    /// `key=number`.
     pattern: String,
+    /// Class of each known mode.
+    #[serde(default)]
+    modes: BTreeMap<String, StepClass>,
+    /// Count of each known key of `fields`.
+    #[serde(default)]
+    fields: BTreeMap<String, String>,
+}
+
+impl StepName {
+    /// The class of a mode.
+    pub(super) fn class_of(&self, mode: &str) -> StepClass {
+        self.modes.get(mode).copied().unwrap_or(StepClass::Other)
+    }
+
+    /// The counts of a name that matches, as written.
+    pub(super) fn values<'a>(
+        &'a self,
+        found: &Captures<'a>,
+        regex: &'a Regex,
+    ) -> Vec<(&'a str, &'a str)> {
+        let groups =
+            regex.capture_names().flatten().filter(|key| !["mode", "fields"].contains(key));
+        let groups = groups.filter_map(|key| Some((key, found.name(key)?.as_str())));
+        let fields = found.name("fields").map_or("", |it| it.as_str()).split(' ');
+        let field = |field: &'a str| {
+            let (key, value) = field.split_once('=')?;
+            Some((self.fields.get(key)?.as_str(), value))
+        };
+        groups.chain(fields.filter_map(field)).collect()
+    }
+}
+
+/// The compiled pattern of a name.
+pub(super) struct StepPattern {
+    pub name: StepName,
+    pub regex: Regex,
+}
+
+/// An example of the name of a step for each form that an engine writes.
+pub fn step_examples(engine: &str) -> impl Iterator<Item = &'static str> {
+    let known = KNOWN.iter().filter(move |it| it.engine.name == engine);
+    known.flat_map(|it| it.patterns.iter().map(|it| it.name.example.as_str()))
 }
 
 /// An engine and the compiled patterns of its steps.
 pub(super) struct KnownEngine {
     pub engine: Engine,
-    pub patterns: Vec<Regex>,
+    pub patterns: Vec<StepPattern>,
 }
 
 static KNOWN: LazyLock<Vec<KnownEngine>> = LazyLock::new(|| {
     let read = |text: &&str| {
-        let engine: Engine =
+        let mut engine: Engine =
             toml::from_str(text).expect("the embedded engines parse: a test reads each");
-        let patterns = engine.steps.iter().map(|step| {
-            Regex::new(&step.pattern).expect("the embedded patterns compile: a test uses each")
-        });
-        KnownEngine { patterns: patterns.collect(), engine }
+        let compiled = |name: StepName| {
+            let regex = Regex::new(&name.pattern);
+            StepPattern { regex: regex.expect("each pattern compiles: a test uses each"), name }
+        };
+        KnownEngine { patterns: engine.steps.drain(..).map(compiled).collect(), engine }
     };
     FILES.iter().map(read).collect()
 });
@@ -111,20 +157,31 @@ mod tests {
     #[test]
     fn every_engine_has_commands_with_sources_and_steps_of_its_own() {
         let names: Vec<&str> = engines().map(|it| it.name.as_str()).collect();
-        let expected = ["vllm", "sglang", "tensorrt-llm", "llama-cpp", "jax", "transformers"];
+        let expected =
+            ["vllm", "sglang", "atom", "tensorrt-llm", "llama-cpp", "jax", "transformers"];
         assert_eq!(names, expected);
         for engine in engines() {
-            assert!(!engine.kernels.is_empty() && !engine.capture.is_empty(), "{}", engine.name);
+            let has_steps = step_examples(&engine.name).next().is_some();
+            assert!(!engine.kernels.is_empty() || has_steps, "{}", engine.name);
+            assert!(!engine.capture.is_empty(), "{}", engine.name);
             assert!(engine.kernels.iter().all(|part| *part == part.to_lowercase()));
             assert_eq!(engine.capture[0].step, CaptureStep::Start);
             for command in &engine.capture {
                 assert!(command.source.starts_with("https://"), "{}", command.command);
                 assert!(!command.command.trim().is_empty());
             }
-            for step in &engine.steps {
-                let found = engine_step(&step.example).map(|it| it.engine);
-                assert_eq!(found, Some(engine.name.as_str()), "{}", step.example);
-            }
+        }
+        for (known, step) in known().iter().flat_map(|it| it.patterns.iter().map(move |p| (it, p)))
+        {
+            let example = &step.name.example;
+            let found = engine_step(example).map(|it| (it.engine, it.form));
+            assert_eq!(found, Some((known.engine.name.as_str(), example.as_str())));
+            let counts = ["requests", "tokens", "keys", "products"];
+            let counts = counts
+                .iter()
+                .flat_map(|it| [(*it).to_owned(), format!("prefill_{it}"), format!("decode_{it}")]);
+            let counts: Vec<String> = counts.collect();
+            assert!(step.name.fields.values().all(|it| counts.contains(it)), "{example}");
         }
     }
 }

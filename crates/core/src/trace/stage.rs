@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use glob::Pattern;
 
 use super::{
-    engine_steps::{MIXED, engine_step},
+    engine_steps::{EngineStep, IDLE, MIXED, engine_step},
     event::STAGE_DOMAIN,
 };
 
@@ -226,21 +226,31 @@ impl StageRules {
                 names.push(&rule.stage);
             }
         }
-        if !names.contains(&MIXED) {
-            names.push(MIXED);
+        for stage in [MIXED, IDLE] {
+            if !names.contains(&stage) {
+                names.push(stage);
+            }
         }
         names
     }
 
     /// The stage of a range; `None` for other ranges. Steps of known engines are stages by their
     /// names, unless the user names the stage's ranges.
-    pub fn stage(&self, range: &str, domain: &str) -> Option<&str> {
-        let rule = self.stages.iter().find(|rule| rule.matches(range, domain));
-        rule.map(|rule| rule.stage.as_str()).or_else(|| {
-            let stage = engine_step(range)?.class.stage();
-            let is_named = self.stages[..self.named].iter().any(|rule| rule.stage == stage);
-            (!is_named).then_some(stage)
-        })
+    pub fn stage<'a>(&'a self, range: &'a str, domain: &str) -> Option<&'a str> {
+        self.ruled_stage(range, domain).or_else(|| Some(self.step(range)?.stage()))
+    }
+
+    /// The stage of a range by a rule alone.
+    pub fn ruled_stage(&self, range: &str, domain: &str) -> Option<&str> {
+        let rule = self.stages.iter().find(|rule| rule.matches(range, domain))?;
+        Some(&rule.stage)
+    }
+
+    /// The step of a known engine that a range is, unless the user names the ranges of its stage.
+    pub fn step<'a>(&self, range: &'a str) -> Option<EngineStep<'a>> {
+        let step = engine_step(range)?;
+        let is_named = self.stages[..self.named].iter().any(|rule| rule.stage == step.stage());
+        (!is_named).then_some(step)
     }
 }
 
@@ -334,6 +344,6 @@ mod tests {
         );
         assert_eq!(rules.stage("decode", ""), Some("decode_all"));
         assert_eq!(rules.stage("decode", "other"), None);
-        assert_eq!(rules.names(), ["prefill", "decode_all", "mixed"]);
+        assert_eq!(rules.names(), ["prefill", "decode_all", "mixed", "idle"]);
     }
 }

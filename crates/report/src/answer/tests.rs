@@ -13,6 +13,8 @@ fn stored(ledger_stages: serde_json::Value, ledger: serde_json::Value) -> Answer
     });
     let report = json!({
         "ledger_stages": ledger_stages, "ledger": ledger, "ledger_members": [member],
+        "stages": [{"stage": "decode_all", "tokens": 64, "tokens_per_s": 1492.5, "share_pct": 100.0,
+            "ms": {"mean": 42.88, "std": null, "min": 42.88, "max": 42.88, "n": 1}}],
         "overhead": [{"stage": "decode_all", "plain_ms": 40.0, "traced_ms": 44.0,
             "overhead_pct": 10.0}]
     });

@@ -3,6 +3,7 @@
 //!
 //! Each chart is next to the table with its numbers.
 
+mod batches;
 mod gpu;
 pub mod modules;
 pub mod step;
@@ -39,6 +40,7 @@ pub struct ReportCharts {
     operators: String,
     kernels: String,
     steps: String,
+    batches: String,
     step: String,
     /// Legend of `step`.
     step_keys: Vec<step::LegendEntry>,
@@ -59,6 +61,7 @@ pub fn figures(analysis: &Analysis) -> ReportCharts {
         operators: operators(analysis),
         kernels: kernels(analysis),
         steps: steps(analysis),
+        batches: batches::batches(analysis),
         step,
         step_keys,
         experts: experts(analysis),

@@ -44,6 +44,8 @@ pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfi
         stage_gpu_devices: analysis.stage_gpu.devices.clone(),
         whole_graphs: top(&analysis.graphs),
         engine_steps: top(&analysis.engine_steps),
+        step_batches: top(&analysis.step_batches),
+        stage_shares: analysis.stage_shares.clone(),
         collectives: top(&analysis.collectives.records),
         ranks: top(&analysis.collectives.ranks),
         requests: top(&analysis.requests.rows),

@@ -1,18 +1,23 @@
 //! Steps of a server or of a generating program.
 
-use llmprof_analyze::{Analysis, timeline::engine_steps::EngineStepRecord};
+use llmprof_analyze::{
+    Analysis, step_batches::StepBatch, timeline::engine_steps::EngineStepRecord,
+};
 use llmprof_core::trace::engine_steps::StepClass;
 
 use super::{
     report_table::ReportTable,
-    schema::{TableCell, TableColumn, count, millis, nested, number, text},
+    schema::{
+        TableCell, TableColumn, count, millis, nested, number, percent, spread_columns, text,
+    },
 };
 
-const SHOWN: [&str; 12] = [
+const SHOWN: [&str; 13] = [
     "step",
     "source",
     "class",
     "start_ms",
+    "step_ms",
     "host_ms",
     "device_ms",
     "gap_ms",
@@ -30,9 +35,11 @@ pub fn columns() -> Vec<TableColumn<EngineStepRecord>> {
         text("source", "Source", |it| it.source.as_str().into()),
         text("engine", "Engine", |it| (&it.engine).into()),
         text("class", "Class", |it| it.class.map(StepClass::as_str).into()),
+        text("mode", "Mode", |it| (&it.mode).into()),
         text("evidence", "Evidence", |it| (&it.evidence).into()),
         number("process", "Process", 0, |it| it.process.into()),
         millis("start_ms", "Start ms", |it| it.start_ms.into()),
+        millis("step_ms", "Step ms", |it| it.step_ms.into()),
         millis("host_ms", "Host ms", |it| it.host_ms.into()),
         millis("device_ms", "Device ms", |it| it.device_ms.into()),
         millis("gap_ms", "Gaps ms", |it| it.gap_ms.into()),
@@ -40,9 +47,20 @@ pub fn columns() -> Vec<TableColumn<EngineStepRecord>> {
         count("graphs", "Whole graphs", |it| it.graphs.into()),
         text("is_replayed", "Launched", |it: &EngineStepRecord| it.is_replayed.into())
             .shown(|it| if it.is_replayed { "graph".into() } else { "eager".into() }),
+        count("requests", "Requests", |it| it.requests.into()),
+        count("padded_requests", "Padded requests", |it| it.padded_requests.into()),
         count("prefill_requests", "Prefill requests", |it| it.prefill_requests.into()),
         count("prefill_tokens", "Prefill tokens", |it| it.prefill_tokens.into()),
+        count("prefill_keys", "Prefill keys", |it| it.prefill_keys.into()),
+        count("prefill_products", "Prefill queries × keys", |it| it.prefill_products.into()),
         count("decode_requests", "Decode requests", |it| it.decode_requests.into()),
+        count("decode_tokens", "Decode tokens", |it| it.decode_tokens.into()),
+        count("decode_keys", "Decode keys", |it| it.decode_keys.into()),
+        count("decode_products", "Decode queries × keys", |it| it.decode_products.into()),
+        count("generated", "Generated tokens", |it| it.generated.into()),
+        nested("phases", "Phases", |it| {
+            it.phases.as_ref().map_or(TableCell::Unknown, TableCell::nested)
+        }),
         nested("prefilling", "Prefilling", |it| requests(&it.prefilling)),
         nested("decoding", "Decoding", |it| requests(&it.decoding)),
     ]
@@ -50,6 +68,48 @@ pub fn columns() -> Vec<TableColumn<EngineStepRecord>> {
 
 fn requests(numbers: &Option<Vec<u64>>) -> TableCell<'_> {
     numbers.as_ref().map_or(TableCell::Unknown, TableCell::nested)
+}
+
+/// Columns of [`StepBatch`].
+pub fn batch_columns() -> Vec<TableColumn<StepBatch>> {
+    let mut columns: Vec<TableColumn<StepBatch>> = vec![
+        text("class", "Class", |it| it.class.as_str().into()),
+        text("mode", "Mode", |it| (&it.mode).into()),
+        count("requests", "Requests", |it| it.requests.into()),
+        count("padded_min", "Padded from", |it| it.padded_min.into()),
+        count("padded_max", "Padded to", |it| it.padded_max.into()),
+        count("context_min", "Context from", |it| it.context_min.into()),
+        count("context_max", "Context to", |it| it.context_max.into()),
+        count("steps", "Steps", |it| it.steps.into()),
+    ];
+    columns.extend(spread_columns!("ms", |it: StepBatch| it.ms));
+    columns.extend([
+        millis("p50_ms", "Median ms", |it: &StepBatch| it.p50_ms.into()),
+        percent("busy_pct", "GPU busy", |it| it.busy_pct.into()),
+        number("tokens_per_s", "Tokens/s", 1, |it| it.tokens_per_s.into()),
+    ]);
+    columns
+}
+
+/// Times of steps by class, requests and context.
+pub fn step_batches(analysis: &Analysis) -> ReportTable {
+    let caption = "Steps of one class with as many requests and a similar context, each step once. \
+                   In decode, the time of a step is the time between two tokens of each request. \
+                   Context is the mean key length of the requests of a step.";
+    let shown = [
+        "class",
+        "requests",
+        "context_min",
+        "context_max",
+        "steps",
+        "p50_ms",
+        "ms.min",
+        "ms.max",
+        "busy_pct",
+        "tokens_per_s",
+    ];
+    let rows = &analysis.step_batches;
+    ReportTable::of("step-batches", "Steps by Requests", caption, (&batch_columns(), &shown), rows)
 }
 
 /// Steps in the order of their starts.

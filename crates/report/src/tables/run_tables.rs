@@ -127,6 +127,12 @@ pub fn run_tables<'a>(
     if !analysis.engine_steps.is_empty() {
         let columns = engine_steps::columns();
         tables.push(RunTable::new("engine_steps", columns, &analysis.engine_steps));
+        let columns = engine_steps::batch_columns();
+        tables.push(RunTable::new("step_batches", columns, &analysis.step_batches));
+    }
+    if !analysis.stage_shares.is_empty() {
+        let shares = &analysis.stage_shares;
+        tables.push(RunTable::new("stage_shares", stages::share_columns(), shares));
     }
     if !analysis.requests.rows.is_empty() {
         let it = &analysis.requests;

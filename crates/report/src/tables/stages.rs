@@ -3,6 +3,7 @@
 use llmprof_analyze::{
     Analysis,
     stages::{StageNote, StageTiming, cold::COLD_PART, overhead::OverheadRecord},
+    timeline::time_shares::StageShare,
 };
 
 use super::{
@@ -33,6 +34,29 @@ pub fn note_columns() -> Vec<TableColumn<StageNote>> {
     columns.extend(spread_columns!("ms", |it: StageNote| it.ms));
     columns.push(percent("share_pct", "Share of stage", |it| it.share_pct.into()));
     columns
+}
+
+/// Columns of [`StageShare`].
+pub fn share_columns() -> Vec<TableColumn<StageShare>> {
+    vec![
+        text("stage", "Stage", |it| (&it.stage).into()),
+        count("instances", "Instances", |it| it.instances.into()),
+        millis("wall_ms", "Wall ms", |it| it.wall_ms.into()),
+        percent("wall_share_pct", "Share of wall time", |it| it.wall_share_pct.into()),
+        millis("device_ms", "Device ms", |it| it.device_ms.into()),
+        percent("device_share_pct", "Share of device time", |it| it.device_share_pct.into()),
+    ]
+}
+
+/// Shares of the stages in all time of a capture.
+pub fn stage_shares(analysis: &Analysis) -> ReportTable {
+    let caption = "All instances of each stage, in the capture from its first range or work to its \
+                   last. Device time is the time in which a GPU ran work, summed over GPUs. Stages \
+                   of several processes may overlap in wall time.";
+    let shown =
+        ["stage", "instances", "wall_ms", "wall_share_pct", "device_ms", "device_share_pct"];
+    let rows = &analysis.stage_shares;
+    ReportTable::of("stage-shares", "All Time", caption, (&share_columns(), &shown), rows)
 }
 
 /// Columns of [`OverheadRecord`].

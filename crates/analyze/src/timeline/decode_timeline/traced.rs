@@ -99,12 +99,15 @@ fn median_step(capture: &Capture) -> Option<(StepPlace, u64, u64)> {
     };
     let mut steps: Vec<StepPlace> =
         capture.trace.ranges.iter().filter(|it| it.name == STEP).filter_map(place).collect();
-    let inferred =
-        capture.trace.inferred.steps.iter().filter(|it| it.class == Some(StepClass::Decode));
-    steps.extend(inferred.filter_map(|it| {
-        let range = (it.start_ns, it.end_ns);
-        let instance = capture.stages.on(it.global_tid)?.at(it.start_ns, &mut 0);
-        let place = StepPlace { range, instance, thread: it.global_tid, everywhere: false };
+    let is_decode = |class: Option<StepClass>| class == Some(StepClass::Decode);
+    let named = capture.stages.steps.iter().filter(|it| is_decode(it.class));
+    let named = named.map(|it| (it.place, (it.start_ns, it.end_ns)));
+    let inferred = capture.trace.inferred.steps.iter().filter(|it| is_decode(it.class));
+    let inferred = inferred.map(|it| (it.global_tid, (it.start_ns, it.end_ns)));
+    steps.extend(named.chain(inferred).filter_map(|(thread, range)| {
+        let instance = capture.stages.at(thread, range.0)?;
+        let everywhere = process_of(thread) == thread;
+        let place = StepPlace { range, instance, thread, everywhere };
         (capture.stage(instance) == DECODE).then_some(place)
     }));
     steps.sort_by_key(|it| it.range.0);

@@ -35,9 +35,10 @@ const SEVERAL_DEVICES: &str = "one thread launches on several devices";
 
 /// The steps of a capture that has no stages and whose CUDA calls were traced; empty for others.
 pub fn infer(trace: &Timeline) -> InferredSteps {
-    let is_stage = |it: &llmprof_core::trace::range::Range| trace.rules.stage(&it.name, &it.domain);
     let mut inferred = InferredSteps::default();
-    if trace.cuda_calls.is_empty() || trace.ranges.iter().any(|it| is_stage(it).is_some()) {
+    if trace.cuda_calls.is_empty()
+        || trace.ranges.iter().any(|it| trace.rules.stage(&it.name, &it.domain).is_some())
+    {
         return inferred;
     }
     let name = |at: u32| trace.text(at);

@@ -1,0 +1,156 @@
+//! Times of an engine's steps by their class, requests and context: a step serves many requests at
+//! once, and a mean over all steps is the time of none.
+
+use std::collections::BTreeMap;
+
+use llmprof_core::trace::engine_steps::StepClass;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    stats::{Spread, ratio},
+    timeline::engine_steps::EngineStepRecord,
+};
+
+/// Steps of one class with equally many requests and a similar context.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct StepBatch {
+    pub class: StepClass,
+    /// The engine's own word for the class, where it has one.
+    #[cfg_attr(feature = "schema", schema(example = "DECODE"))]
+    pub mode: Option<String>,
+    /// Requests of each step; `null` where unknown, as the counts below.
+    #[cfg_attr(feature = "schema", schema(example = 32))]
+    pub requests: Option<u64>,
+    /// Least and most requests that graphs of a fixed size computed for.
+    pub padded_min: Option<u64>,
+    pub padded_max: Option<u64>,
+    /// Least and most context: key lengths per request, mean of a step. Steps of one row differ by
+    /// less than a factor of two.
+    pub context_min: Option<u64>,
+    pub context_max: Option<u64>,
+    pub steps: u64,
+    /// Milliseconds of a step, which in decode is the time between two tokens of each request.
+    pub ms: Spread,
+    /// Its median.
+    pub p50_ms: f64,
+    /// Part of that time in which the device ran its work, percent, mean.
+    pub busy_pct: Option<f64>,
+    /// Tokens that these steps computed or generated over their time, of all requests; `null` where
+    /// the tokens of a step are unknown.
+    pub tokens_per_s: Option<f64>,
+}
+
+/// Rows of the steps, by class, requests and context. A step without work on a device has no time.
+pub fn step_batches(steps: &[EngineStepRecord]) -> Vec<StepBatch> {
+    type Key<'a> = (StepClass, Option<&'a str>, Option<u64>, Option<u32>);
+    let mut groups: BTreeMap<Key, Vec<&EngineStepRecord>> = BTreeMap::new();
+    let has_work = steps.iter().any(|it| it.device_ms.is_some());
+    for it in steps.iter().filter(|it| it.device_ms.is_some() || !has_work) {
+        let Some(class) = it.class else { continue };
+        let octave = context(it).map(u64::ilog2);
+        groups.entry((class, it.mode.as_deref(), it.requests, octave)).or_default().push(it);
+    }
+    groups.into_iter().filter_map(|(key, steps)| batch((key.0, key.1, key.2), &steps)).collect()
+}
+
+/// Mean key length of the requests of a step.
+fn context(it: &EngineStepRecord) -> Option<u64> {
+    let keys = [it.prefill_keys, it.decode_keys].into_iter().flatten().reduce(u64::saturating_add);
+    keys?.checked_div(it.requests?).filter(|it| *it > 0)
+}
+
+fn batch(
+    (class, mode, requests): (StepClass, Option<&str>, Option<u64>),
+    steps: &[&EngineStepRecord],
+) -> Option<StepBatch> {
+    let mut times: Vec<f64> = steps.iter().map(|it| it.step_ms).collect();
+    times.sort_by(f64::total_cmp);
+    let all: f64 = times.iter().sum();
+    let made: Option<u64> = steps.iter().map(|it| tokens(it)).sum();
+    let busy = steps
+        .iter()
+        .map(|it| ratio(100.0 * (it.device_ms? - it.gap_ms.unwrap_or(0.0)), it.step_ms));
+    let busy: Option<Vec<f64>> = busy.collect();
+    let contexts = || steps.iter().filter_map(|it| context(it));
+    let padded = || steps.iter().filter_map(|it| it.padded_requests);
+    Some(StepBatch {
+        class,
+        mode: mode.map(str::to_owned),
+        requests,
+        padded_min: padded().min(),
+        padded_max: padded().max(),
+        context_min: contexts().min(),
+        context_max: contexts().max(),
+        steps: steps.len() as u64,
+        ms: Spread::of(times.iter().copied())?,
+        p50_ms: f64::midpoint(times[(times.len() - 1) / 2], times[times.len() / 2]),
+        busy_pct: busy.and_then(|it| Some(Spread::of(it)?.mean)),
+        tokens_per_s: made.and_then(|made| ratio(made as f64 * 1e3, all)),
+    })
+}
+
+/// Tokens that a step read of prompts and generated.
+fn tokens(it: &EngineStepRecord) -> Option<u64> {
+    match it.class? {
+        StepClass::Prefill => it.prefill_tokens,
+        StepClass::Decode => it.generated,
+        StepClass::Mixed => Some(it.prefill_tokens?.saturating_add(it.generated?)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        kernels::tests::capture,
+        timeline::{capture::Capture, engine_steps::engine_steps},
+    };
+
+    fn rows(sketch: &str) -> Vec<StepBatch> {
+        let trace = capture(sketch);
+        step_batches(&engine_steps(&Capture::of(&trace)))
+    }
+
+    #[test]
+    fn steps_of_as_many_requests_with_a_similar_context_are_one_row() {
+        let step = |at: i64, requests: u64, keys: u64| {
+            let name = format!(
+                "execute_{requests}_context_0(sq0sk0sqsq0sqsk0)\
+                 _generation_{requests}(sq{requests}sk{keys}sqsq{requests}sqsk{keys})"
+            );
+            let (start, id) = (1_000_000 * at, at + 1);
+            format!(
+                "range 1 {name} {start}..{}\ncall 1 {id} {start}..{}\nkernel {id} k {}..{} 7",
+                start + 900_000,
+                start + 10,
+                start + 100,
+                start + 500_000,
+            )
+        };
+        let sketch = [step(0, 4, 4_000), step(1, 4, 4_040), step(2, 4, 40_000), step(3, 2, 2_000)];
+        let rows = rows(&sketch.join("\n"));
+        let short: Vec<_> =
+            rows.iter().map(|it| (it.requests, it.steps, it.context_min, it.context_max)).collect();
+        assert_eq!(
+            short,
+            [
+                (Some(2), 1, Some(1_000), Some(1_000)),
+                (Some(4), 2, Some(1_000), Some(1_010)),
+                (Some(4), 1, Some(10_000), Some(10_000)),
+            ]
+        );
+        assert_eq!(rows[1].p50_ms, 0.9);
+        assert!((rows[1].tokens_per_s.unwrap() - 4.0 / 0.9e-3).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_step_without_work_counts_in_no_time_unless_the_capture_has_no_work() {
+        let range = "range 1 execute_context_0(0)_generation_2(2) 0..100
+            range 1 execute_context_0(0)_generation_2(2) 200..900";
+        let work = "call 1 1 10..11\nkernel 1 k 20..60 7";
+        assert_eq!(rows(&format!("{range}\n{work}"))[0].steps, 1);
+        assert_eq!(rows(range)[0].steps, 2);
+    }
+}

@@ -1,0 +1,136 @@
+//! Shares of the stages in all time of a capture, over all instances, with the time outside them.
+
+use std::collections::BTreeMap;
+
+use llmprof_core::domain::units::Nanos;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    activity::activities,
+    capture::Capture,
+    interval::{Interval, covered_ns},
+    stage_spans::{extended, stage_spans},
+};
+use crate::{kernels::StageKernels, stats::percent};
+
+/// Name of the row of the time outside all stages.
+pub const OUTSIDE_STAGES: &str = "outside all stages";
+
+/// All time of one stage in a capture.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct StageShare {
+    /// A stage, the warm-up, or the time outside them.
+    #[cfg_attr(feature = "schema", schema(example = "decode_all"))]
+    pub stage: String,
+    /// Instances of the stage, of which a step of an engine is one; `null` outside all stages.
+    pub instances: Option<u64>,
+    /// Wall time in which at least one instance was open or its work ran.
+    pub wall_ms: f64,
+    /// Share of the wall time of the capture, from its first range or work to its last, percent.
+    pub wall_share_pct: Option<f64>,
+    /// Time in which devices ran its work, summed over devices; `null` where unknown.
+    pub device_ms: Option<f64>,
+    /// Share of that of the whole capture, percent.
+    pub device_share_pct: Option<f64>,
+}
+
+/// Wall time of the stages of a capture.
+#[derive(Debug, Default)]
+pub struct StageWalls {
+    /// Instances and covered time by label.
+    stages: BTreeMap<String, (u64, i64)>,
+    /// First to last range or work.
+    window: Option<Interval>,
+    /// Covered by any stage.
+    covered_ns: i64,
+}
+
+/// The wall time of all stages.
+pub fn stage_walls(capture: &Capture) -> StageWalls {
+    let spans = stage_spans(capture);
+    let mut of_label: BTreeMap<usize, Vec<Interval>> = BTreeMap::new();
+    for (it, span) in capture.stages.instances.iter().zip(&spans) {
+        if it.start_ns < it.end_ns {
+            of_label.entry(it.label).or_default().push(*span);
+        }
+    }
+    let ranges =
+        capture.trace.ranges.iter().map(|it| (it.start_ns, it.end_ns.unwrap_or(it.start_ns)));
+    let work = activities(capture).map(|it| (it.start_ns, it.end_ns));
+    let window = ranges.chain(work).chain(spans.iter().copied());
+    let window = window.fold(None, |window, it| Some(extended(window, it)));
+    let covered_ns_of_all = covered_ns(of_label.values().flatten().copied());
+    let stage = |(label, spans): (usize, Vec<Interval>)| {
+        let wall = covered_ns(spans.iter().copied());
+        (capture.stages.labels[label].clone(), (spans.len() as u64, wall))
+    };
+    StageWalls {
+        stages: of_label.into_iter().map(stage).collect(),
+        window,
+        covered_ns: covered_ns_of_all,
+    }
+}
+
+/// A row of each stage, longest first, and of the time outside them; none without stages.
+pub fn stage_shares(walls: &StageWalls, kernels: &[StageKernels]) -> Vec<StageShare> {
+    let Some((first, last)) = walls.window.filter(|_| !walls.stages.is_empty()) else {
+        return vec![];
+    };
+    let whole = last - first;
+    let device = |stage: &str| match kernels.iter().find(|it| it.stage == stage) {
+        Some(it) => it.busy_ms,
+        None => Some(0.0),
+    };
+    let total: Option<f64> = kernels.iter().map(|it| it.busy_ms).sum();
+    let row =
+        |stage: &str, instances: Option<u64>, wall_ns: i64, device_ms: Option<f64>| StageShare {
+            stage: stage.to_owned(),
+            instances,
+            wall_ms: Nanos(wall_ns).as_ms(),
+            wall_share_pct: percent(wall_ns as f64, whole as f64),
+            device_ms,
+            device_share_pct: device_ms.zip(total).and_then(|(part, all)| percent(part, all)),
+        };
+    let stages = walls.stages.iter();
+    let mut rows: Vec<StageShare> =
+        stages.map(|(stage, (count, ns))| row(stage, Some(*count), *ns, device(stage))).collect();
+    rows.sort_by(|a, b| b.wall_ms.total_cmp(&a.wall_ms));
+    let named = kernels.iter().filter(|it| walls.stages.contains_key(&it.stage));
+    let inside: Option<f64> = named.map(|it| it.busy_ms).sum();
+    let outside = total.zip(inside).map(|(all, inside)| (all - inside).max(0.0));
+    rows.push(row(OUTSIDE_STAGES, None, whole - walls.covered_ns, outside));
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::{kernels, tests::capture};
+
+    fn of(sketch: &str) -> Vec<(String, Option<u64>, i64, i64)> {
+        let trace = capture(sketch);
+        let capture = Capture::of(&trace);
+        let rows = stage_shares(&stage_walls(&capture), &kernels(&capture).stages);
+        let ns = |ms: f64| (ms * 1e6).round() as i64;
+        let row =
+            |it: StageShare| (it.stage, it.instances, ns(it.wall_ms), ns(it.device_ms.unwrap()));
+        rows.into_iter().map(row).collect()
+    }
+
+    #[test]
+    fn all_time_of_a_capture_is_of_a_stage_or_outside_all() {
+        let rows = of("range 1 prefill 0..100\nrange 1 decode_all 200..300
+             range 1 decode_all 300..400\nrange 1 other 0..1000
+             call 1 1 10..11\ncall 1 2 210..211\ncall 1 3 310..311\ncall 1 4 500..501
+             kernel 1 a 20..60 7\nkernel 2 b 220..250 7\nkernel 3 b 320..350 7
+             kernel 4 c 510..530 7");
+        let expected = [
+            ("decode_all", Some(2), 200, 60),
+            ("prefill", Some(1), 100, 40),
+            (OUTSIDE_STAGES, None, 700, 20),
+        ];
+        assert_eq!(rows, expected.map(|it| (it.0.to_owned(), it.1, it.2, it.3)));
+        assert!(of("range 1 other 0..10").is_empty());
+    }
+}
