@@ -1,7 +1,7 @@
 //! Times of an engine's steps by their class, requests and context: a step serves many requests at
 //! once, and a mean over all steps is the time of none.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::trace::engine_steps::StepClass;
 use serde::{Deserialize, Serialize};
@@ -37,21 +37,34 @@ pub struct StepBatch {
     /// Part of that time in which the device ran its work, percent, mean.
     pub busy_pct: Option<f64>,
     /// Tokens that these steps computed or generated over their time, of all requests; `null` where
-    /// the tokens of a step are unknown.
+    /// the tokens of a step are unknown, or the capture cuts one.
     pub tokens_per_s: Option<f64>,
 }
 
-/// Rows of the steps, by class, requests and context. A step without work on a device has no time.
+/// Min part of waiting for work from before the capture, of a step whose time is not its own.
+const CUT_PART: f64 = 0.1;
+
+/// Rows of the steps, by class, requests and context. A step without work on a device has no time,
+/// nor has one that the start of the capture cuts, unless all steps of its class are such.
 pub fn step_batches(steps: &[EngineStepRecord]) -> Vec<StepBatch> {
     type Key<'a> = (StepClass, Option<&'a str>, Option<u64>, Option<u32>);
     let mut groups: BTreeMap<Key, Vec<&EngineStepRecord>> = BTreeMap::new();
     let has_work = steps.iter().any(|it| it.device_ms.is_some());
+    let whole: BTreeSet<Option<StepClass>> =
+        steps.iter().filter(|it| !is_cut(it)).map(|it| it.class).collect();
     for it in steps.iter().filter(|it| it.device_ms.is_some() || !has_work) {
-        let Some(class) = it.class else { continue };
+        let Some(class) = it.class.filter(|_| !is_cut(it) || !whole.contains(&it.class)) else {
+            continue;
+        };
         let octave = context(it).map(u64::ilog2);
         groups.entry((class, it.mode.as_deref(), it.requests, octave)).or_default().push(it);
     }
     groups.into_iter().filter_map(|(key, steps)| batch((key.0, key.1, key.2), &steps)).collect()
+}
+
+/// True for a step of which the capture may lack a part of the cause.
+fn is_cut(it: &EngineStepRecord) -> bool {
+    it.before_window_ms > CUT_PART * it.step_ms
 }
 
 /// Mean key length of the requests of a step.
@@ -67,7 +80,7 @@ fn batch(
     let mut times: Vec<f64> = steps.iter().map(|it| it.step_ms).collect();
     times.sort_by(f64::total_cmp);
     let all: f64 = times.iter().sum();
-    let made: Option<u64> = steps.iter().map(|it| tokens(it)).sum();
+    let made: Option<u64> = steps.iter().map(|it| tokens(it).filter(|_| !is_cut(it))).sum();
     let busy = steps
         .iter()
         .map(|it| ratio(100.0 * (it.device_ms? - it.gap_ms.unwrap_or(0.0)), it.step_ms));

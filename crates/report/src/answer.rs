@@ -21,6 +21,8 @@ use super::{
     format::{decimals, ms, pct},
 };
 
+/// Min share of a stage, percent, of time before the capture that its sentence names.
+const NAMED_PCT: f64 = 1.0;
 /// Listed savings.
 const SAVINGS: usize = 3;
 
@@ -145,10 +147,19 @@ fn sentence(ledger: &Ledger, stage: &LedgerStage, row: Option<&StageTiming>) -> 
         )
     });
     let time = part(stage.measured_ns);
-    format!("{name} takes {time} ms{per}{floor}{}.", cause.unwrap_or_default())
+    let before = ledger.of_stage(&stage.stage).find(|row| row.cause == LedgerCause::BeforeWindow);
+    let before = before.filter(|row| row.share_pct.is_some_and(|share| share >= NAMED_PCT));
+    let before = before.map(|row| {
+        format!(
+            ", of which {} ms waited for work from before the capture, whose cause is unknown",
+            part(row.ns)
+        )
+    });
+    let before = before.unwrap_or_default();
+    format!("{name} takes {time} ms{per}{before}{floor}{}.", cause.unwrap_or_default())
 }
 
-/// What a decode step makes: a token, or one of each of several sequences.
+/// The product of a decode step: a token, or one of each of several sequences.
 fn per_step(steps: u64, row: Option<&StageTiming>) -> String {
     let made = row.and_then(|row| row.tokens);
     match made.and_then(|made| made.checked_div(steps)) {

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     capture::{Capture, Join},
+    first_work::unrecorded_waits,
     interval::Interval,
     launches::Cursor,
     named_steps::{Phase, Step, StepSource, named_steps},
@@ -56,6 +57,9 @@ pub struct EngineStepRecord {
     pub device_ms: Option<f64>,
     /// Time within `device_ms` in which none of its kernels and graphs ran.
     pub gap_ms: Option<f64>,
+    /// Part of `step_ms` in which its work waited for work from before the capture.
+    #[serde(default)]
+    pub before_window_ms: f64,
     /// Kernels that its calls launched, those of traced graphs included.
     pub kernels: u64,
     /// Launches of CUDA graphs traced as a whole.
@@ -85,7 +89,8 @@ pub struct EngineStepRecord {
     pub decode_keys: Option<u64>,
     #[serde(default)]
     pub decode_products: Option<u64>,
-    /// Tokens that it generated, where that is certain: speculation may keep fewer than it computed.
+    /// Tokens that it generated, where that is certain: speculation may keep fewer than it
+    /// computed.
     #[serde(default)]
     pub generated: Option<u64>,
     /// Phases of a decode step by speculation; `null` for other steps.
@@ -104,7 +109,7 @@ pub struct EngineStepRecord {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct StepPhase {
     pub phase: StepClass,
-    /// How often the step has it.
+    /// Number of such phases of the step.
     pub times: u64,
     /// Their length on the host, summed.
     pub host_ms: f64,
@@ -155,8 +160,13 @@ pub fn engine_steps(capture: &Capture) -> Vec<EngineStepRecord> {
         work: work.window,
     });
     let spans = stage_spans::spans(hosts);
+    let waits = unrecorded_waits(capture);
     let records = steps.into_iter().zip(work).zip(spans).enumerate();
-    records.map(|(at, ((step, work), span))| record(at, origin, step, (&work, span))).collect()
+    let record = |(at, ((step, work), span)): (usize, ((Step, DeviceWork), Interval))| {
+        let before_window_ms = Nanos(waits.overlap_ns(span.0, span.1)).as_ms();
+        EngineStepRecord { before_window_ms, ..record(at, origin, step, (&work, span)) }
+    };
+    records.map(record).collect()
 }
 
 fn inferred_step(step: &InferredStep) -> Step {
@@ -203,6 +213,7 @@ fn record(
         step_ms: ms(span.1 - span.0),
         device_ms: work.window.map(|(first, last)| ms(last - first)),
         gap_ms: work.window.map(|(first, last)| ms((last - first - work.busy_ns).max(0))),
+        before_window_ms: 0.0,
         kernels: work.kernels,
         graphs: work.graphs,
         is_replayed: work.is_replayed,
@@ -410,7 +421,8 @@ mod tests {
             let steps = engine_steps(&timeline);
             for class in [StepClass::Prefill, StepClass::Decode] {
                 let of_class = steps.iter().filter(|it| it.class == Some(class)).count();
-                let label = timeline.stages.labels.iter().position(|it| Some(it.as_str()) == class.stage());
+                let labels = &timeline.stages.labels;
+                let label = labels.iter().position(|it| Some(it.as_str()) == class.stage());
                 let instances = timeline.stages.instances.iter();
                 let instances = instances.filter(|it| Some(it.label) == label).count();
                 prop_assert_eq!(of_class, instances);

@@ -7,6 +7,7 @@ pub mod decode_timeline;
 pub mod device_time;
 pub mod duration_stats;
 pub mod engine_steps;
+pub mod first_work;
 pub mod framework_nests;
 pub mod gpu;
 pub mod graphs;

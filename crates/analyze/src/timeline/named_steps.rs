@@ -77,7 +77,7 @@ impl Step {
 
     /// Tokens that a decode step generated, where that is certain.
     pub fn generated(&self) -> Option<u64> {
-        // Of the proposed tokens, the trace does not tell which the model kept.
+        // A trace does not state which of the proposed tokens the model kept.
         if self.phases.is_empty() { self.counts.generated() } else { None }
     }
 
@@ -167,7 +167,7 @@ fn with_phases(mut steps: Vec<Step>) -> Vec<Step> {
         group.phases.push(step);
     }
     groups.extend(group.close());
-    let whole = most_common(&groups);
+    let whole = max_common(&groups);
     let last = groups.len().saturating_sub(1);
     others.extend(groups.into_iter().enumerate().map(|(at, phases)| {
         let is_cut = (at == 0 || at == last) && phases.len() < whole;
@@ -177,7 +177,7 @@ fn with_phases(mut steps: Vec<Step>) -> Vec<Step> {
 }
 
 /// The most common number of phases.
-fn most_common(groups: &[Vec<Step>]) -> usize {
+fn max_common(groups: &[Vec<Step>]) -> usize {
     let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
     groups.iter().for_each(|it| *counts.entry(it.len()).or_default() += 1);
     counts.into_iter().max_by_key(|(phases, count)| (*count, *phases)).map_or(0, |it| it.0)

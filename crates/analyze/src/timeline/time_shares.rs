@@ -46,8 +46,11 @@ pub struct StageWalls {
     covered_ns: i64,
 }
 
-/// The wall time of all stages.
+/// The wall time of all stages; none where only a part of the capture counts.
 pub fn stage_walls(capture: &Capture) -> StageWalls {
+    if capture.trace.rules.narrowed() {
+        return StageWalls::default();
+    }
     let spans = stage_spans(capture);
     let mut of_label: BTreeMap<usize, Vec<Interval>> = BTreeMap::new();
     for (it, span) in capture.stages.instances.iter().zip(&spans) {

@@ -67,7 +67,7 @@ pub struct StepPart {
 }
 
 impl StepPart {
-    /// What `self` has, and where it has nothing, what `other` has.
+    /// The counts of `self`; of `other` where `self` has none.
     fn or(self, other: Self) -> Self {
         Self {
             requests: self.requests.or(other.requests),
@@ -81,7 +81,7 @@ impl StepPart {
 /// Counts of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepCounts {
-    /// All requests, where the name does not tell those in prefill from those in decode.
+    /// All requests, where the name does not separate those in prefill from those in decode.
     pub requests: Option<u64>,
     /// Requests that the step computes for, with those of the padding.
     pub padded: Option<u64>,
@@ -90,7 +90,7 @@ pub struct StepCounts {
 }
 
 impl StepCounts {
-    /// What `self` has, and where it has nothing, what `other` has.
+    /// The counts of `self`; of `other` where `self` has none.
     pub fn or(self, other: Self) -> Self {
         Self {
             requests: self.requests.or(other.requests),

@@ -18,7 +18,7 @@ const STATED_PCT: f64 = 1.0;
 pub fn sentences(batches: &[StepBatch], shares: &[StageShare]) -> Vec<String> {
     let mut of_class: BTreeMap<(StepClass, Option<&str>), Vec<&StepBatch>> = BTreeMap::new();
     for it in batches {
-        // The word of a known class says nothing that the class does not.
+        // The word of a known class adds nothing to it.
         let mode = it.mode.as_deref().filter(|_| it.class == StepClass::Other);
         of_class.entry((it.class, mode)).or_default().push(it);
     }
@@ -26,7 +26,7 @@ pub fn sentences(batches: &[StepBatch], shares: &[StageShare]) -> Vec<String> {
     steps.chain(shares.iter().find_map(outside)).collect()
 }
 
-/// How many steps a class has, of how many requests, their times and tokens.
+/// Number of steps of a class, their requests, times and tokens.
 fn of_steps(class: StepClass, mode: Option<&str>, rows: &[&StepBatch]) -> String {
     let steps: u64 = rows.iter().map(|it| it.steps).sum();
     let name = mode.map_or_else(|| class.to_string(), |mode| format!("{mode:?}"));
@@ -76,7 +76,7 @@ fn outside(it: &StageShare) -> Option<String> {
     let device = it.device_share_pct.filter(|share| *share >= STATED_PCT)?;
     (it.stage == OUTSIDE_STAGES).then(|| {
         format!(
-            "{} of the capture\u{2019}s device time and {} of its wall time are outside all stages.",
+            "{} of all device time and {} of all wall time are outside the stages.",
             pct(device),
             pct(it.wall_share_pct.unwrap_or(0.0))
         )
@@ -111,10 +111,8 @@ mod tests {
         let rows = [row(Some(4), &[2.0, 2.0], Some(2000.0)), row(Some(8), &[4.0], Some(2000.0))];
         assert_eq!(
             sentences(&rows, &[]),
-            [
-                "3 decode steps of 4 to 8 requests with contexts of 400 to 800 tokens: 2.000 to 4.000 \
-              ms each, 2,000 tokens per second."
-            ]
+            ["3 decode steps of 4 to 8 requests with contexts of 400 to 800 tokens: 2.000 to \
+                 4.000 ms each, 2,000 tokens per second."]
         );
         let rows = [row(Some(4), &[2.0], Some(2000.0)), row(None, &[4.0], None)];
         assert_eq!(sentences(&rows, &[]), ["2 decode steps: 2.000 to 4.000 ms each."]);

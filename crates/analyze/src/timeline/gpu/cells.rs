@@ -11,6 +11,7 @@ use super::{
     super::{
         activity::{Activity, Busy, DeviceWork, activities, used_devices},
         capture::{Capture, Join},
+        first_work::FirstWork,
         interval::{Interval, IntervalSet},
         stage_spans::stage_spans,
     },
@@ -251,8 +252,10 @@ impl GpuCells {
 
     fn visit(&self, mut lanes: Vec<GpuLane>, capture: &Capture, take: &mut dyn FnMut(LaneEvent)) {
         let mut calls = capture.trace.cuda_calls.reader();
+        let mut first = FirstWork::of(capture);
         for it in activities(capture).filter(|it| it.device != ON_HOST) {
             let lane = &mut lanes[self.devices.partition_point(|device| *device < it.device)];
+            lane.waited_from = first.waited_from(&it, &mut calls);
             lane.advance(Some(&it), &mut calls, &self.waits, take);
             if let Some(instance) = capture.stages.instances.get(it.join.instance as usize) {
                 let launched_ns = calls.get(it.join.call).start_ns;
@@ -262,7 +265,10 @@ impl GpuCells {
                 take(LaneEvent::Unattributed(&it));
             }
         }
-        lanes.iter_mut().for_each(|lane| lane.advance(None, &mut calls, &self.waits, take));
+        for lane in &mut lanes {
+            lane.waited_from = None;
+            lane.advance(None, &mut calls, &self.waits, take);
+        }
     }
 
     /// All cells: those of a stage follow each other, in order of the GPUs.
@@ -290,6 +296,8 @@ pub struct IdleGap<'a> {
     pub from: i64,
     pub to: i64,
     pub reasons: GapReasons,
+    /// Part of the unknown reasons in which the work waited for unrecorded work.
+    pub unrecorded_ns: i64,
     /// The work that ended last before the gap, and the work that ended the gap.
     pub before: Option<Activity>,
     pub after: Option<&'a Activity>,
@@ -308,6 +316,8 @@ struct GpuLane {
     thread: Option<i64>,
     /// The work that ends at `busy_until`.
     last: Option<Activity>,
+    /// The time from which the next activity only waited for unrecorded work.
+    waited_from: Option<i64>,
 }
 
 impl GpuLane {
@@ -321,6 +331,7 @@ impl GpuLane {
             near: [0; 2],
             thread: None,
             last: None,
+            waited_from: None,
         }
     }
 
@@ -347,10 +358,19 @@ impl GpuLane {
                         matches!(it.work, DeviceWork::Copy(_) | DeviceWork::Fill)
                     });
                     let last = self.thread.filter(|_| next.is_none());
-                    let reasons = waits.split(gap, call, copy, last, &mut self.near);
-                    let (from, to, cell) = (gap.0, gap.1, *cell);
-                    let before = self.last;
-                    take(LaneEvent::Gap(IdleGap { cell, from, to, reasons, before, after: next }));
+                    let known = self.waited_from.map_or(gap.1, |it| it.clamp(gap.0, gap.1));
+                    let mut reasons = waits.split((gap.0, known), call, copy, last, &mut self.near);
+                    let unrecorded_ns = gap.1 - known;
+                    reasons.add_unknown(unrecorded_ns);
+                    take(LaneEvent::Gap(IdleGap {
+                        cell: *cell,
+                        from: gap.0,
+                        to: gap.1,
+                        reasons,
+                        unrecorded_ns,
+                        before: self.last,
+                        after: next,
+                    }));
                 }
             }
         }

@@ -66,6 +66,8 @@ pub enum GapReason {
     InGraph,
     /// The work was launched before the gap.
     Queued,
+    /// The work was launched before the gap, and waited for work that the capture has no record of.
+    Unrecorded,
     /// The capture has no launching call.
     Unknown,
 }
@@ -213,7 +215,8 @@ fn reasons(gap: &IdleGap) -> impl Iterator<Item = (GapReason, i64)> + use<> {
         (GapReason::Launch, launch),
         (GapReason::Sync, sync),
         (GapReason::Copy, copy),
-        (rest, unknown),
+        (rest, unknown - gap.unrecorded_ns),
+        (GapReason::Unrecorded, gap.unrecorded_ns),
     ]
     .into_iter()
     .filter(|(_, ns)| *ns > 0)

@@ -39,6 +39,13 @@ pub struct GapReasons {
     pub program: IdleSplit,
 }
 
+impl GapReasons {
+    pub fn add_unknown(&mut self, ns: i64) {
+        self.all.unknown += ns;
+        self.program.unknown += ns;
+    }
+}
+
 /// Waiting and copying calls by thread, and the profiler's own work by process.
 #[derive(Default)]
 pub struct HostWaits {

@@ -1,0 +1,110 @@
+//! Work that waited on a device for work of which the capture has no record: a window opens while
+//! earlier work still runs.
+//!
+//! The first recorded work of a stream, or of a device, that starts long after the call that
+//! launched it has ended, waited in its queue: for work from before the window, or for an event.
+//! What that was is unknown.
+
+use std::collections::BTreeSet;
+
+use llmprof_core::trace::timeline::{CallReader, ON_HOST};
+
+use super::{
+    activity::{Activity, DeviceWork, activities},
+    capture::Capture,
+    interval::{Interval, IntervalSet},
+};
+
+/// Least wait, nanoseconds: a launch alone takes some microseconds to start.
+const LEAST_WAIT_NS: i64 = 100_000;
+
+/// Selects the first work of each stream and device, from activities in the order of their starts.
+pub struct FirstWork<'a> {
+    capture: &'a Capture<'a>,
+    /// By kind of kernel launches: whether it is the first of any.
+    seen: Vec<bool>,
+    streams: BTreeSet<(i64, u32, u32)>,
+    devices: BTreeSet<(i64, u32)>,
+}
+
+impl<'a> FirstWork<'a> {
+    pub fn of(capture: &'a Capture<'a>) -> Self {
+        let seen = vec![false; capture.trace.kernels.kinds().len()];
+        Self { capture, seen, streams: BTreeSet::new(), devices: BTreeSet::new() }
+    }
+
+    /// The time from which this work only waited for unrecorded work.
+    #[inline]
+    pub fn waited_from(&mut self, work: &Activity, calls: &mut CallReader) -> Option<i64> {
+        if let DeviceWork::Kernel(kind) = work.work {
+            if std::mem::replace(&mut self.seen[kind as usize], true) {
+                return None;
+            }
+        }
+        self.first_waited_from(work, calls)
+    }
+
+    fn first_waited_from(&mut self, work: &Activity, calls: &mut CallReader) -> Option<i64> {
+        // The records of copies have no stream.
+        let stream = match work.work {
+            DeviceWork::Kernel(kind) => {
+                Some(self.capture.trace.kernels.kinds()[kind as usize].stream)
+            }
+            DeviceWork::Graph => Some(self.capture.trace.graphs[work.row].stream),
+            DeviceWork::Copy(_) | DeviceWork::Fill => None,
+        };
+        let is_first_of_stream =
+            stream.is_some_and(|it| self.streams.insert((work.process, work.device, it)));
+        let is_first = self.devices.insert((work.process, work.device)) || is_first_of_stream;
+        let call = (is_first && work.join.has_call()).then(|| calls.get(work.join.call))?;
+        (work.start_ns - call.end_ns >= LEAST_WAIT_NS).then_some(call.end_ns)
+    }
+}
+
+/// The times in which the first work of a stream or device waited, and no recorded work ran on the
+/// device.
+pub fn unrecorded_waits(capture: &Capture) -> IntervalSet {
+    let mut first = FirstWork::of(capture);
+    let mut calls = capture.trace.cuda_calls.reader();
+    let mut busy_until: Vec<(u32, i64)> = Vec::new();
+    let mut waits: Vec<Interval> = Vec::new();
+    for work in activities(capture).filter(|it| it.device != ON_HOST) {
+        let from = first.waited_from(&work, &mut calls);
+        let at = busy_until.iter().position(|it| it.0 == work.device).unwrap_or_else(|| {
+            busy_until.push((work.device, i64::MIN));
+            busy_until.len() - 1
+        });
+        let until = &mut busy_until[at].1;
+        if let Some(from) = from.map(|from| from.max(*until)).filter(|it| *it < work.start_ns) {
+            waits.push((from, work.start_ns));
+        }
+        *until = (*until).max(work.end_ns);
+    }
+    IntervalSet::new(waits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::tests::capture;
+
+    fn waits(sketch: &str) -> Vec<Interval> {
+        let trace = capture(sketch);
+        unrecorded_waits(&Capture::of(&trace)).intervals().to_vec()
+    }
+
+    #[test]
+    fn the_first_work_of_a_stream_that_was_launched_long_before_waited_for_unrecorded_work() {
+        let first = "call 1 1 10..20\ncall 1 2 30..40\nkernel 1 a 500000..500010 7";
+        assert_eq!(waits(&format!("{first}\nkernel 2 a 900000..900010 7")), [(20, 500_000)]);
+        let other = format!("{first}\nkernel 2 a 900000..900010 8");
+        assert_eq!(waits(&other), [(20, 500_000), (500_010, 900_000)]);
+    }
+
+    #[test]
+    fn a_short_wait_and_a_long_call_are_no_wait_for_unrecorded_work() {
+        assert_eq!(waits("call 1 1 10..20\nkernel 1 a 90000..90010 7"), []);
+        assert_eq!(waits("call 1 1 10..899000\nkernel 1 a 900000..900010 7"), []);
+        assert_eq!(waits("kernel 1 a 900000..900010 7"), [], "without its call");
+    }
+}
