@@ -7,6 +7,7 @@
 pub mod formulas;
 pub mod framework;
 mod host;
+mod kinds;
 pub mod profiled;
 pub mod rolled_paths;
 

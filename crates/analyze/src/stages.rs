@@ -181,14 +181,15 @@ pub fn stages(events: &Events) -> Stages {
             },
         })
     };
-    let more: Vec<(&str, BTreeMap<u32, Nanos>)> =
-        events.other_stages.iter().map(|it| (*it, per_repeat(events, it))).collect();
+    let more: Vec<_> = events.other_stages.iter().map(|it| (*it, per_repeat(events, it))).collect();
     let more = more.iter().map(|(stage, times)| (*stage, times, None));
     let rows = [(PREFILL, &prefill, prompt), (DECODE, &decode, decoded)].into_iter().chain(more);
     let rows = rows.filter_map(row).collect();
 
-    let over_steps =
-        |(repeat, time): (&u32, &Nanos)| ratio(time.as_ms(), *steps.get(repeat)? as f64);
+    let over_steps = |(repeat, time): (&u32, &Nanos)| {
+        let steps = *steps.get(repeat).filter(|_| events.has_one_token_a_step())?;
+        ratio(time.as_ms(), steps as f64)
+    };
     // The first token of each sequence is one of prefill.
     let made_per_wall = |(repeat, time): (&u32, &Nanos)| {
         let (made, steps) = (*generated.get(repeat)?, *steps.get(repeat)?);
@@ -206,10 +207,7 @@ pub fn stages(events: &Events) -> Stages {
         notes: notes(events, &prefill),
         wall_ms: spread_ms(&wall),
         first_token_ms: spread_ms(&prefill),
-        per_token_ms: match events.has_one_token_a_step() {
-            true => Spread::of(decode.iter().filter_map(over_steps)),
-            false => None,
-        },
+        per_token_ms: Spread::of(decode.iter().filter_map(over_steps)),
         step_ms: Spread::of(events.measured("decode_step").map(|step| range_time(step).as_ms())),
         step_curve_ms: step_curve(events),
         decode_steps,

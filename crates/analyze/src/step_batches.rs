@@ -49,10 +49,10 @@ const CUT_PART: f64 = 0.1;
 pub fn step_batches(steps: &[EngineStepRecord]) -> Vec<StepBatch> {
     type Key<'a> = (StepClass, Option<&'a str>, Option<u64>, Option<u32>);
     let mut groups: BTreeMap<Key, Vec<&EngineStepRecord>> = BTreeMap::new();
-    let has_work = steps.iter().any(|it| it.device_ms.is_some());
+    let has_work = steps.iter().any(EngineStepRecord::has_work);
     let whole: BTreeSet<Option<StepClass>> =
         steps.iter().filter(|it| !is_cut(it)).map(|it| it.class).collect();
-    for it in steps.iter().filter(|it| it.device_ms.is_some() || !has_work) {
+    for it in steps.iter().filter(|it| it.has_work() || !has_work) {
         let Some(class) = it.class.filter(|_| !is_cut(it) || !whole.contains(&it.class)) else {
             continue;
         };

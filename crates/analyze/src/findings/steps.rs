@@ -22,6 +22,7 @@ use crate::{Analysis, kernels::kernel_classes::Pattern};
 pub const RULES: &[Rule] = &[
     Rule { id: catalogue::STEPS_INFERRED, find: inferred },
     Rule { id: catalogue::STEPS_UNCLEAR, find: unclear },
+    Rule { id: catalogue::STEPS_WITHOUT_WORK, find: without_work },
 ];
 
 /// The engine of a capture by the names of its kernels.
@@ -92,6 +93,21 @@ fn unclear(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     vec![with_engine(found, trace)]
 }
 
+fn without_work(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let steps = analysis.engine_steps.iter().filter(|it| it.class != Some(StepClass::Idle));
+    let (with, without): (Vec<_>, Vec<_>) = steps.partition(|it| it.has_work());
+    if with.is_empty() || without.is_empty() {
+        return vec![];
+    }
+    let message = format!(
+        "{} of {} steps have no recorded work on a device.",
+        without.len(),
+        with.len() + without.len()
+    );
+    let found = Finding::new(catalogue::STEPS_WITHOUT_WORK, message);
+    vec![found.with("first such step", without[0].step)]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,6 +118,23 @@ mod tests {
         let subject = llmprof_core::domain::subject::SubjectKind::Import;
         let trace = Trace { subject, nsys: Some(nsys), ..Trace::default() };
         analyze(&trace, None, None).findings
+    }
+
+    #[test]
+    fn steps_without_work_are_counted_unless_none_has_work_or_they_have_no_requests() {
+        let found = |sketch: &str| {
+            let trace = Trace { nsys: Some(capture(sketch)), ..Trace::default() };
+            let found = analyze(&trace, None, None).findings.into_iter();
+            found.filter(|it| it.id == "steps_without_work").map(|it| it.message).next()
+        };
+        let steps = "range 1 execute_context_0(0)_generation_1(1) 0..100
+            range 1 execute_context_0(0)_generation_1(1) 200..300
+            range 1 execute_context_0(0)_generation_0(0) 400..500";
+        assert_eq!(found(steps), None);
+        assert_eq!(
+            found(&format!("{steps}\ncall 1 1 10..11\nkernel 1 a 20..50 7")).unwrap(),
+            "1 of 2 steps have no recorded work on a device."
+        );
     }
 
     #[test]

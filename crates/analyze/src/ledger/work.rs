@@ -21,7 +21,8 @@ use crate::{
 };
 
 /// Copies by kernels that write the KV cache, which a model needs.
-const CACHE_WRITES: [&str; 2] = ["reshape_and_cache", "index_copy"];
+const CACHE_WRITES: [&str; 4] =
+    ["reshape_and_cache", "index_copy", "store_kvcache", "concat_and_cache"];
 /// Identity of work of one operator.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WorkName {

@@ -7,6 +7,8 @@
 
 use llmprof_core::trace::{framework::OperatorSignature, gemm::GemmShape};
 
+use super::kinds::base;
+
 /// FLOPs above which a call is a mistake of the trace: an hour of the fastest device.
 const MAX_FLOPS: u64 = 1 << 62;
 
@@ -16,27 +18,6 @@ pub struct OperatorWork {
     pub flops: u64,
     /// 0 where the type of the elements is unknown.
     pub bytes: u64,
-}
-
-/// The name without its namespace: `mm` of `aten::mm`.
-fn base(name: &str) -> &str {
-    name.rsplit("::").next().unwrap_or(name)
-}
-
-/// Kind of an operator, as in the tables of operators.
-pub fn kind(name: &str) -> &'static str {
-    match base(name) {
-        "linear" => "linear",
-        "mm" | "addmm" | "bmm" | "baddbmm" | "matmul" | "_grouped_mm" | "einsum" => "matmul",
-        it if it.contains("attention") || it.contains("flash_attn") => "attention",
-        it if it.contains("norm") && !it.contains("normal") => "norm",
-        it if it.contains("softmax") => "softmax",
-        "embedding" | "index_select" => "embedding",
-        "silu" | "gelu" | "relu" | "sigmoid" | "tanh" => "activation",
-        it if it.contains("conv") => "conv",
-        "copy_" | "to" | "_to_copy" | "clone" | "contiguous" | "cat" => "copy",
-        _ => "operator",
-    }
 }
 
 /// Type of the first tensor of a signature, in the words of the other tables.

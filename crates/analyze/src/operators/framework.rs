@@ -10,7 +10,8 @@ use llmprof_core::trace::{event::OperatorCall, framework::OperatorSignature, tim
 
 use super::{
     CallKey, HostTimeSum, Operators, StageWork,
-    formulas::{OperatorWork, dtype, kind, work},
+    formulas::{OperatorWork, dtype, work},
+    kinds::kind,
     records,
     rolled_paths::collapse,
 };

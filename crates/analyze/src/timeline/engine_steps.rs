@@ -104,6 +104,13 @@ pub struct EngineStepRecord {
     pub decoding: Option<Vec<u64>>,
 }
 
+impl EngineStepRecord {
+    /// True if it launched recorded work on a device.
+    pub const fn has_work(&self) -> bool {
+        self.kernels + self.graphs > 0
+    }
+}
+
 /// The phases of one class of a decode step by speculation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]

@@ -36,10 +36,10 @@ impl<'a> FirstWork<'a> {
     /// The time from which this work only waited for unrecorded work.
     #[inline]
     pub fn waited_from(&mut self, work: &Activity, calls: &mut CallReader) -> Option<i64> {
-        if let DeviceWork::Kernel(kind) = work.work {
-            if std::mem::replace(&mut self.seen[kind as usize], true) {
-                return None;
-            }
+        if let DeviceWork::Kernel(kind) = work.work
+            && std::mem::replace(&mut self.seen[kind as usize], true)
+        {
+            return None;
         }
         self.first_waited_from(work, calls)
     }

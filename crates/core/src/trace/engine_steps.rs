@@ -206,16 +206,19 @@ fn step_by<'a>(
 mod tests {
     use super::*;
 
-    /// Class, requests, tokens, keys and products of prefill and decode.
-    fn read(name: &str) -> Option<(&'static str, StepClass, [Option<u64>; 4], [Option<u64>; 4])> {
+    /// Requests, tokens, keys and products.
+    type Part = [Option<u64>; 4];
+
+    /// Engine, class, and the counts of prefill and decode.
+    fn read(name: &str) -> Option<(&'static str, StepClass, Part, Part)> {
         let it = engine_step(name)?;
         let all = |it: StepPart| [it.requests, it.tokens, it.keys, it.products];
         Some((it.engine, it.class, all(it.counts.prefill), all(it.counts.decode)))
     }
 
-    const NONE: [Option<u64>; 4] = [None; 4];
+    const NONE: Part = [None; 4];
 
-    fn some<const N: usize>(values: [u64; N]) -> [Option<u64>; 4] {
+    fn some<const N: usize>(values: [u64; N]) -> Part {
         std::array::from_fn(|at| values.get(at).copied())
     }
 

@@ -46,6 +46,10 @@ findings! {
         fires_on: "no range of the capture is a stage, and some sequences of kernels have no \
                    class",
         advice: "Open ranges called prefill and decode_all around the steps.";
+    STEPS_WITHOUT_WORK = "steps_without_work", [Warning],
+        fires_on: "of the steps of an engine some have recorded work on a device, and some none",
+        advice: "Record the activities of the GPU for the whole window, in every process of the \
+                 engine: the times of such steps are the host's alone.";
     DECODE_LAUNCH_BOUND = "decode_launch_bound", [Warning],
         fires_on: "the GPU is idle during 30 % or more of the traced decode, and of the \
                    unprofiled one where it was timed",

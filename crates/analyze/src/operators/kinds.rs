@@ -1,0 +1,56 @@
+//! Kinds of the operators of a framework and of inference engines, by their names.
+
+/// The name without its namespace: `mm` of `aten::mm`.
+pub fn base(name: &str) -> &str {
+    name.rsplit("::").next().unwrap_or(name)
+}
+
+/// Kind of an operator, as in the tables of operators.
+pub fn kind(name: &str) -> &'static str {
+    match base(name) {
+        "linear" => "linear",
+        "mm" | "addmm" | "bmm" | "baddbmm" | "matmul" | "_grouped_mm" | "einsum" => "matmul",
+        it if it.contains("moe") || it.contains("experts") => "moe",
+        it if it.contains("scaled_mm") || it.contains("gemm") => "matmul",
+        it if it.contains("all_reduce") || it.contains("all_gather") => "collective",
+        it if it.contains("and_cache") || it.contains("kv_cache") || it.contains("kvcache") => {
+            "cache"
+        }
+        it if it.contains("attention") || it.contains("flash_attn") => "attention",
+        it if it.contains("norm") && !it.contains("normal") => "norm",
+        it if it.contains("softmax") => "softmax",
+        "embedding" | "index_select" => "embedding",
+        it if it.contains("rotary") || it.contains("rope") => "rope",
+        "silu" | "gelu" | "relu" | "sigmoid" | "tanh" => "activation",
+        it if it.ends_with("_and_mul") => "activation",
+        it if it.contains("conv") => "conv",
+        "copy_" | "to" | "_to_copy" | "clone" | "contiguous" | "cat" => "copy",
+        _ => "operator",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operators_of_engines_have_the_kinds_of_their_work() {
+        for (name, expected) in [
+            ("vllm::unified_attention_with_output", "attention"),
+            ("vllm::unified_kv_cache_update", "cache"),
+            ("_C_cache_ops::reshape_and_cache_flash", "cache"),
+            ("vllm::moe_forward", "moe"),
+            ("sglang::fused_experts", "moe"),
+            ("_C::cutlass_scaled_mm", "matmul"),
+            ("_C::rms_norm", "norm"),
+            ("sgl_kernel::fused_add_rmsnorm", "norm"),
+            ("_C::rotary_embedding", "rope"),
+            ("sgl_kernel::silu_and_mul", "activation"),
+            ("vllm::all_reduce", "collective"),
+            ("aten::mm", "matmul"),
+            ("aten::add", "operator"),
+        ] {
+            assert_eq!(kind(name), expected, "{name}");
+        }
+    }
+}
