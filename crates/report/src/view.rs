@@ -146,8 +146,11 @@ impl LinkedTables {
 /// Gathers the values of the templates.
 pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis) -> ReportView<'a> {
     let six = tables::six(facts, trace, analysis);
-    let all = |table: ReportTable| table.first(ALL_ROWS, "the rest are shorter");
-    let top = |table: ReportTable| table.first(TOP_ROWS, "the rest are shorter");
+    let [all, top] = [ALL_ROWS, TOP_ROWS]
+        .map(|rows| move |table: ReportTable| table.first(rows, "the rest are shorter"));
+    let table = |table: ReportTable, name: &str| {
+        table.first(TOP_ROWS, &format!("all are in the table {name}"))
+    };
     let findings = all_findings(facts, trace, analysis);
     let linked = LinkedTables::of(facts, analysis, &six);
     let LinkedTables { six: six_cut, ledger_members, counters, sampled_kernels, roofline } = linked;
@@ -180,11 +183,9 @@ pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis)
         kernels_full: all(tables::kernels_full(analysis)),
         stage_gpu: tables::stage_gpu(analysis),
         whole_graphs: top(tables::whole_graphs(analysis)),
-        step_batches: tables::step_batches(analysis)
-            .first(TOP_ROWS, "all are in the table step_batches"),
+        step_batches: table(tables::step_batches(analysis), "step_batches"),
         stage_shares: tables::stage_shares(analysis),
-        engine_steps: tables::engine_steps(analysis)
-            .first(TOP_ROWS, "all are in the table engine_steps"),
+        engine_steps: table(tables::engine_steps(analysis), "engine_steps"),
         request_latency: tables::request_latency(analysis),
         requests: tables::requests(analysis).first(TOP_ROWS, "all are in requests.csv"),
         collectives: tables::collectives(analysis).first(TOP_ROWS, "all are in collectives.csv"),
@@ -195,13 +196,12 @@ pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis)
         ranges: top(tables::ranges(analysis)),
         roofline,
         operator_mfu: tables::operator_mfu(analysis).first(TOP_ROWS, "all are in mfu.csv"),
-        call_sites: tables::call_sites(analysis).first(TOP_ROWS, "all are in the table call_sites"),
+        call_sites: table(tables::call_sites(analysis), "call_sites"),
         regions: tables::regions(analysis).first(TOP_ROWS, "all are in regions.csv"),
         counters,
         sampled_kernels,
         sampled_stages: tables::sampled_stages(analysis),
-        sampled_operators: tables::sampled_operators(analysis)
-            .first(TOP_ROWS, "all are in the table sampled_operators"),
+        sampled_operators: table(tables::sampled_operators(analysis), "sampled_operators"),
         gemms: all(tables::gemms(facts, analysis)),
         costs: tables::costs(analysis),
         experts: tables::expert_use(analysis),
