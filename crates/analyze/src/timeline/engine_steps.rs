@@ -7,6 +7,7 @@ use llmprof_core::{
     domain::{named_values::named_values, units::Nanos},
     trace::{
         engine_steps::{EngineStep, StepClass, engine_step},
+        inferred_steps::InferredStep,
         range::Range,
         timeline::{Timeline, pid_of, process_of},
     },
@@ -89,6 +90,7 @@ struct StepPlace<'a> {
     start_ns: i64,
     end_ns: i64,
     named: Option<EngineStep>,
+    inferred: Option<&'a InferredStep>,
 }
 
 /// Work of one step on devices, in the order of its starts.
@@ -121,6 +123,7 @@ pub fn engine_steps(capture: &Capture) -> Vec<EngineStepRecord> {
         start_ns: step.start_ns,
         end_ns: step.end_ns,
         named: None,
+        inferred: Some(step),
     });
     let mut steps: Vec<StepPlace> =
         named.chain(inferred).filter(|it| it.end_ns >= it.start_ns).collect();
@@ -153,6 +156,7 @@ fn named_steps(trace: &Timeline) -> Vec<StepPlace<'_>> {
             start_ns: range.start_ns,
             end_ns,
             named: Some(step),
+            inferred: None,
         });
     }
     found.sort_by_key(|it| (it.start_ns, Reverse(it.end_ns)));
@@ -182,7 +186,9 @@ pub fn first_start(trace: &Timeline) -> Option<i64> {
 
 fn record(at: usize, origin: i64, step: &StepPlace, work: &DeviceWork) -> EngineStepRecord {
     let ms = |ns: i64| Nanos(ns).as_ms();
-    let named = step.named;
+    let (named, inferred) = (step.named, step.inferred);
+    let proven = |it: &InferredStep| [it.prefill_requests, it.prefill_tokens, it.decode_requests];
+    let proven = inferred.map_or([None; 3], proven);
     EngineStepRecord {
         step: at as u64,
         source: if named.is_some() { StepSource::Named } else { StepSource::Inferred },
@@ -197,9 +203,9 @@ fn record(at: usize, origin: i64, step: &StepPlace, work: &DeviceWork) -> Engine
         kernels: work.kernels,
         graphs: work.graphs,
         is_replayed: work.is_replayed,
-        prefill_requests: named.and_then(|it| it.prefill_requests),
-        prefill_tokens: named.and_then(|it| it.prefill_tokens),
-        decode_requests: named.and_then(|it| it.decode_requests),
+        prefill_requests: named.map_or(proven[0], |it| it.prefill_requests),
+        prefill_tokens: named.map_or(proven[1], |it| it.prefill_tokens),
+        decode_requests: named.map_or(proven[2], |it| it.decode_requests),
         prefilling: None,
         decoding: None,
     }

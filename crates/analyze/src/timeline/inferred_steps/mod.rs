@@ -104,6 +104,9 @@ impl StepWriter<'_> {
                     start_ns,
                     end_ns,
                     run: self.run,
+                    prefill_requests: None,
+                    prefill_tokens: None,
+                    decode_requests: None,
                     evidence: evidence.clone(),
                 }));
             }
