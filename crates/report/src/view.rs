@@ -58,9 +58,8 @@ pub(super) struct ReportView<'a> {
     kernels_full: ReportTable,
     stage_gpu: ReportTable,
     whole_graphs: ReportTable,
-    engine_steps: ReportTable,
-    step_batches: ReportTable,
-    stage_shares: ReportTable,
+    #[serde(flatten)]
+    shares: StepTables,
     request_latency: ReportTable,
     requests: ReportTable,
     collectives: ReportTable,
@@ -143,14 +142,34 @@ impl LinkedTables {
     }
 }
 
+/// All time of a capture, and the steps of an engine.
+#[derive(Serialize)]
+struct StepTables {
+    stage_shares: ReportTable,
+    step_batches: ReportTable,
+    engine_steps: ReportTable,
+}
+
+impl StepTables {
+    fn of(analysis: &Analysis) -> Self {
+        Self {
+            stage_shares: tables::stage_shares(analysis),
+            step_batches: table(tables::step_batches(analysis), "step_batches"),
+            engine_steps: table(tables::engine_steps(analysis), "engine_steps"),
+        }
+    }
+}
+
+/// Cuts a table that has no file of its own.
+fn table(table: ReportTable, name: &str) -> ReportTable {
+    table.first(TOP_ROWS, &format!("all are in the table {name}"))
+}
+
 /// Gathers the values of the templates.
 pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis) -> ReportView<'a> {
     let six = tables::six(facts, trace, analysis);
-    let [all, top] = [ALL_ROWS, TOP_ROWS]
-        .map(|rows| move |table: ReportTable| table.first(rows, "the rest are shorter"));
-    let table = |table: ReportTable, name: &str| {
-        table.first(TOP_ROWS, &format!("all are in the table {name}"))
-    };
+    let all = |table: ReportTable| table.first(ALL_ROWS, "the rest are shorter");
+    let top = |table: ReportTable| table.first(TOP_ROWS, "the rest are shorter");
     let findings = all_findings(facts, trace, analysis);
     let linked = LinkedTables::of(facts, analysis, &six);
     let LinkedTables { six: six_cut, ledger_members, counters, sampled_kernels, roofline } = linked;
@@ -183,9 +202,7 @@ pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis)
         kernels_full: all(tables::kernels_full(analysis)),
         stage_gpu: tables::stage_gpu(analysis),
         whole_graphs: top(tables::whole_graphs(analysis)),
-        step_batches: table(tables::step_batches(analysis), "step_batches"),
-        stage_shares: tables::stage_shares(analysis),
-        engine_steps: table(tables::engine_steps(analysis), "engine_steps"),
+        shares: StepTables::of(analysis),
         request_latency: tables::request_latency(analysis),
         requests: tables::requests(analysis).first(TOP_ROWS, "all are in requests.csv"),
         collectives: tables::collectives(analysis).first(TOP_ROWS, "all are in collectives.csv"),

@@ -138,6 +138,9 @@ fn tokens_of_inferred_steps_are_unknown_without_a_stated_batch() {
         start_ns,
         end_ns: start_ns + 10,
         run: 1,
+        prefill_requests: None,
+        prefill_tokens: None,
+        decode_requests: None,
         evidence: "".into(),
     };
     trace.inferred.steps = vec![step(0), step(10)];

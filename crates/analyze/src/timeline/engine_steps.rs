@@ -6,7 +6,7 @@ use std::{cmp::Reverse, collections::BTreeMap};
 use llmprof_core::{
     domain::units::Nanos,
     trace::{
-        engine_steps::{StepClass, StepCounts},
+        engine_steps::{StepClass, StepCounts, StepPart},
         inferred_steps::InferredStep,
         timeline::{Timeline, pid_of, process_of},
     },
@@ -177,6 +177,10 @@ pub fn engine_steps(capture: &Capture) -> Vec<EngineStepRecord> {
 }
 
 fn inferred_step(step: &InferredStep) -> Step {
+    let InferredStep { prefill_requests, prefill_tokens, decode_requests, .. } = *step;
+    let prefill =
+        StepPart { requests: prefill_requests, tokens: prefill_tokens, ..StepPart::default() };
+    let decode = StepPart { requests: decode_requests, ..StepPart::default() };
     Step {
         source: StepSource::Inferred,
         engine: None,
@@ -186,7 +190,7 @@ fn inferred_step(step: &InferredStep) -> Step {
         place: step.global_tid,
         start_ns: step.start_ns,
         end_ns: step.end_ns,
-        counts: StepCounts::default(),
+        counts: StepCounts { prefill, decode, ..StepCounts::default() },
         phases: vec![],
     }
 }

@@ -19,6 +19,12 @@ pub struct InferredStep {
     pub end_ns: i64,
     /// Consecutive decode steps have the same number: together they are one stage.
     pub run: u32,
+    /// Prompts that the step reads; `None` where their number is not proven.
+    pub prefill_requests: Option<u64>,
+    /// Tokens of these prompts; `None` where their number is not proven.
+    pub prefill_tokens: Option<u64>,
+    /// Requests for which the step generates; `None` where their number is not proven.
+    pub decode_requests: Option<u64>,
     /// Evidence of boundaries and class.
     pub evidence: Arc<str>,
 }
@@ -67,6 +73,9 @@ mod tests {
             start_ns,
             end_ns: start_ns + 8,
             run,
+            prefill_requests: None,
+            prefill_tokens: None,
+            decode_requests: None,
             evidence: "".into(),
         };
         let steps = vec![step(1, 1, 0), step(2, 5, 1), step(1, 1, 10), step(2, 5, 11)];

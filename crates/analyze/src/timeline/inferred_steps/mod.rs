@@ -1,8 +1,11 @@
 //! Steps of a program without ranges: forwards of a model, found by the order of its launches.
 //!
 //! Nothing is guessed: a step has evidence of its start, its end and its class, or no class and a
-//! reason. `conf/steps.toml` names the kernels that are evidence.
+//! reason. `conf/steps.toml` names the kernels that are evidence. Engines that batch continuously
+//! show more by their copies ([`batching`]); forwards of other programs show their class by their
+//! kernels ([`classes`]), and programs of XLA by their ranges ([`xla`]).
 
+mod batching;
 mod classes;
 mod items;
 mod roles;
@@ -23,6 +26,7 @@ use llmprof_core::{
 };
 
 use self::{
+    batching::BatchSteps,
     classes::{Classed, classes},
     items::LaunchSequences,
     roles::{KernelRole, Rows, role},
@@ -53,19 +57,25 @@ pub fn infer(trace: &Timeline) -> InferredSteps {
     let is_continuous = roles.iter().any(|it| it.is_continuous);
     let mut devices: BTreeMap<i64, u32> = BTreeMap::new();
     sequences.threads.keys().for_each(|(thread, _)| *devices.entry(*thread).or_default() += 1);
-    let mut run = 0;
-    for key in sequences.threads.keys() {
-        if devices[&key.0] > 1 {
+    let batched = BatchSteps::of(&sequences, trace, &roles);
+    let mut run = batched.write(0, &mut inferred);
+    for place in sequences.threads.keys().filter(|it| !batched.has_steps(it.0)) {
+        if devices[&place.0] > 1 {
             *inferred.unclear.entry(SEVERAL_DEVICES).or_default() += 1;
             continue;
         }
         let mut walk = SegmentWalk::new(&roles, kinds);
-        sequences.items(*key, trace).for_each(|it| walk.add(it));
+        sequences.items(*place, trace).for_each(|it| walk.add(it));
         let segments = walk.finish();
         let classes = classes(&segments, is_continuous);
-        let mut writer = StepWriter { trace, thread: key.0, run, inferred: &mut inferred };
+        let mut writer = StepWriter { trace, thread: place.0, run, inferred: &mut inferred };
         writer.write(&segments, &classes);
         run = writer.run + 1;
+        if let Some((reason, count)) = batched.reasons.get(place)
+            && classes.iter().all(Result::is_err)
+        {
+            *inferred.unclear.entry(reason).or_default() += count;
+        }
     }
     inferred.steps.sort_by_key(|it| (it.start_ns, it.global_tid));
     inferred
@@ -105,6 +115,9 @@ impl StepWriter<'_> {
                     start_ns,
                     end_ns,
                     run: self.run,
+                    prefill_requests: None,
+                    prefill_tokens: None,
+                    decode_requests: None,
                     evidence: evidence.clone(),
                 }));
             }

@@ -20,7 +20,7 @@ const MANY: u32 = 64;
 struct RoleTable {
     lookup: Vec<Lookup>,
     sampling: Vec<Names>,
-    continuous: Vec<Names>,
+    continuous: Vec<CacheWrite>,
     xla_cache: Vec<Names>,
 }
 
@@ -40,6 +40,13 @@ struct Lookup {
     rows: Option<RowsRule>,
 }
 
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CacheWrite {
+    any: Vec<String>,
+    rows: Option<RowsRule>,
+}
+
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum RowsRule {
@@ -53,13 +60,23 @@ static TABLE: LazyLock<RoleTable> = LazyLock::new(|| {
         .expect("the table is embedded: a test reads all of it")
 });
 
+impl RowsRule {
+    fn rows(this: Option<Self>, kind: &LaunchKind) -> Rows {
+        match this {
+            None => Rows::Unknown,
+            Some(Self::GridX) => Rows::Exactly(kind.grid[0]),
+            Some(Self::AtMost16) => Rows::AtMost(16),
+        }
+    }
+}
+
 impl Names {
     fn matches(&self, base: &str, full: &str) -> bool {
         Pattern::holds((&self.any, &self.all), base, full)
     }
 }
 
-/// Rows of a forward, as far as a lookup shows them.
+/// Rows of a forward, as far as a launch shows them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Rows {
     #[default]
@@ -87,7 +104,10 @@ pub struct KernelRole {
     pub gemm: Option<GemmRows>,
     pub lookup: Option<Rows>,
     pub is_sampling: bool,
+    /// Of an engine that batches continuously.
     pub is_continuous: bool,
+    /// Rows that it writes to a paged cache of keys and values.
+    pub cached: Option<Rows>,
     /// A fusion of XLA that writes to a cache.
     pub writes_cache: bool,
     /// Blocks of an elementwise kernel or a norm, which grow with the rows alone.
@@ -101,11 +121,8 @@ pub fn role(name: &str, kind: &LaunchKind) -> KernelRole {
     let class = classify(name).class;
     let is = |names: &[Names]| names.iter().any(|it| it.matches(base, &full));
     let lookup = TABLE.lookup.iter().find(|it| Pattern::holds((&it.any, &[]), base, &full));
-    let rows = lookup.map(|it| match it.rows {
-        None => Rows::Unknown,
-        Some(RowsRule::GridX) => Rows::Exactly(kind.grid[0]),
-        Some(RowsRule::AtMost16) => Rows::AtMost(16),
-    });
+    let cache = TABLE.continuous.iter().find(|it| Pattern::holds((&it.any, &[]), base, &full));
+    let is_write = |it: &&CacheWrite| it.rows.is_some();
     // Such a kernel adds the parts of a product.
     let is_split = full.contains("splitkreduce") || full.contains("split_k_kernel");
     let is_softmax = class == "softmax";
@@ -115,9 +132,10 @@ pub fn role(name: &str, kind: &LaunchKind) -> KernelRole {
         is_layer: is_softmax || class == "attention",
         is_attention: class == "attention",
         gemm: (class == "gemm" && !is_split).then(|| gemm_rows(base, &full)),
-        lookup: rows,
+        lookup: lookup.map(|it| RowsRule::rows(it.rows, kind)),
         is_sampling: is(&TABLE.sampling),
-        is_continuous: is(&TABLE.continuous),
+        is_continuous: cache.is_some(),
+        cached: cache.filter(is_write).map(|it| RowsRule::rows(it.rows, kind)),
         writes_cache: is(&TABLE.xla_cache),
         blocks: if ["elementwise", "norm"].contains(&class) { blocks } else { 0 },
     }

@@ -9,7 +9,7 @@ use foldhash::HashMap;
 use llmprof_core::trace::kernel::LaunchKind;
 
 use super::{
-    items::{Item, LaunchedItem},
+    items::{Item, LaunchedItem, WaitKind},
     roles::{GemmRows, KernelRole, Rows},
 };
 
@@ -126,7 +126,8 @@ impl<'a> SegmentWalk<'a> {
     pub fn add(&mut self, it: LaunchedItem) {
         self.end_ns = self.end_ns.max(it.end_ns);
         match it.item {
-            Item::Wait => self.region.wait(),
+            Item::Upload(_) | Item::Read(_) | Item::Wait(WaitKind::Event) => {}
+            Item::Wait(WaitKind::AllWork) => self.region.wait(),
             Item::Kernel(kind) if self.roles[kind as usize].is_compute => self.layer(it.call, kind),
             Item::Kernel(kind) => {
                 let name = self.kinds[kind as usize].name;
