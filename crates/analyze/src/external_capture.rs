@@ -160,8 +160,8 @@ fn decode_steps(capture: &Capture, batch: Option<u64>) -> Vec<CaptureStep> {
     let named = capture.stages.steps.iter().filter(|it| is_decode(it.class));
     let named = named.map(|it| (it.place, (it.start_ns, it.end_ns), it.generated()));
     let inferred = capture.trace.inferred.steps.iter().filter(|it| is_decode(it.class));
-    let inferred = inferred
-        .map(|it| (it.global_tid, (it.start_ns, it.end_ns), it.decode_requests.or(batch)));
+    let inferred =
+        inferred.map(|it| (it.global_tid, (it.start_ns, it.end_ns), it.decode_requests.or(batch)));
     let step = |(place, times, tokens): (i64, Interval, Option<u64>)| {
         let instance = capture.stages.at(place, times.0)? as usize;
         let is_of_stage = capture.stages.label(instance) == DECODE;

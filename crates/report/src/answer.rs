@@ -67,7 +67,7 @@ struct StoredAnswer {
 
 /// The answer of an analysis.
 pub fn of_analysis(analysis: &Analysis) -> Answer {
-    let steps = steps::sentences(&analysis.step_batches, &analysis.stage_shares);
+    let steps = (analysis.step_batches.as_slice(), analysis.stage_shares.as_slice());
     answer(&analysis.ledger, &analysis.stages.rows, &analysis.overhead, steps)
 }
 
@@ -76,7 +76,7 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
     let it: StoredAnswer = serde_json::from_slice(report)?;
     let ledger = Ledger { stages: it.ledger_stages, rows: it.ledger, members: it.ledger_members };
     let is_known = !ledger.stages.is_empty();
-    let steps = steps::sentences(&it.step_batches, &it.stage_shares);
+    let steps = (it.step_batches.as_slice(), it.stage_shares.as_slice());
     let answer = || answer(&ledger, &it.stages, &it.overhead, steps);
     Ok(is_known.then(answer).into_iter().collect())
 }
@@ -85,7 +85,7 @@ fn answer(
     ledger: &Ledger,
     stages: &[StageTiming],
     overhead: &[OverheadRecord],
-    steps: Vec<String>,
+    (batches, shares): (&[StepBatch], &[StageShare]),
 ) -> Answer {
     let known = |stage: &str| ledger.stages.iter().any(|it| it.stage == stage);
     let without = stages.iter().filter(|it| !known(&it.stage)).map(|it| {
@@ -95,11 +95,11 @@ fn answer(
             ms(it.ms.mean)
         )
     });
-    let timed = ledger
-        .stages
-        .iter()
-        .map(|stage| sentence(ledger, stage, stages.iter().find(|row| row.stage == stage.stage)));
-    let sentences = timed.chain(without).chain(steps);
+    let timed = ledger.stages.iter().map(|stage| {
+        let row = stages.iter().find(|row| row.stage == stage.stage);
+        sentence(ledger, stage, row.filter(|_| !steps::differ(batches)))
+    });
+    let sentences = timed.chain(without).chain(steps::sentences(batches, shares));
     let unknown = ledger
         .stages
         .iter()
@@ -159,7 +159,8 @@ fn sentence(ledger: &Ledger, stage: &LedgerStage, row: Option<&StageTiming>) -> 
     format!("{name} takes {time} ms{per}{before}{floor}{}.", cause.unwrap_or_default())
 }
 
-/// The product of a decode step: a token, or one of each of several sequences.
+/// The product of a decode step: a token, or one of each of several sequences; without the row of
+/// the stage, unknown.
 fn per_step(steps: u64, row: Option<&StageTiming>) -> String {
     let made = row.and_then(|row| row.tokens);
     match made.and_then(|made| made.checked_div(steps)) {

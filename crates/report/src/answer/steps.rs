@@ -26,6 +26,14 @@ pub fn sentences(batches: &[StepBatch], shares: &[StageShare]) -> Vec<String> {
     steps.chain(shares.iter().find_map(outside)).collect()
 }
 
+/// True if decode steps have different numbers of requests.
+pub fn differ(batches: &[StepBatch]) -> bool {
+    let decode = batches.iter().filter(|it| it.class == StepClass::Decode);
+    let mut requests: Vec<Option<u64>> = decode.map(|it| it.requests).collect();
+    requests.dedup();
+    requests.len() > 1
+}
+
 /// Number of steps of a class, their requests, times and tokens.
 fn of_steps(class: StepClass, mode: Option<&str>, rows: &[&StepBatch]) -> String {
     let steps: u64 = rows.iter().map(|it| it.steps).sum();

@@ -187,7 +187,7 @@ impl Engine {
         self.known.push(match class {
             StepClass::Prefill => (Some(class), start, requests, tokens, None),
             StepClass::Decode => (Some(class), start, None, None, requests),
-            StepClass::Mixed => (Some(class), start, None, None, None),
+            _ => (Some(class), start, None, None, None),
         });
     }
 
