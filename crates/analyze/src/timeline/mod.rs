@@ -9,6 +9,7 @@ pub mod duration_stats;
 pub mod engine_steps;
 pub mod framework_nests;
 pub mod gpu;
+pub mod graph_replays;
 pub mod graphs;
 pub mod inferred_steps;
 pub mod interval;
