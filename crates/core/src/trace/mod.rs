@@ -15,7 +15,7 @@ pub mod framework;
 pub mod gemm;
 pub mod gpu_metrics;
 pub mod graph_capture;
-mod graph_numbers;
+pub mod graph_numbers;
 pub mod inferred_steps;
 mod interner;
 pub mod kernel;

@@ -64,6 +64,9 @@ pub fn captures(
     let args: HashMap<u32, LaunchArgs> = rows.launch_args.iter().collect();
     let sites: HashMap<u32, u32> =
         sites::call_sites(rows, rows.threads.len(), &tables.strings).into_iter().collect();
+    let mut open = OpenOperators::of(rows, &spans, tables);
+    let named = rows.ranges.iter().filter(|it| capture_range(&it.name).is_some());
+    let named: Vec<&Range> = named.collect();
     for span in spans.iter().filter(|it| !it.calls.is_empty()) {
         let launch = |(kind, call): &(CallKind, ApiCall)| {
             let id = u32::try_from(call.correlation_id).unwrap_or(0);
@@ -78,9 +81,9 @@ pub fn captures(
                 call_site: sites.get(&id).copied(),
             }
         };
-        let name = span.range(rows).and_then(|name| capture_range(name));
+        let name = span.range(&named).and_then(|it| capture_range(&it.name));
         let first = found.operators.len() as u32;
-        found.operators.extend(span.operators(rows, tables));
+        found.operators.extend(open.during(span));
         found.graphs.push(CapturedGraph {
             file: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             process: None,
@@ -194,46 +197,59 @@ impl CaptureSpan {
         }
     }
 
-    fn holds(&self, thread: i64, start_ns: i64, end_ns: i64) -> bool {
-        thread == i64::from(self.thread)
-            && start_ns < self.end_ns.unwrap_or(i64::MAX)
-            && end_ns > self.start_ns
-    }
-
-    /// Name of the innermost range of a capture around it.
-    fn range<'a>(&self, rows: &'a FileRows) -> Option<&'a str> {
-        let is_around = |it: &&Range| {
-            let end_ns = it.end_ns.unwrap_or(it.start_ns);
-            capture_range(&it.name).is_some()
-                && self.calls.first().is_some_and(|(_, call)| {
-                    call.global_tid == it.global_tid
-                        && (it.start_ns..end_ns).contains(&call.start_ns)
-                })
+    /// Innermost range of a capture around it.
+    fn range<'a>(&self, named: &[&'a Range]) -> Option<&'a Range> {
+        let (_, call) = self.calls.first()?;
+        let is_around = |it: &&&Range| {
+            let until = it.end_ns.unwrap_or(it.start_ns);
+            call.global_tid == it.global_tid && (it.start_ns..until).contains(&call.start_ns)
         };
-        rows.ranges.iter().filter(is_around).max_by_key(|it| it.start_ns).map(|it| it.name.as_str())
+        named.iter().filter(is_around).max_by_key(|it| it.start_ns).copied()
     }
+}
 
-    /// Operators and ranges that were open during the capture, from the outermost.
-    fn operators(&self, rows: &FileRows, tables: &mut Tables) -> Vec<CapturedOperator> {
-        let of_row = |it: &HostRow| CapturedOperator {
-            start_ns: it.start_ns,
-            end_ns: it.end_ns,
-            signature: it.name,
-            is_range: false,
+/// Operators and ranges of capturing threads, read in the order of the captures.
+struct OpenOperators {
+    /// In order of thread and start, from the outermost.
+    rows: Vec<(u32, CapturedOperator)>,
+    next: usize,
+    /// Those before `next` that may be open still.
+    open: Vec<(u32, CapturedOperator)>,
+}
+
+impl OpenOperators {
+    fn of(rows: &FileRows, spans: &[CaptureSpan], tables: &mut Tables) -> Self {
+        let threads: HashSet<u32> = spans.iter().map(|it| it.thread).collect();
+        let of_row = |it: &HostRow| {
+            let HostRow { start_ns, end_ns, name: signature, .. } = *it;
+            (it.thread, CapturedOperator { start_ns, end_ns, signature, is_range: false })
         };
-        let calls = rows.operators.iter();
-        let calls = calls.filter(|it| self.holds(it.thread.into(), it.start_ns, it.end_ns));
-        let mut found: Vec<CapturedOperator> = calls.map(of_row).collect();
-        for it in &rows.ranges {
-            let end_ns = it.end_ns.unwrap_or(it.start_ns);
-            if capture_range(&it.name).is_none() && self.holds(it.global_tid, it.start_ns, end_ns) {
+        let calls = rows.operators.iter().filter(|it| threads.contains(&it.thread));
+        let mut found: Vec<(u32, CapturedOperator)> = calls.map(of_row).collect();
+        for it in rows.ranges.iter().filter(|it| capture_range(&it.name).is_none()) {
+            let thread = it.global_tid as u32;
+            if threads.contains(&thread) {
                 let signature = tables.signatures.index(&it.name, "", "", "");
-                let start_ns = it.start_ns;
-                found.push(CapturedOperator { start_ns, end_ns, signature, is_range: true });
+                let (start_ns, end_ns) = (it.start_ns, it.end_ns.unwrap_or(it.start_ns));
+                let range = CapturedOperator { start_ns, end_ns, signature, is_range: true };
+                found.push((thread, range));
             }
         }
-        found.sort_by_key(|it| (it.start_ns, Reverse(it.end_ns)));
-        found
+        found.sort_by_key(|(thread, it)| (*thread, it.start_ns, Reverse(it.end_ns)));
+        Self { rows: found, next: 0, open: Vec::new() }
+    }
+
+    /// The operators that were open during a capture, which follows the one before.
+    fn during(&mut self, span: &CaptureSpan) -> Vec<CapturedOperator> {
+        let until = span.end_ns.unwrap_or(i64::MAX);
+        while let Some((thread, it)) = self.rows.get(self.next)
+            && (*thread, it.start_ns) < (span.thread, until)
+        {
+            self.open.push((*thread, *it));
+            self.next += 1;
+        }
+        self.open.retain(|(thread, it)| *thread == span.thread && it.end_ns > span.start_ns);
+        self.open.iter().map(|(_, it)| *it).collect()
     }
 }
 

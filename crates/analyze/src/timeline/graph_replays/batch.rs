@@ -62,8 +62,8 @@ pub fn choose(
     }
 }
 
-/// Batches that a class of replays proves: those of steps that need no padding, where the geometry
-/// of a kernel shows the batch.
+/// Batches that a class of replays proves: those of steps that need no padding, where the number of
+/// the graph or the geometry of a kernel shows the batch.
 pub fn proven(
     class: &ReplayClass,
     fits: &[FittingGraph],
@@ -75,7 +75,8 @@ pub fn proven(
     let shows = |batch: u64| grids().any(|it| it.iter().any(|side| u64::from(*side) == batch));
     let batches = fits.iter().filter_map(|it| it.batch);
     let exact = batches.filter(|it| *it > 1 && requests.contains(&Some(*it)));
-    exact.collect::<BTreeSet<u64>>().into_iter().filter(|it| shows(*it)).collect()
+    let exact = exact.collect::<BTreeSet<u64>>().into_iter();
+    exact.filter(|it| class.graph.is_some() || shows(*it)).collect()
 }
 
 /// Requests of the steps of a timeline.

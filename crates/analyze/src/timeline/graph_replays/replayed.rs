@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use foldhash::HashMap;
 use llmprof_core::trace::{
     graph_capture::NodeWork,
+    graph_numbers::graph_of,
     timeline::{CopyKind, Timeline},
 };
 
-use crate::timeline::capture::Capture;
+use crate::timeline::capture::{Capture, Join};
 
 /// Kernels by which HIP copies and fills.
 const COPIES: &str = "__amd_rocclr_copy";
@@ -38,13 +39,16 @@ pub struct RunNode {
 pub struct Replay {
     pub call: u32,
     pub instance: u32,
+    /// Number of the graph, which PyTorch writes from 2.12.
+    graph: Option<u64>,
     pub nodes: Vec<RunNode>,
 }
 
-/// Replays of equal nodes.
+/// Replays of equal nodes, and of one graph where graphs have numbers.
 #[derive(Debug)]
 pub struct ReplayClass {
     pub process: i64,
+    pub graph: Option<u64>,
     pub nodes: Vec<ReplayNode>,
     pub replays: Vec<Replay>,
 }
@@ -56,13 +60,12 @@ pub fn classes(capture: &Capture) -> Vec<ReplayClass> {
         trace.kernels.kinds().iter().map(|it| work(trace.text(it.name))).collect();
     let mut replays: BTreeMap<u32, Replay> = BTreeMap::new();
     for (at, ((kind, kernel), join)) in capture.kernels_by_kind().enumerate() {
-        if kernel.graph_node.is_none() || !join.has_call() {
-            continue;
-        }
+        let Some(id) = kernel.graph_node.filter(|_| join.has_call()) else { continue };
         let node = ReplayNode { work: works[kind as usize], kind: Some(kind) };
         let (start_ns, end_ns, kernel) = (kernel.start_ns, kernel.end_ns, Some(at as u32));
-        let new = || Replay { call: join.call, instance: join.instance, nodes: Vec::new() };
-        let nodes = &mut replays.entry(join.call).or_insert_with(new).nodes;
+        let Join { call, instance } = join;
+        let new = || Replay { call, instance, graph: graph_of(id), nodes: Vec::new() };
+        let nodes = &mut replays.entry(call).or_insert_with(new).nodes;
         nodes.push(RunNode { start_ns, end_ns, kernel, node });
     }
     for (copy, join) in capture.copies() {
@@ -77,16 +80,17 @@ pub fn classes(capture: &Capture) -> Vec<ReplayClass> {
 }
 
 fn by_nodes(replays: BTreeMap<u32, Replay>, trace: &Timeline) -> Vec<ReplayClass> {
-    let mut known: HashMap<Vec<ReplayNode>, usize> = HashMap::default();
+    let mut known: HashMap<(Option<u64>, Vec<ReplayNode>), usize> = HashMap::default();
     let mut classes: Vec<ReplayClass> = Vec::new();
     for mut replay in replays.into_values() {
         replay.nodes.sort_by_key(|it| (it.start_ns, it.end_ns));
         let nodes: Vec<ReplayNode> = replay.nodes.iter().map(|it| it.node).collect();
-        let at = *known.entry(nodes.clone()).or_insert(classes.len());
+        let at = *known.entry((replay.graph, nodes.clone())).or_insert(classes.len());
         if at == classes.len() {
             let kind = replay.nodes.iter().find_map(|it| it.node.kind);
             let process = kind.map_or(0, |it| trace.kernels.kinds()[it as usize].global_pid);
-            classes.push(ReplayClass { process, nodes, replays: Vec::new() });
+            let graph = replay.graph;
+            classes.push(ReplayClass { process, graph, nodes, replays: Vec::new() });
         }
         classes[at].replays.push(replay);
     }

@@ -177,6 +177,21 @@ fn a_padded_step_replays_the_graph_whose_geometry_a_full_step_shows() {
 }
 
 #[test]
+fn the_number_of_a_graph_joins_its_padded_steps_to_full_ones() {
+    let mut trace = Timeline::default();
+    for batch in [4, 8] {
+        add_graph(&mut trace, batch, &[MM]);
+    }
+    for requests in [8, 6, 3] {
+        add_replay(&mut trace, &decode(requests), &[("nvjet", 0, 7)]);
+    }
+    assert_eq!(outcome(&trace), (vec![1], vec![NotJoined::BatchUnproven]));
+    let graphs = [1, 1, 2];
+    trace.kernels = trace.kernels.map(|at, it| it.graph_node = Some(graphs[at] << 32 | 5));
+    assert_eq!(outcome(&trace), (vec![1, 1], vec![NotJoined::BatchUnproven]));
+}
+
+#[test]
 fn without_a_step_a_capture_is_chosen_by_its_geometry_or_if_it_is_the_only_one() {
     let mut trace = Timeline::default();
     add_graph(&mut trace, 4, &[("aten::mm", Some("gemm"), 4)]);
