@@ -79,6 +79,15 @@ pub fn proven(
     exact.filter(|it| class.graph.is_some() || shows(*it)).collect()
 }
 
+/// Tokens that a step generates by the name of its range, which are several of each request under
+/// speculative decoding: `generation_2(8)`, `generation_2(sq8sk90...)`.
+fn decode_tokens(name: &str) -> Option<u64> {
+    let (_, generation) = name.rsplit_once("generation_")?;
+    let (_, tokens) = generation.split_once('(')?;
+    let tokens = tokens.strip_prefix("sq").unwrap_or(tokens);
+    tokens.split(|it: char| !it.is_ascii_digit()).next()?.parse().ok()
+}
+
 /// Requests of the steps of a timeline.
 pub struct RequestsAt {
     /// Start, end and requests by thread, in order of start.
@@ -94,7 +103,8 @@ impl RequestsAt {
                     StepClass::Decode => Some(0),
                     StepClass::Prefill | StepClass::Mixed => step.prefill_tokens,
                 };
-                let rows = prefill.map(|it| it + step.decode_requests.unwrap_or(0));
+                let decode = decode_tokens(&range.name).or(step.decode_requests);
+                let rows = prefill.map(|it| it.saturating_add(decode.unwrap_or(0)));
                 steps.entry(range.global_tid).or_default().push((range.start_ns, end_ns, rows));
             }
         }

@@ -177,6 +177,17 @@ fn a_padded_step_replays_the_graph_whose_geometry_a_full_step_shows() {
 }
 
 #[test]
+fn several_tokens_of_a_request_are_rows_of_the_batch() {
+    let mut trace = Timeline::default();
+    for batch in [2, 8] {
+        add_graph(&mut trace, batch, &[MM]);
+    }
+    add_replay(&mut trace, "execute_context_0(0)_generation_2(8)", &[("nvjet", 0, 7)]);
+    add_replay(&mut trace, &decode(2), &[("nvjet", 0, 7)]);
+    assert_eq!(outcome(&trace), (vec![1, 0], vec![]));
+}
+
+#[test]
 fn the_number_of_a_graph_joins_its_padded_steps_to_full_ones() {
     let mut trace = Timeline::default();
     for batch in [4, 8] {
