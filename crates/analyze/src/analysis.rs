@@ -65,6 +65,7 @@ use crate::{
         decode_timeline::{self, StepTimeline},
         engine_steps::EngineStepRecord,
         gpu::{StageGpus, split::WindowSplits},
+        graph_replays,
         graphs::WholeGraph,
         processes::Processes,
         regions::Region,
@@ -274,6 +275,7 @@ impl Analysis {
         if let Some(capture) = capture {
             self.call_sites = call_sites::call_sites(capture, &self.kernels.stages);
             self.findings.extend(profiler_overhead::findings(capture));
+            self.findings.extend(graph_replays::findings(capture));
             let elsewhere = &tables.launched_elsewhere;
             self.findings.extend(launched_elsewhere::findings(elsewhere, capture));
         }

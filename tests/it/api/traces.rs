@@ -79,3 +79,27 @@ async fn traces_of_pytorch_are_imported_reported_and_aligned() {
     let aligned = service.json(at).await;
     assert_eq!((&aligned["state"], &aligned["verdict"]), (&json!("succeeded"), &json!("pass")));
 }
+
+/// A window and the capture of its graph are one import, whose replays have operators.
+#[tokio::test]
+async fn a_window_is_imported_with_the_captures_of_its_graphs() {
+    let api = Api::new().await;
+    let (window, capture) =
+        (fixture("engine-graph-window.json.gz"), fixture("engine-graph-capture-bs8.json.gz"));
+    let list = br#"[{"file": "capture.json.gz", "batch_size": 8, "mode": "FULL"}]"#;
+    let files: [(&str, &[u8]); 3] = [
+        ("capture.json.gz", &capture),
+        ("execution_details.json", list),
+        ("window.json.gz", &window),
+    ];
+    let both = id(&send(&api, "", FORM, form(&files, &[("label", "graphs")])).await);
+    let service = Service::start(api.data(), &Setup::default());
+    assert_eq!(service.end(&both).await["state"], "succeeded");
+    let rows = service.json(&format!("/runs/{both}/tables/operators?limit=500")).await;
+    let rows = rows["rows"].as_array().unwrap();
+    let mm = rows.iter().filter(|row| row["path"] == "aten::mm");
+    let captured: u64 = mm.map(|row| row["captured_calls"].as_u64().unwrap()).sum();
+    assert_eq!(captured, 9 * 64);
+    let processes = service.json(&format!("/runs/{both}/tables/processes")).await;
+    assert!(processes["rows"].as_array().unwrap().len() <= 1, "{processes}");
+}

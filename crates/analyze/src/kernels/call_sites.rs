@@ -32,14 +32,21 @@ pub struct CallSite {
 /// Sums the kernels of a capture by line of code, longest first; empty without stacks.
 pub fn call_sites(capture: &Capture, stages: &[StageKernels]) -> Vec<CallSite> {
     let known = &capture.trace.framework.call_sites;
-    if known.is_empty() {
+    let captured = &capture.trace.graph_captures.graphs;
+    let has_captured = captured.iter().flat_map(|it| &it.launches).any(|it| it.call_site.is_some());
+    if known.is_empty() && !has_captured {
         return vec![];
     }
+    let replays = capture.framework.as_ref().map(|it| &it.replays);
     let mut sums: BTreeMap<(&str, Option<u32>), (u64, i64)> = BTreeMap::new();
-    for (kernel, Join { instance, .. }) in capture.kernels() {
+    for (at, (kernel, Join { instance, .. })) in capture.kernels().enumerate() {
         let stage = capture.stage(instance);
         if is_measured(stage) {
-            let site = known.get(process_of(kernel.global_pid), kernel.correlation_id);
+            // The line around a launch of a graph is not that of its kernels.
+            let site = match replays.filter(|it| it.has_launch(at)) {
+                Some(replays) => replays.call_site(capture.trace, at),
+                None => known.get(process_of(kernel.global_pid), kernel.correlation_id),
+            };
             let sum = sums.entry((stage, site)).or_default();
             *sum = (sum.0 + 1, sum.1.saturating_add(kernel.ns()));
         }

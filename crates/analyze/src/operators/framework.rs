@@ -44,7 +44,7 @@ pub fn framework(capture: &Capture, index: &FrameworkIndex, stages: &Stages) -> 
         .collect();
     let mut sums = FrameworkSums::default();
     let mut calls = CallCache::default();
-    for (thread, counts) in index.threads.iter().zip(&counted) {
+    for (thread, counts) in index.threads.iter().zip(&counted).take(index.hosts) {
         let stage_of = stage_names(thread, capture);
         let own = own_times(thread, capture.trace);
         for (entry, item) in thread.items.iter().enumerate() {
@@ -72,6 +72,7 @@ pub fn framework(capture: &Capture, index: &FrameworkIndex, stages: &Stages) -> 
             }
         }
     }
+    replayed(capture, index, (&works, &counted), &mut sums);
     let mut operators = sums.finish(stages);
     for stage in uncounted(capture, index, &counted) {
         // The rest of the stage's work is unknown.
@@ -79,6 +80,34 @@ pub fn framework(capture: &Capture, index: &FrameworkIndex, stages: &Stages) -> 
     }
     operators.working_ns = Some(working_kernels(capture, index, &counted));
     operators
+}
+
+/// Adds the operators of captured graphs, once for each replay in the stage of the replay. They
+/// have no host time.
+fn replayed<'a>(
+    capture: &'a Capture,
+    index: &FrameworkIndex,
+    (works, counted): (&[Option<OperatorWork>], &[Vec<bool>]),
+    sums: &mut FrameworkSums<'a>,
+) {
+    let mut calls = CallCache::default();
+    for ((graph, number), count) in index.replays.by_stage(capture) {
+        // Operators outside every stage have an empty stage.
+        let stage = if number == 0 { "" } else { capture.stage_label(number) };
+        let at = index.hosts + graph as usize;
+        if stage == WARMUP {
+            continue;
+        }
+        for (item, counts) in index.threads[at].items.iter().zip(&counted[at]) {
+            let (call, work) = calls.of(*item, capture.trace, works);
+            let work = if *counts { work } else { OperatorWork::default() };
+            (call.flops, call.bytes) = (work.flops, work.bytes);
+            if call.stage != stage {
+                call.stage = stage.to_owned();
+            }
+            sums.replayed(call, count);
+        }
+    }
 }
 
 /// Kernel time inside the calls whose work counts, by stage and name.
@@ -152,10 +181,7 @@ fn counted(
     trace: &Timeline,
     works: &[Option<OperatorWork>],
 ) -> Vec<bool> {
-    let has_work = |item: &NestItem| match item {
-        NestItem::Call(at) => works[trace.framework.get(*at as usize).signature as usize].is_some(),
-        NestItem::Range(_) => false,
-    };
+    let has_work = |item: &NestItem| item.signature(trace).is_some_and(|at| works[at].is_some());
     let (mut counts, mut inside) = (vec![false; launching.len()], vec![false; launching.len()]);
     for entry in (0..launching.len()).rev() {
         counts[entry] = !inside[entry] && launching[entry] && has_work(&thread.items[entry]);
@@ -214,24 +240,24 @@ impl CallCache {
         trace: &Timeline,
         works: &[Option<OperatorWork>],
     ) -> (&mut OperatorCall, OperatorWork) {
-        match item {
-            NestItem::Call(at) => {
-                let at = trace.framework.get(at as usize).signature as usize;
-                self.signatures.resize(trace.framework.signatures.len(), None);
-                let call = self.signatures[at]
-                    .get_or_insert_with(|| call_of(&trace.framework.signatures[at]));
-                (call, works[at].unwrap_or_default())
-            }
-            NestItem::Range(at) => {
-                let call = self.range.get_or_insert_with(|| OperatorCall {
-                    op: "range".into(),
-                    ..call_of(&OperatorSignature::default())
-                });
-                call.path.clone_from(&trace.ranges[at as usize].name);
-                (call, OperatorWork::default())
-            }
-        }
+        let Some(at) = item.signature(trace) else {
+            let call = self.range.get_or_insert_with(range_call);
+            call.path.clear();
+            call.path.push_str(item.name(trace));
+            return (call, OperatorWork::default());
+        };
+        self.signatures.resize(trace.framework.signatures.len(), None);
+        let new = || match item.is_range(trace) {
+            true => OperatorCall { path: item.name(trace).to_owned(), ..range_call() },
+            false => call_of(&trace.framework.signatures[at]),
+        };
+        let call = self.signatures[at].get_or_insert_with(new);
+        (call, works[at].unwrap_or_default())
     }
+}
+
+fn range_call() -> OperatorCall {
+    OperatorCall { op: "range".into(), ..call_of(&OperatorSignature::default()) }
 }
 
 fn call_of(signature: &OperatorSignature) -> OperatorCall {
@@ -287,6 +313,18 @@ impl FrameworkSums<'_> {
         if call.flops > 0 {
             let work = self.work.entry(call.stage.clone()).or_default();
             work.flops = work.flops.saturating_add(call.flops);
+        }
+    }
+
+    /// Adds a call that a graph replayed `count` times.
+    fn replayed(&mut self, call: &OperatorCall, count: u64) {
+        let own_path = self.by_path.entry(CallKey::of(call, call.path.clone())).or_default();
+        own_path.add_replayed(call, count);
+        let path = if call.path.contains('.') { collapse(&call.path) } else { call.path.clone() };
+        self.rolled.entry(CallKey::of(call, path)).or_default().add_replayed(call, count);
+        if call.flops > 0 {
+            let work = self.work.entry(call.stage.clone()).or_default();
+            work.flops = work.flops.saturating_add(call.flops.saturating_mul(count));
         }
     }
 

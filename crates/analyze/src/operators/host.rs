@@ -124,11 +124,22 @@ impl HostTimeSum {
             }
             None => self.captured += 1,
         }
-        self.flops = self.flops.saturating_add(call.flops);
-        self.bytes = self.bytes.saturating_add(call.bytes);
+        self.add_work(call, 1);
+    }
+
+    /// Adds a call that a graph replayed `count` times, which has no host time.
+    pub fn add_replayed(&mut self, call: &OperatorCall, count: u64) {
+        self.calls += count;
+        self.captured += count;
+        self.add_work(call, count);
+    }
+
+    fn add_work(&mut self, call: &OperatorCall, count: u64) {
+        self.flops = self.flops.saturating_add(call.flops.saturating_mul(count));
+        self.bytes = self.bytes.saturating_add(call.bytes.saturating_mul(count));
         match self.shapes.get_mut(&call.shapes) {
-            Some(seen) => *seen += 1,
-            None => drop(self.shapes.insert(call.shapes.clone(), 1)),
+            Some(seen) => *seen += count,
+            None => drop(self.shapes.insert(call.shapes.clone(), count)),
         }
         if self.dtype.is_empty() {
             self.dtype = call.dtype.clone();

@@ -106,7 +106,7 @@ impl<'a> Capture<'a> {
         let kernels = Arc::new(Joins(kernels));
         let mut capture =
             Self { trace, stages, kernels, copies, graphs, framework: None, outside: "" };
-        if !trace.framework.is_empty() {
+        if !trace.framework.is_empty() || !trace.graph_captures.graphs.is_empty() {
             capture.framework = Some(FrameworkIndex::of(&capture));
         }
         capture

@@ -15,6 +15,7 @@ use llmprof_core::trace::{
 use super::{
     capture::{Capture, Join},
     device_time::{DeviceTime, DeviceTimes, is_operator},
+    graph_replays::GraphReplays,
     launches::Cursor,
     open_ranges::{NONE, OpenNest, Segments, nest},
 };
@@ -26,6 +27,8 @@ pub enum NestItem {
     Call(u32),
     /// Index of a range.
     Range(u32),
+    /// Index of an operator or range of the capture of a graph.
+    Captured(u32),
 }
 
 /// The items of one thread.
@@ -40,7 +43,11 @@ pub struct ThreadNest {
 /// The items of all threads, and the innermost one of each kernel.
 #[derive(Debug, Default)]
 pub struct FrameworkIndex {
+    /// Threads of the host, then the captures of graphs, whose items did not run.
     pub threads: Vec<ThreadNest>,
+    /// Number of threads of the host.
+    pub hosts: usize,
+    pub replays: GraphReplays,
     /// Thread and entry by kernel; [`NONE`] without an operator.
     pub kernels: Vec<(u32, u32)>,
 }
@@ -75,7 +82,10 @@ impl FrameworkIndex {
             }
             index.threads.push(ThreadNest { thread, items, nest });
         }
+        index.hosts = index.threads.len();
+        index.replays = GraphReplays::of(capture);
         index.kernels = index.of_kernels(capture, &entries);
+        index.threads.append(&mut index.replays.nests);
         // Launches are looked up once.
         index.threads.iter_mut().for_each(|it| it.nest.segments = Segments::default());
         index
@@ -105,7 +115,19 @@ impl FrameworkIndex {
             let entry = cursor.at(call.global_tid, call.start_ns, segments);
             (entry != NONE).then_some((place as u32, entry))
         };
-        capture.kernels().map(|(kernel, join)| one(kernel, join).unwrap_or((NONE, NONE))).collect()
+        let kernels = capture.kernels().enumerate();
+        let all = kernels.map(|(at, (kernel, join))| match self.replays.operator(at) {
+            Some((graph, entry)) => (self.hosts as u32 + graph, entry),
+            // The operator around the launch of a graph is not that of its kernels.
+            None if self.replays.has_launch(at) => (NONE, NONE),
+            None => one(kernel, join).unwrap_or((NONE, NONE)),
+        });
+        all.collect()
+    }
+
+    /// The call of a replay, which executes a captured item once; [`NONE`] for items of the host.
+    pub fn replay_of(&self, thread: u32, call: u32) -> u32 {
+        if (thread as usize) < self.hosts { NONE } else { call }
     }
 
     /// Name of the innermost operator of the kernel at an index.
@@ -127,17 +149,40 @@ impl NestItem {
                 let range = &trace.ranges[at as usize];
                 (range.start_ns, range.end_ns.unwrap_or(range.start_ns))
             }
+            Self::Captured(at) => {
+                let operator = trace.graph_captures.operators[at as usize];
+                (operator.start_ns, operator.end_ns)
+            }
+        }
+    }
+
+    /// Index of the signature of an operator, or of a captured range; `None` for other ranges.
+    pub fn signature(self, trace: &Timeline) -> Option<usize> {
+        match self {
+            Self::Call(at) => Some(trace.framework.get(at as usize).signature as usize),
+            Self::Captured(at) => {
+                Some(trace.graph_captures.operators[at as usize].signature as usize)
+            }
+            Self::Range(_) => None,
+        }
+    }
+
+    /// True for a range of the program, also a captured one.
+    pub fn is_range(self, trace: &Timeline) -> bool {
+        match self {
+            Self::Call(_) => false,
+            Self::Range(_) => true,
+            Self::Captured(at) => trace.graph_captures.operators[at as usize].is_range,
         }
     }
 
     pub fn name(self, trace: &Timeline) -> &str {
         match self {
-            Self::Call(at) => {
-                let signature = trace.framework.get(at as usize).signature;
-                let known = trace.framework.signatures.get(signature as usize);
+            Self::Range(at) => &trace.ranges[at as usize].name,
+            Self::Call(_) | Self::Captured(_) => {
+                let known = self.signature(trace).and_then(|at| trace.framework.signatures.get(at));
                 known.map_or("", |it| it.name.as_str())
             }
-            Self::Range(at) => &trace.ranges[at as usize].name,
         }
     }
 }
@@ -146,16 +191,17 @@ impl NestItem {
 pub fn device_times(capture: &Capture, index: &FrameworkIndex) -> DeviceTimes {
     let mut times = DeviceTimes::default();
     let mut sums: HashMap<(usize, &str), DeviceTime> = HashMap::default();
-    let mut called: HashSet<(u32, u32, usize)> = HashSet::default();
+    let mut called: HashSet<(u32, u32, usize, u32)> = HashSet::default();
     let mut names: Vec<&str> = Vec::new();
     let kernels = capture.kernels();
-    for (at, (kernel, Join { instance, .. })) in kernels.enumerate() {
+    for (at, (kernel, Join { instance, call })) in kernels.enumerate() {
         let replayed = if kernel.graph_node.is_some() { kernel.ns() } else { 0 };
         times.replayed_ns += replayed;
         let (thread, innermost) = index.kernels[at];
         let Some(nest) = index.threads.get(thread as usize) else { continue };
         times.replayed_known_ns += replayed;
         let stage = capture.stage_number(instance);
+        let replay = index.replay_of(thread, call);
         names.clear();
         let mut entry = innermost;
         while let Some((_, parent)) = nest.nest.entries.get(entry as usize) {
@@ -171,7 +217,7 @@ pub fn device_times(capture: &Capture, index: &FrameworkIndex) -> DeviceTimes {
                 sum.total_ns += kernel.ns();
             }
             let is_outermost = !nest.outer(entry).any(|it| nest.name(capture.trace, it) == name);
-            if is_outermost && called.insert((thread, entry, stage)) {
+            if is_outermost && called.insert((thread, entry, stage, replay)) {
                 sum.calls += 1;
             }
             entry = *parent;

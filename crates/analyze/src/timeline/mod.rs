@@ -10,6 +10,7 @@ pub mod engine_steps;
 pub mod first_work;
 pub mod framework_nests;
 pub mod gpu;
+pub mod graph_replays;
 pub mod graphs;
 pub mod inferred_steps;
 pub mod interval;

@@ -14,7 +14,7 @@ use super::{
 const NODE_BITS: u32 = 32;
 
 /// The graph of a node, where its id holds it.
-fn graph_of(node: u64) -> Option<u64> {
+pub fn graph_of(node: u64) -> Option<u64> {
     Some(node >> NODE_BITS).filter(|graph| *graph > 0 && node & UNNUMBERED_NODE == 0)
 }
 

@@ -8,6 +8,7 @@ use super::{
     environment::Environment,
     framework::{FrameworkCalls, TimelineTool},
     gpu_metrics::GpuSamples,
+    graph_capture::GraphCaptures,
     inferred_steps::InferredSteps,
     interner::Interner,
     kernel::KernelTrace,
@@ -53,6 +54,8 @@ pub struct Timeline {
     pub graph_nodes: Vec<GraphNode>,
     /// Calls of a framework's operators; empty for nsys.
     pub framework: FrameworkCalls,
+    /// Captures of graphs by the profiler of PyTorch; empty for nsys, which records their nodes.
+    pub graph_captures: GraphCaptures,
     /// Parameters of collective operations, and ranks of processes; empty for nsys.
     pub collectives: Collectives,
     /// CUDA runtime and driver calls.

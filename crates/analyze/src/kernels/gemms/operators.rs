@@ -23,7 +23,7 @@ use crate::{
     operators::formulas::product_shape,
     timeline::{
         capture::{Capture, Join},
-        framework_nests::{FrameworkIndex, NestItem},
+        framework_nests::FrameworkIndex,
         open_at::{OpenAt, operator_nests},
     },
 };
@@ -238,22 +238,17 @@ fn of_framework(capture: &Capture, index: &FrameworkIndex) -> Vec<GemmRecord> {
     let parts: Vec<Option<GemmPart>> =
         capture.trace.kernels.kinds().iter().map(|it| of_kind(name(it.full_name))).collect();
     let mut sums = ProductSums::default();
-    let mut called: HashSet<(u32, u32, usize)> = HashSet::default();
+    let mut called: HashSet<(u32, u32, usize, u32)> = HashSet::default();
     let mut last: HashMap<(u32, u32), u32> = HashMap::default();
     let kernels = capture.kernels_by_kind().zip(&index.kernels);
-    for (((kind, kernel), Join { instance, .. }), (thread, entry)) in kernels {
+    for (((kind, kernel), Join { instance, call }), (thread, entry)) in kernels {
         let stage = capture.stage_number(instance);
         let (Some(part), Some(nest)) = (parts[kind as usize], index.threads.get(*thread as usize))
         else {
             continue;
         };
         let around = std::iter::once(*entry).chain(nest.outer(*entry));
-        let signature = |entry: u32| match nest.items.get(entry as usize)? {
-            NestItem::Call(row) => {
-                Some(capture.trace.framework.get(*row as usize).signature as usize)
-            }
-            NestItem::Range(_) => None,
-        };
+        let signature = |entry: u32| nest.items.get(entry as usize)?.signature(capture.trace);
         let product = around.filter_map(|it| Some((it, signature(it)?)));
         let mut product = product.filter(|(_, signature)| shapes[*signature].is_some());
         let Some((entry, signature)) = product.next() else { continue };
@@ -262,7 +257,7 @@ fn of_framework(capture: &Capture, index: &FrameworkIndex) -> Vec<GemmRecord> {
             continue;
         };
         let number = sums.number(shape.clone(), &signatures[signature].name);
-        if called.insert((*thread, entry, stage)) {
+        if called.insert((*thread, entry, stage, index.replay_of(*thread, call))) {
             sums.tally(stage, number).calls += 1;
         }
         let call = (*thread, entry);

@@ -233,6 +233,8 @@ pub struct ArgsFields {
     pub shared_memory: Integer,
     pub grid: Sides,
     pub block: Sides,
+    /// Kernel of a launching call of HIP.
+    pub kernel: Text,
     #[serde(rename = "graph id")]
     pub graph_id: Integer,
     #[serde(rename = "graph node id")]

@@ -19,6 +19,7 @@ use llmprof_core::trace::{
 use super::{
     event::{DeviceProperties, Integer, last_number},
     findings::{self, FileFacts},
+    graph_captures,
     rows::{FileRows, HostRow},
     sites,
     strings::Strings,
@@ -60,7 +61,7 @@ impl Merged {
         path: &Path,
         header: &Header,
         rows: FileRows,
-        strings: &Strings,
+        tables: &mut Tables,
     ) -> Result<(), ParseError> {
         let foreign = |what: String| ParseError::Foreign { path: path.into(), what };
         if let Some(processes) = several_processes(&rows) {
@@ -81,6 +82,12 @@ impl Merged {
         if let Some(base) = header.base_ns.filter(|it| !(0..=FARTHEST).contains(it)) {
             return Err(foreign(format!("impossible baseTimeNanoseconds {base}")));
         }
+        let captures = graph_captures::captures(path, header, &rows, tables);
+        if captures.is_alone {
+            // Nothing of it ran in the window: it has neither a process nor a rank of its own.
+            captures.add_to(&mut self.trace.graph_captures, None);
+            return Ok(());
+        }
         let file = self.facts.len();
         self.facts.push(FileFacts::of(path, header, &rows));
         let pid = rows.calling.iter().next().or_else(|| rows.hosts.iter().min()).copied();
@@ -91,13 +98,22 @@ impl Merged {
         let rank = place.rank;
         self.trace.collectives.processes.insert(process, place);
         self.trace.processes.insert(process, process_name(&rows, pid, rank, process));
+        captures.add_to(&mut self.trace.graph_captures, Some(process));
         let mut taken = HashSet::default();
         let threads: Vec<i64> =
             rows.threads.iter().map(|(_, tid)| process | free_number(*tid, &mut taken)).collect();
         self.describe(header);
-        self.append(file, rows, (header.base_ns.unwrap_or(0), process), &threads, strings);
+        self.append(file, rows, (header.base_ns.unwrap_or(0), process), &threads, &tables.strings);
         self.add_gpus(file, &header.devices);
         Ok(())
+    }
+
+    /// Notes the batches of all graphs that an engine captured.
+    pub fn list_captures(&mut self, batches: impl IntoIterator<Item = u64>) {
+        let listed = &mut self.trace.graph_captures.listed;
+        listed.extend(batches);
+        listed.sort_unstable();
+        listed.dedup();
     }
 
     fn describe(&mut self, header: &Header) {

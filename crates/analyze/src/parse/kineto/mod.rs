@@ -1,12 +1,16 @@
 //! Reader of traces by the profiler of PyTorch (Kineto, Chrome's JSON), versions 1.13 to 2.11.
 //!
-//! A capture is one file per process; each becomes a process of one timeline. Files are streams:
+//! A capture is one file per process; each becomes a process of one timeline. Traces of the capture
+//! of a graph, where nothing runs, become captures of the timeline instead. Files are streams:
 //! memory grows with the number of events, not with the size of the text. What a trace lacks stays
 //! absent, and what it holds beyond the known is counted in a finding.
 
 mod collectives;
 mod event;
+mod execution_details;
 mod findings;
+mod graph_captures;
+mod launch_args;
 mod merge;
 mod number;
 mod open;
@@ -33,16 +37,23 @@ use super::ParseError;
 pub fn read(paths: &[PathBuf]) -> Result<Timeline, ParseError> {
     let (mut tables, mut merged) = (Tables::default(), Merged::default());
     for path in paths {
+        if let Some(batches) = execution_details::batches(path) {
+            merged.list_captures(batches);
+            continue;
+        }
         let (header, rows) = text::read(path, &mut tables)?;
-        merged.add(path, &header, rows, &tables.strings)?;
+        merged.add(path, &header, rows, &mut tables)?;
     }
     Ok(merged.finish(tables))
 }
 
 /// Checks that the trace at `path` is readable as a whole, and holds the ranges that `rules` name.
+/// Captures of graphs and their list hold none: the ranges are of the window next to them.
 pub fn check(path: &Path, rules: &StageRules) -> Result<Result<(), UnknownRange>, ParseError> {
     let trace = read(&[path.to_owned()])?;
-    Ok(if rules.names_ranges() { trace.check_rules(rules) } else { Ok(()) })
+    let captures = &trace.graph_captures;
+    let is_window = captures.files == 0 && captures.listed.is_empty();
+    Ok(if rules.names_ranges() && is_window { trace.check_rules(rules) } else { Ok(()) })
 }
 
 #[cfg(test)]

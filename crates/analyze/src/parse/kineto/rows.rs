@@ -16,6 +16,7 @@ use llmprof_core::trace::{
 use super::{
     collectives::FileCollectives,
     event::{EventFields, Integer, ProcessId},
+    launch_args::LaunchArgsTable,
     number::{has_decimals, nanos},
     signatures::Signatures,
     strings::Strings,
@@ -80,6 +81,9 @@ pub struct FileRows {
     labels: Vec<String>,
     label_index: HashMap<String, i64>,
     pub process_names: HashMap<i64, String>,
+    pub launch_args: LaunchArgsTable,
+    /// Names of calls that make a stream wait for another one.
+    pub waits_on_stream: HashSet<u32>,
     pub collectives: FileCollectives,
     pub events: u64,
     pub odd: Oddities,
@@ -173,7 +177,7 @@ impl FileRows {
             Category::Kernel => self.kernel(&event, at, strings.index(name), strings),
             Category::Copy => self.copy(&event, at, direction(name)),
             Category::Fill => self.copy(&event, at, CopyKind::Set),
-            Category::Call => self.call(&event, at, strings.index(name)),
+            Category::Call => self.call(&event, at, strings),
             Category::Range => self.range(&event, at, name),
             Category::Operator => {
                 let args = &event.args.0;
@@ -322,11 +326,19 @@ impl FileRows {
         });
     }
 
-    fn call(&mut self, event: &EventFields, (start_ns, end_ns): (i64, i64), name: u32) {
+    fn call(&mut self, event: &EventFields, (start_ns, end_ns): (i64, i64), strings: &mut Strings) {
+        let text = event.name.0.as_deref().unwrap_or_default();
+        let name = strings.index(text);
+        if text.contains("StreamWaitEvent") {
+            self.waits_on_stream.insert(name);
+        }
         let thread = self.thread(event);
         let (global_tid, (process, _)) = (thread.into(), self.threads[thread as usize]);
         self.calling.insert(process);
-        let correlation_id = self.small(event.args.0.correlation).into();
+        let args = &event.args.0;
+        let correlation = self.small(args.correlation);
+        self.launch_args.add(correlation, args, strings);
+        let correlation_id = correlation.into();
         self.calls.push(ApiCall { name, start_ns, end_ns, global_tid, correlation_id });
     }
 

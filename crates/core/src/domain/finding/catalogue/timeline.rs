@@ -54,6 +54,12 @@ findings! {
         fires_on: "a figure is outside its possible bounds: shares, counters, clocks, work that \
                    starts before its launch",
         advice: "Check the cause named in the finding; the figure is withheld.";
+    GRAPH_CAPTURE_ALONE = "graph_capture_alone", [Warning],
+        fires_on: "all files are traces of the capture of a graph, which runs nothing";
+    GRAPH_REPLAYS_JOINED = "graph_replays_joined", [Info],
+        fires_on: "replayed kernels have the operators of a graph's capture";
+    GRAPH_REPLAYS_NOT_JOINED = "graph_replays_not_joined", [Warning],
+        fires_on: "captures of graphs are given, and which of them a replay executes is not proven";
     GRAPHS_TRACED_WHOLE = "graphs_traced_whole", [Info],
         fires_on: "CUDA graphs of a stage were traced as a whole",
         advice: "Trace graphs by node to record the kernels inside: mode deep, or \

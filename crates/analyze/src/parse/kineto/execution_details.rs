@@ -1,0 +1,29 @@
+//! The list of captured graphs that vLLM writes next to their traces, `execution_details.json`: a
+//! list of `{"file": ..., "batch_size": 8, "mode": "FULL"}`.
+
+use std::{io::Read as _, path::Path};
+
+use serde::Deserialize;
+
+use super::open;
+
+/// Maximum size of a list, bytes: thousands of graphs.
+const MAX_BYTES: u64 = 1 << 20;
+
+#[derive(Deserialize)]
+struct CaptureDetails {
+    batch_size: u64,
+    #[serde(rename = "mode")]
+    _mode: String,
+}
+
+/// Batches of the graphs that the file at `path` lists; `None` if it is not such a list.
+pub fn batches(path: &Path) -> Option<Vec<u64>> {
+    let mut text = Vec::new();
+    open::open(path).ok()?.take(MAX_BYTES + 1).read_to_end(&mut text).ok()?;
+    if text.len() as u64 > MAX_BYTES {
+        return None;
+    }
+    let details: Vec<CaptureDetails> = serde_json::from_slice(&text).ok()?;
+    (!details.is_empty()).then(|| details.into_iter().map(|it| it.batch_size).collect())
+}
