@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::trace::{
-    engine_steps::{StepClass, engine_step},
+    engine_steps::{StepClass, StepCounts, engine_step},
     timeline::{ApiCall, Timeline},
 };
 
@@ -79,15 +79,6 @@ pub fn proven(
     exact.filter(|it| class.graph.is_some() || shows(*it)).collect()
 }
 
-/// Tokens that a step generates by the name of its range, which are several of each request under
-/// speculative decoding: `generation_2(8)`, `generation_2(sq8sk90...)`.
-fn decode_tokens(name: &str) -> Option<u64> {
-    let (_, generation) = name.rsplit_once("generation_")?;
-    let (_, tokens) = generation.split_once('(')?;
-    let tokens = tokens.strip_prefix("sq").unwrap_or(tokens);
-    tokens.split(|it: char| !it.is_ascii_digit()).next()?.parse().ok()
-}
-
 /// Requests of the steps of a timeline.
 pub struct RequestsAt {
     /// Start, end and requests by thread, in order of start.
@@ -99,11 +90,13 @@ impl RequestsAt {
         let mut steps: BTreeMap<i64, Vec<_>> = BTreeMap::new();
         for range in &trace.ranges {
             if let (Some(step), Some(end_ns)) = (engine_step(&range.name), range.end_ns) {
+                let StepCounts { prefill, decode, .. } = step.counts;
                 let prefill = match step.class {
-                    StepClass::Decode => Some(0),
-                    StepClass::Prefill | StepClass::Mixed => step.prefill_tokens,
+                    StepClass::Prefill | StepClass::Mixed => prefill.tokens,
+                    _ => Some(0),
                 };
-                let decode = decode_tokens(&range.name).or(step.decode_requests);
+                // Speculation computes several tokens of each request.
+                let decode = decode.tokens.or(decode.requests);
                 let rows = prefill.map(|it| it.saturating_add(decode.unwrap_or(0)));
                 steps.entry(range.global_tid).or_default().push((range.start_ns, end_ns, rows));
             }
