@@ -3,9 +3,18 @@
 //! Each kind of subject has its own texts, so that no report mentions a pass, a log or a request
 //! that the run does not have.
 
-use llmprof_core::{domain::subject::SubjectKind, trace::framework::TimelineTool};
+use llmprof_core::{
+    domain::{finding::catalogue, subject::SubjectKind},
+    trace::framework::TimelineTool,
+};
 
 use super::Analysis;
+
+/// Reason for missing figures of captures of graphs, and advice.
+const CAPTURE_ALONE: (&str, &str) = (
+    "The trace is the capture of a graph, which runs nothing.",
+    "Add the trace of a window in which the graph is replayed.",
+);
 
 impl Analysis {
     /// The pass that was timed.
@@ -22,8 +31,13 @@ impl Analysis {
         }
     }
 
+    /// True for an import of captures of graphs without a window that replays them.
+    fn is_graph_capture(&self) -> bool {
+        self.findings.iter().any(|it| it.id == catalogue::GRAPH_CAPTURE_ALONE)
+    }
+
     /// Reason for missing stage times, and advice.
-    pub const fn why_no_stages(&self) -> (&'static str, &'static str) {
+    pub fn why_no_stages(&self) -> (&'static str, &'static str) {
         match self.subject {
             SubjectKind::Model | SubjectKind::Part => (
                 "The unprofiled pass completed no measured stage.",
@@ -36,6 +50,7 @@ impl Analysis {
                  ranges called prefill and decode_all; steps of vLLM, SGLang and TensorRT-LLM are \
                  known by their names.",
             ),
+            SubjectKind::Import if self.is_graph_capture() => CAPTURE_ALONE,
             SubjectKind::Import => (
                 "No range of the capture is a stage, so no stage was timed.",
                 "Name the ranges that are stages: `--stage prefill=RANGE`, or `stage` of an \
@@ -45,7 +60,7 @@ impl Analysis {
     }
 
     /// Reason for missing utilisation figures, and advice.
-    pub const fn why_no_utilisation(&self) -> (&'static str, &'static str) {
+    pub fn why_no_utilisation(&self) -> (&'static str, &'static str) {
         match self.subject {
             SubjectKind::Import if self.stages.rows.is_empty() => self.why_no_stages(),
             SubjectKind::Model | SubjectKind::Part => (
@@ -60,8 +75,8 @@ impl Analysis {
             SubjectKind::Import if self.is_of_pytorch() => (
                 "The FLOPs of no stage are complete: products or attention ran outside operators \
                  with known shapes.",
-                "Record with record_shapes=True. Kernels of graphs and of other libraries \
-                 have no operator: record without graphs to count them.",
+                "Record with record_shapes=True. Kernels of graphs have the operators of their \
+                 captures: add the traces of these. Kernels of other libraries have no operator.",
             ),
             SubjectKind::Import => (
                 "The FLOPs are unknown: a capture of another program has no operator shapes.",
@@ -72,8 +87,9 @@ impl Analysis {
     }
 
     /// Reason for missing kernels, and advice.
-    pub const fn why_no_kernels(&self, captured: bool) -> (&'static str, &'static str) {
+    pub fn why_no_kernels(&self, captured: bool) -> (&'static str, &'static str) {
         match (self.subject, captured) {
+            (SubjectKind::Import, true) if self.is_graph_capture() => CAPTURE_ALONE,
             (SubjectKind::Import, true) if self.is_of_pytorch() => (
                 "There is no kernel data: the imported traces contain no kernels.",
                 "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] on a host \
@@ -119,8 +135,8 @@ impl Analysis {
             ),
             SubjectKind::Import if self.is_of_pytorch() => (
                 "No operator was recorded.",
-                "Record with ProfilerActivity.CPU. Kernels of replayed graphs have no \
-                 operator: their operators ran when the graph was captured.",
+                "Record with ProfilerActivity.CPU. Operators of replayed graphs ran when the graph \
+                 was captured: add the traces of the captures.",
             ),
             SubjectKind::Import => (
                 "No range inside a stage of the capture is an operator.",

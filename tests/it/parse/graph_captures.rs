@@ -73,7 +73,7 @@ fn a_capture_is_not_work_and_its_launches_are_the_nodes_of_a_replay() {
     };
     assert_eq!(size(&joined), size(&trace));
     assert_eq!((joined.processes.len(), &joined.findings), (1, &trace.findings));
-    assert_eq!((trace.kernels.len(), joined.graph_captures.files), (4104, 3));
+    assert_eq!((trace.kernels.len(), joined.graph_captures.files.len()), (4104, 3));
     let graphs: Vec<_> = joined
         .graph_captures
         .graphs
@@ -137,6 +137,8 @@ fn a_capture_alone_says_what_to_add() {
     let found = analysis.findings.iter().find(|it| it.id == "graph_capture_alone").unwrap();
     assert!(found.message.contains("batch 4, FULL, 419 launches"), "{}", found.message);
     assert!(analysis.kernels.records.is_empty() && analysis.operators.by_path.is_empty());
+    let no_stages = analysis.findings.iter().find(|it| it.id == "no_stages").unwrap();
+    assert!(no_stages.message.contains("capture of a graph"), "{}", no_stages.message);
 }
 
 /// Kernels and their time of a decode step by operator.

@@ -71,8 +71,8 @@ pub struct GraphCaptures {
     pub graphs: Vec<CapturedGraph>,
     /// Batches of all graphs that the engine captured, where it lists them; sorted.
     pub listed: Vec<u64>,
-    /// Files that are traces of a capture alone.
-    pub files: u32,
+    /// Names of the files that are the trace of a capture alone, or the list of captures.
+    pub files: Vec<String>,
 }
 
 /// Batch and mode in the name of a range around a capture: `capture_8_FULL`.

@@ -142,6 +142,7 @@ pub fn analyze_capture(
     devices: &Devices,
 ) -> Result<Analyzed, AnalyzeError> {
     let timeline = parse::timeline(files).map_err(|source| AnalyzeError::Capture { source })?;
+    let files = windows_first(files, &timeline.graph_captures.files);
     let mut nsys = with_rules(timeline, rules)?;
     let environment =
         Environment { llmprof: env!("CARGO_PKG_VERSION").into(), ..nsys.target.clone() };
@@ -157,7 +158,7 @@ pub fn analyze_capture(
         TimelineTool::Nsys => CaptureKind::Timeline,
         TimelineTool::Pytorch => CaptureKind::PytorchTrace,
     };
-    analyze_captures(import_of_files((files, kind), pages, model), trace, pages, devices)
+    analyze_captures(import_of_files((&files, kind), pages, model), trace, pages, devices)
 }
 
 /// Analyses an import, by its own stage rules unless others are given.
@@ -234,6 +235,17 @@ fn other_device(device: &str, timeline: &BTreeSet<String>) -> Option<Finding> {
     );
     let advice = "take counters and timeline on the same kind of GPU";
     (!same).then(|| Finding::new(catalogue::COUNTERS_OF_ANOTHER_DEVICE, message).advise(advice))
+}
+
+/// The files, of which captures of graphs do not come first: the first one names the import.
+fn windows_first(files: &[PathBuf], captures: &[String]) -> Vec<PathBuf> {
+    let is_capture = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        captures.iter().any(|it| **it == name)
+    };
+    let mut files = files.to_vec();
+    files.sort_by_key(is_capture);
+    files
 }
 
 /// The import that these files would be.

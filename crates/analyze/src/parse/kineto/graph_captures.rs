@@ -85,7 +85,7 @@ pub fn captures(
         let first = found.operators.len() as u32;
         found.operators.extend(open.during(span));
         found.graphs.push(CapturedGraph {
-            file: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            file: file_name(path),
             process: None,
             rank: rank(path, header),
             batch: name.map(|it| it.0),
@@ -97,6 +97,11 @@ pub fn captures(
         });
     }
     found
+}
+
+/// Name of a file.
+pub fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 const fn node_work(kind: CallKind) -> NodeWork {
@@ -258,7 +263,6 @@ impl FileCaptures {
     pub fn add_to(self, all: &mut GraphCaptures, process: Option<i64>) {
         let first = all.operators.len() as u32;
         all.operators.extend(self.operators);
-        all.files += u32::from(self.is_alone);
         all.graphs.extend(self.graphs.into_iter().map(|it| CapturedGraph {
             process,
             operators: it.operators.start + first..it.operators.end + first,

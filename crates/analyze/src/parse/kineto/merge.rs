@@ -86,6 +86,7 @@ impl Merged {
         if captures.is_alone {
             // Nothing of it ran in the window: it has neither a process nor a rank of its own.
             captures.add_to(&mut self.trace.graph_captures, None);
+            self.trace.graph_captures.files.push(graph_captures::file_name(path));
             return Ok(());
         }
         let file = self.facts.len();
@@ -108,12 +109,13 @@ impl Merged {
         Ok(())
     }
 
-    /// Notes the batches of all graphs that an engine captured.
-    pub fn list_captures(&mut self, batches: impl IntoIterator<Item = u64>) {
-        let listed = &mut self.trace.graph_captures.listed;
-        listed.extend(batches);
-        listed.sort_unstable();
-        listed.dedup();
+    /// Notes the batches of all graphs that an engine captured, as the file at `path` lists them.
+    pub fn list_captures(&mut self, path: &Path, batches: impl IntoIterator<Item = u64>) {
+        let captures = &mut self.trace.graph_captures;
+        captures.files.push(graph_captures::file_name(path));
+        captures.listed.extend(batches);
+        captures.listed.sort_unstable();
+        captures.listed.dedup();
     }
 
     fn describe(&mut self, header: &Header) {

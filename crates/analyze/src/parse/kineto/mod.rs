@@ -38,7 +38,7 @@ pub fn read(paths: &[PathBuf]) -> Result<Timeline, ParseError> {
     let (mut tables, mut merged) = (Tables::default(), Merged::default());
     for path in paths {
         if let Some(batches) = execution_details::batches(path) {
-            merged.list_captures(batches);
+            merged.list_captures(path, batches);
             continue;
         }
         let (header, rows) = text::read(path, &mut tables)?;
@@ -51,8 +51,7 @@ pub fn read(paths: &[PathBuf]) -> Result<Timeline, ParseError> {
 /// Captures of graphs and their list hold none: the ranges are of the window next to them.
 pub fn check(path: &Path, rules: &StageRules) -> Result<Result<(), UnknownRange>, ParseError> {
     let trace = read(&[path.to_owned()])?;
-    let captures = &trace.graph_captures;
-    let is_window = captures.files == 0 && captures.listed.is_empty();
+    let is_window = trace.graph_captures.files.is_empty();
     Ok(if rules.names_ranges() && is_window { trace.check_rules(rules) } else { Ok(()) })
 }
 

@@ -31,11 +31,11 @@ impl NotJoined {
 pub fn findings(capture: &Capture) -> Vec<Finding> {
     let trace = capture.trace;
     let captures = &trace.graph_captures;
-    if captures.graphs.is_empty() && captures.files == 0 {
+    if captures.graphs.is_empty() && captures.files.is_empty() {
         return vec![];
     }
     let is_alone = trace.kernels.is_empty() && trace.copies.is_empty() && trace.ranges.is_empty();
-    if is_alone && captures.files > 0 {
+    if is_alone && !captures.files.is_empty() {
         return vec![alone(&captures.graphs)];
     }
     let Some(replays) = capture.framework.as_ref().map(|it| &it.replays) else { return vec![] };

@@ -77,11 +77,11 @@ fn a_trace_of_a_capture_is_neither_work_nor_a_rank() {
     assert_eq!((read.kernels.len(), read.cuda_calls.len()), (1, 1));
     assert_eq!((read.framework.len(), read.ranges.len()), (0, 0));
     assert_eq!((&read.processes, &read.findings), (&alone.processes, &alone.findings));
-    assert_eq!((read.graph_captures.files, alone.graph_captures.files), (1, 0));
+    assert_eq!((read.graph_captures.files.len(), alone.graph_captures.files.len()), (1, 0));
     // Without the range, by its launches that have no kernel.
     let unnamed = text(&capture()[1..]);
     let read = read_all(&[unnamed.as_bytes()]).unwrap();
-    assert_eq!((read.graph_captures.files, read.graph_captures.graphs[0].batch), (1, None));
+    assert_eq!((read.graph_captures.files.len(), read.graph_captures.graphs[0].batch), (1, None));
     assert!(read.kernels.is_empty());
 }
 
@@ -90,7 +90,7 @@ fn a_capture_inside_other_work_is_of_its_process() {
     let mut events = capture();
     events.push(call("cudaGraphLaunch", 20, 200, ""));
     let read = read_all(&[text(&events).as_bytes()]).unwrap();
-    assert_eq!((read.kernels.len(), read.graph_captures.files), (1, 0));
+    assert_eq!((read.kernels.len(), read.graph_captures.files.len()), (1, 0));
     assert_eq!(read.graph_captures.graphs[0].process, Some(5 << 24));
 }
 
