@@ -9,7 +9,9 @@ use llmprof_analyze::{
     parse,
     timeline::{capture::Capture, inferred_steps::infer},
 };
-use llmprof_core::trace::{engine_steps::StepClass, timeline::Timeline};
+use llmprof_core::trace::{
+    engine_steps::StepClass, inferred_steps::InferredStep, timeline::Timeline,
+};
 use tempfile::TempDir;
 
 use crate::{parse::kineto, support::captures::capture};
@@ -235,6 +237,86 @@ fn executions_of_xla_programs_are_the_steps_of_a_program_in_jax() {
     let modules = ["jit_forward, program 11936", "jit_forward, program 119115"];
     assert_eq!(modules.map(named), [2, 16]);
     assert!(named("jit(forward): loop_convert_fusion.7") > 0, "operations have short names");
+}
+
+/// Steps of the engine's own list, by turn: requests and tokens of its prompts, and the requests
+/// that generate, each with the number of steps in a row.
+type Turn = (&'static [(u64, u64)], &'static [(u64, usize)]);
+const TURNS: [Turn; 2] = [
+    (
+        &[(17, 3775), (7, 1710)],
+        &[
+            (24, 15),
+            (22, 1),
+            (21, 1),
+            (20, 5),
+            (19, 1),
+            (16, 1),
+            (15, 2),
+            (13, 2),
+            (12, 3),
+            (10, 1),
+            (9, 1),
+            (8, 4),
+            (6, 1),
+            (4, 2),
+            (3, 5),
+            (2, 1),
+            (1, 1),
+        ],
+    ),
+    (
+        &[(15, 3918), (9, 2411)],
+        &[
+            (24, 18),
+            (22, 1),
+            (21, 1),
+            (20, 4),
+            (19, 1),
+            (17, 1),
+            (16, 1),
+            (14, 3),
+            (13, 4),
+            (12, 3),
+            (11, 2),
+            (10, 2),
+            (9, 1),
+            (7, 2),
+            (6, 2),
+            (4, 1),
+        ],
+    ),
+];
+
+/// Warm-ups, and forwards that are captured as graphs, are not steps.
+#[test]
+fn steps_of_an_engine_that_batches_continuously_have_the_batches_of_its_list() {
+    let (trace, _dir) = read("engine-batching-graphs");
+    let inferred = infer(&trace);
+    let prefill = |it: &(u64, u64)| (Some(StepClass::Prefill), Some(it.0), Some(it.1), None);
+    let decode = |(requests, steps): &(u64, usize)| {
+        std::iter::repeat_n((Some(StepClass::Decode), None, None, Some(*requests)), *steps)
+    };
+    let turn = |it: &Turn| -> Vec<_> {
+        it.0.iter().map(prefill).chain(it.1.iter().flat_map(decode)).collect()
+    };
+    let found =
+        |it: &InferredStep| (it.class, it.prefill_requests, it.prefill_tokens, it.decode_requests);
+    let found: Vec<_> = inferred.steps.iter().map(found).collect();
+    assert_eq!(found.len(), 4 + 94);
+    assert_eq!(found, TURNS.iter().flat_map(turn).collect::<Vec<_>>());
+    // A decode step launches one graph, and nothing of another step.
+    let graphs: Vec<i64> = Capture::of(&trace)
+        .graph_joins()
+        .map(|it| trace.cuda_calls.get(it.call as usize).start_ns)
+        .collect();
+    for it in &inferred.steps {
+        let inside = graphs.iter().filter(|at| (it.start_ns..it.end_ns).contains(at)).count();
+        assert_eq!(inside, usize::from(it.class == Some(StepClass::Decode)), "{it:?}");
+    }
+    let classes: Vec<StepClass> = inferred.stages().into_iter().map(|it| it.0).collect();
+    use StepClass::{Decode, Prefill};
+    assert_eq!(classes, [[Prefill, Prefill, Decode]; 2].concat());
 }
 
 #[test]

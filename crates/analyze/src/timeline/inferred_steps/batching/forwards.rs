@@ -14,6 +14,8 @@ const LEAST_LAYERS: u32 = 2;
 const MAX_UPLOADS: usize = 64;
 /// Spreads the numbers of launch kinds, so that their sum identifies a graph.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+/// Identity of graphs whose ids are not recorded.
+pub const UNKNOWN_GRAPH: u64 = 0;
 /// Bytes of the types of tokens: 32 and 64 bits.
 pub const WIDTHS: [u64; 2] = [4, 8];
 

@@ -47,7 +47,7 @@ use self::{
     forwards::{Forward, ForwardWalk, Launched},
     proof::Batch,
 };
-use super::{items::LaunchSequences, roles::KernelRole};
+use super::{classes::CONTINUOUS, items::LaunchSequences, roles::KernelRole};
 
 /// Thread and device.
 pub type Place = (i64, u32);
@@ -131,8 +131,9 @@ impl BatchSteps {
         if forwards.is_empty() {
             return false;
         }
-        let batches = match proof::batches(&forwards) {
-            Ok(it) if it.is_apart || is_continuous => it.batches,
+        let (batches, reason) = match proof::batches(&forwards) {
+            Ok(it) if it.is_apart => (it.batches, UNPROVEN),
+            Ok(it) if is_continuous => (it.batches, CONTINUOUS),
             Ok(_) => return false,
             Err(reason) => {
                 self.reasons.insert(place, (reason, forwards.len() as u64));
@@ -143,7 +144,7 @@ impl BatchSteps {
             return false;
         }
         let unproven = batches.iter().filter(|it| it.is_none()).count();
-        *self.unclear.entry(UNPROVEN).or_default() += unproven as u64;
+        *self.unclear.entry(reason).or_default() += unproven as u64;
         *self.unclear.entry(UNREAD).or_default() += (all.len() - forwards.len()) as u64;
         let step = |((at, forward), batch): ((usize, &TimedForward), Option<Batch>)| {
             Some(BatchStep { forward: forward.clone(), batch: batch?, is_follower: false, at })

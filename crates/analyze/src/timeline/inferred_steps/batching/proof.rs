@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::trace::engine_steps::StepClass;
 
-use super::forwards::{Forward, Launched, WIDTHS};
+use super::forwards::{Forward, Launched, UNKNOWN_GRAPH, WIDTHS};
 
 pub const NO_WIDTH: &str = "the rows that are chosen from do not show the bytes of a token";
 pub const GROWTH: &str = "more requests generate than generated or were read before";
@@ -192,7 +192,9 @@ fn drop_unused(works: &[Work], is_step: &mut [bool], mut requests: u64) {
 fn graphs_of_several_batches(forwards: &[&Forward], works: &[Work]) -> bool {
     let mut batches: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
     for (forward, work) in forwards.iter().zip(works) {
-        if let (Launched::Graph(graph), Work::Generation(requests)) = (forward.launched, work) {
+        if let (Launched::Graph(graph), Work::Generation(requests)) = (forward.launched, work)
+            && graph != UNKNOWN_GRAPH
+        {
             batches.entry(graph).or_default().insert(*requests);
         }
     }

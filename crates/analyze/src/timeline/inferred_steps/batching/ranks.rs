@@ -3,10 +3,14 @@
 //! Ranks of tensor parallelism launch the same forwards in the same order, and wait for each other
 //! in collectives. One of them reads the chosen tokens: a forward that another rank launches
 //! between two of these reads is the step of the second one. Each step must have exactly one such
-//! forward of the same kind and rows on the other rank; only before the first read, where the
-//! warm-up is, may there be more, and the last one counts.
+//! forward of the same kind and rows on the other rank, with two exceptions: before the first read,
+//! where the warm-up is, the last one counts; and the capture may lack the first and the last step
+//! of a rank.
 
 use super::{BatchStep, Launched, TimedForward};
+
+/// Max steps that the capture of a rank lacks: the first and the last.
+const MAX_MISSING: usize = 2;
 
 /// Steps of a rank whose forwards are `own`, by the forwards and steps of the rank that reads the
 /// tokens; `None` if they are not the same.
@@ -26,6 +30,7 @@ pub fn follow(
         let after = own.partition_point(|it| it.start_ns < to_ns);
         let between = own.get(first..after)?;
         let forward = match between {
+            [] if at == 0 || at + 1 == steps.len() => continue,
             [forward] => forward,
             [.., forward] if at == 0 => forward,
             _ => return None,
@@ -36,7 +41,7 @@ pub fn follow(
         let forward = forward.clone();
         found.push(BatchStep { forward, is_follower: true, ..step.clone() });
     }
-    (!found.is_empty()).then_some(found)
+    (found.len() > MAX_MISSING).then_some(found)
 }
 
 fn is_same(a: Launched, b: Launched) -> bool {

@@ -260,8 +260,8 @@ fn ranks_that_read_no_tokens_have_the_steps_of_the_one_that_does() {
 #[test]
 fn a_rank_that_misses_a_forward_has_no_steps() {
     let mut engine = engine(Graphs::Whole, 2, false);
-    let last = engine.trace.graphs.iter().rposition(|it| it.device == 1).unwrap();
-    engine.trace.graphs.remove(last);
+    let middle = engine.trace.graphs.len() / 2;
+    assert_eq!(engine.trace.graphs.remove(middle).device, 1);
     assert_eq!((engine.found(), engine.steps(1).len()), (engine.known.clone(), 0));
 }
 
@@ -275,6 +275,15 @@ fn a_graph_that_always_chooses_as_many_tokens_may_be_padded() {
     let decode = (Some(StepClass::Decode), None);
     let prefill = (Some(StepClass::Prefill), None);
     assert_eq!(batches, [[prefill; 2].to_vec(), [decode; 5].to_vec()].concat());
+}
+
+#[test]
+fn graphs_without_ids_may_be_padded() {
+    let mut engine = engine(Graphs::Whole, 1, false);
+    engine.trace.graphs.iter_mut().for_each(|it| it.graph = None);
+    let found = engine.found();
+    assert_eq!(found.len(), engine.known.len());
+    assert!(found.iter().all(|it| it.4.is_none()), "{found:?}");
 }
 
 #[test]
