@@ -137,6 +137,9 @@ pub const INVARIANTS: &[Invariant] = &[
         id: "share",
         figures: &[
             "StageTiming.share_pct",
+            "StageShare.wall_share_pct",
+            "StageShare.device_share_pct",
+            "StepBatch.busy_pct",
             "StageNote.share_pct",
             "OperatorRecord.inclusive_pct",
             "OperatorRecord.exclusive_pct",

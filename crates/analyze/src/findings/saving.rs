@@ -65,7 +65,8 @@ pub fn traced_repeats(analysis: &Analysis, stage: &str) -> Option<f64> {
 
 /// Time of a stage in which the GPU is idle.
 pub struct Gaps {
-    /// Share of the traced stage, percent; both without the profiler's own work.
+    /// Share of the traced stage, percent; both without the profiler's own work and without
+    /// waiting for work from before the capture.
     pub traced_pct: f64,
     /// Share of the unprofiled stage, percent, assuming kernels of the same length; `None` without
     /// an unprofiled pass.
@@ -87,10 +88,12 @@ pub fn gaps(analysis: &Analysis, stage: &str) -> Option<Gaps> {
     let replayed = analysis.stage_calls.get(stage).map_or(0, |it| it.replayed_kernels);
     let unprofiled =
         analysis.stages.row(stage).filter(|_| !analysis.only_traced).map(|row| row.ms.mean);
-    let profiler = LedgerCause::ProfilerOverhead;
-    let profiler = analysis.ledger.of_stage(stage).find(|row| row.cause == profiler);
-    let profiler_ms = profiler.map_or(0.0, |row| Nanos(row.ns).as_ms());
-    let traced_ms = gpu.window_ms - profiler_ms;
+    let ms_of = |cause: LedgerCause| {
+        let row = analysis.ledger.of_stage(stage).find(|row| row.cause == cause);
+        row.map_or(0.0, |row| Nanos(row.ns).as_ms())
+    };
+    let profiler_ms = ms_of(LedgerCause::ProfilerOverhead);
+    let traced_ms = gpu.window_ms - profiler_ms - ms_of(LedgerCause::BeforeWindow);
     let gap = |stage_ms: f64| (stage_ms - gpu.busy_ms).max(0.0);
     Some(Gaps {
         traced_pct: percent(gap(traced_ms), traced_ms)?,

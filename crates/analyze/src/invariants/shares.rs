@@ -11,6 +11,13 @@ pub fn visit_shares(
     for it in &mut analysis.stages.rows {
         visit("StageTiming.share_pct", &it.stage, &mut it.share_pct);
     }
+    for it in &mut analysis.stage_shares {
+        visit("StageShare.wall_share_pct", &it.stage, &mut it.wall_share_pct);
+        visit("StageShare.device_share_pct", &it.stage, &mut it.device_share_pct);
+    }
+    for it in &mut analysis.step_batches {
+        visit("StepBatch.busy_pct", it.class.as_str(), &mut it.busy_pct);
+    }
     for it in &mut analysis.stages.notes {
         visit("StageNote.share_pct", &it.part, &mut it.share_pct);
     }

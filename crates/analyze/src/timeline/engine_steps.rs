@@ -66,7 +66,8 @@ pub struct EngineStepRecord {
     pub graphs: u64,
     /// True if a replayed CUDA graph launched some of its work.
     pub is_replayed: bool,
-    /// Requests of the step; `null` where the name does not carry them, as all counts below.
+    /// Requests of the step; `null` where the name does not carry them and nothing proves them, as
+    /// all counts below.
     #[serde(default)]
     pub requests: Option<u64>,
     /// Requests that a graph of a fixed size computes for, with those of the padding.
