@@ -99,7 +99,10 @@ async fn a_window_is_imported_with_the_captures_of_its_graphs() {
     let rows = rows["rows"].as_array().unwrap();
     let mm = rows.iter().filter(|row| row["path"] == "aten::mm");
     let captured: u64 = mm.map(|row| row["captured_calls"].as_u64().unwrap()).sum();
-    assert_eq!(captured, 9 * 64);
+    // Of nine decode steps, the first is cold.
+    assert_eq!(captured, 8 * 64);
     let processes = service.json(&format!("/runs/{both}/tables/processes")).await;
-    assert!(processes["rows"].as_array().unwrap().len() <= 1, "{processes}");
+    let rows = processes["rows"].as_array().unwrap();
+    let ids: BTreeSet<i64> = rows.iter().map(|row| row["process"].as_i64().unwrap()).collect();
+    assert_eq!(ids.len(), 1, "{processes}");
 }

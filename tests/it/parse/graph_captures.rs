@@ -33,16 +33,16 @@ fn capture_file(batch: u64) -> PathBuf {
     fixture(&format!("graph-capture-bs{batch}"))
 }
 
-/// Writes a window whose steps have the plain names of vLLM, or none.
-fn window(dir: &TempDir, name: &str, plain: bool) -> PathBuf {
+/// Writes a window whose steps have the detailed names of vLLM, or none.
+fn window(dir: &TempDir, name: &str, named: bool) -> PathBuf {
     let mut text = String::new();
     let packed = fs::File::open(fixture(name)).unwrap();
     MultiGzDecoder::new(packed).read_to_string(&mut text).unwrap();
     let detailed =
-        Regex::new(r"execute_\d+_context_(\d+)\(sq(\d+)\w*\)_generation_(\d+)\(\w*\)").unwrap();
-    let name_of = if plain { "execute_context_${1}(${2})_generation_${3}(${3})" } else { "work" };
-    let path = dir.path().join(format!("{name}-{plain}.json"));
-    fs::write(&path, detailed.replace_all(&text, name_of).as_bytes()).unwrap();
+        Regex::new(r"execute_\d+_context_\d+\(\w*\)_generation_\d+\(\w*\)").unwrap();
+    let path = dir.path().join(format!("{name}-{named}.json"));
+    let text = if named { text.into() } else { detailed.replace_all(&text, "work") };
+    fs::write(&path, text.as_bytes()).unwrap();
     path
 }
 

@@ -1,0 +1,127 @@
+//! Steps of sketched captures, with their work.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{kernels::tests::capture, timeline::open_ranges::NONE};
+
+fn of(sketch: &str) -> Vec<EngineStepRecord> {
+    let trace = capture(sketch);
+    engine_steps(&Capture::of(&trace))
+}
+
+#[test]
+fn a_step_has_the_work_that_was_launched_in_its_range() {
+    let steps = of("range 1 execute_context_1(512)_generation_0(0) 100..200
+         range 1 execute_context_0(0)_generation_1(1) 300..400
+         range 1 prepare 300..310
+         call 1 1 110..111\ncall 1 2 150..151\ncall 1 3 310..311\ncall 1 4 390..391
+         call 1 5 450..451
+         kernel 1 a 120..140 7\nkernel 2 a 160..260 7\nkernel 3 b 320..340 7
+         kernel 4 b 395..415 7\nkernel 5 c 460..470 7");
+    let rows: Vec<_> = steps
+        .iter()
+        .map(|it| {
+            let us = |ms: f64| (ms * 1e6).round() as i64;
+            (
+                it.class.unwrap(),
+                us(it.start_ms),
+                us(it.host_ms),
+                it.device_ms.map(us),
+                it.gap_ms.map(us),
+            )
+        })
+        .collect();
+    assert_eq!(
+        rows,
+        [
+            (StepClass::Prefill, 0, 100, Some(140), Some(20)),
+            (StepClass::Decode, 200, 100, Some(95), Some(55)),
+        ]
+    );
+    assert_eq!((steps[0].kernels, steps[0].prefill_tokens), (2, Some(512)));
+    assert!(!steps[0].is_replayed);
+}
+
+/// Kernels of each step, and the number of instances of all stages.
+fn kernels(trace: &Timeline) -> (Vec<u64>, usize) {
+    let timeline = Capture::of(trace);
+    let steps = engine_steps(&timeline);
+    (steps.iter().map(|it| it.kernels).collect(), timeline.stages.instances.len())
+}
+
+#[test]
+fn a_step_in_two_domains_or_around_itself_is_one_with_all_of_its_work() {
+    let work = "call 1 1 10..11\ncall 1 2 60..61\ncall 1 3 110..111
+        kernel 1 a 20..21 7\nkernel 2 a 70..71 7\nkernel 3 a 120..121 7";
+    let plain = "range 1 execute_context_0(0)_generation_4(4) 0..100
+        range 1 execute_context_0(0)_generation_4(4) 100..200";
+    assert_eq!(kernels(&capture(&format!("{plain}\n{work}"))), (vec![2, 1], 2));
+    let mut twice = capture(&format!("{plain}\n{plain}\n{work}"));
+    twice.ranges[2..].iter_mut().for_each(|it| it.domain = "other".into());
+    twice.ranges.sort_by_key(|it| it.start_ns);
+    assert_eq!(kernels(&twice), (vec![2, 1], 2));
+    let inside = "range 1 execute_context_0(0)_generation_4(4) 20..30";
+    assert_eq!(kernels(&capture(&format!("{plain}\n{inside}\n{work}"))), (vec![2, 1], 2));
+    let other = "range 1 execute_context_1(9)_generation_0(0) 20..30";
+    let both = capture(&format!("{plain}\n{other}\n{work}"));
+    assert_eq!(kernels(&both), (vec![2, 0, 1], 3), "work after the end of the inner step");
+}
+
+#[test]
+fn a_start_end_step_has_the_work_of_all_threads_of_its_process() {
+    let sketch = "cross 1 execute_context_0(0)_generation_4(4) 0..100
+        range 3 execute_context_1(9)_generation_0(0) 0..100
+        call 1 1 10..11\ncall 2 2 60..61\ncall 3 3 70..71
+        kernel 1 a 20..21 7\nkernel 2 a 70..71 7\nkernel 3 a 80..81 7";
+    assert_eq!(kernels(&capture(sketch)), (vec![2, 1], 2));
+}
+
+proptest! {
+    #[test]
+    fn steps_are_the_instances_of_stages_and_have_no_launches_of_others(
+        ranges in prop::collection::vec(
+            (0usize..3, 0i64..60, 1i64..40, 1i64..3, any::<bool>()),
+            1..8,
+        ),
+        calls in prop::collection::btree_map(0i64..100, 1i64..3, 0..12),
+    ) {
+        const NAMES: [&str; 3] = [
+            "execute_context_0(0)_generation_4(4)",
+            "execute_context_0(0)_generation_2(2)",
+            "execute_context_1(9)_generation_0(0)",
+        ];
+        let mut sketch: Vec<String> = Vec::new();
+        for (name, start, ns, thread, crosses) in ranges {
+            let (style, name) = (if crosses { "cross" } else { "range" }, NAMES[name]);
+            sketch.push(format!("{style} {thread} {name} {start}..{}", start + ns));
+        }
+        for (id, (start, thread)) in (1..).zip(&calls) {
+            sketch.push(format!("call {thread} {id} {start}..{}", start + 1));
+            sketch.push(format!("kernel {id} k {}..{} 7", 100 + id, 101 + id));
+        }
+        let trace = capture(&sketch.join("\n"));
+        let timeline = Capture::of(&trace);
+        let steps = engine_steps(&timeline);
+        for class in [StepClass::Prefill, StepClass::Decode] {
+            let of_class = steps.iter().filter(|it| it.class == Some(class)).count();
+            let labels = &timeline.stages.labels;
+            let label = labels.iter().position(|it| Some(it.as_str()) == class.stage());
+            let instances = timeline.stages.instances.iter();
+            let instances = instances.filter(|it| Some(it.label) == label).count();
+            prop_assert_eq!(of_class, instances);
+        }
+        let in_steps: u64 = steps.iter().map(|it| it.kernels).sum();
+        let in_stages = timeline.kernel_joins().map(|it| it.instance);
+        let in_stages = in_stages.filter(|it| *it != NONE && *it != EXCLUDED).count();
+        prop_assert_eq!(in_steps, in_stages as u64);
+    }
+}
+
+#[test]
+fn a_step_without_work_has_no_device_time_and_other_ranges_are_no_steps() {
+    let steps = of("range 1 step[DECODE_bs=1] 0..10\nrange 1 decode_step 0..10");
+    assert!(steps.is_empty());
+    let steps = of("range 1 execute_context_0(0)_generation_1(1) 300..400");
+    assert_eq!((steps[0].device_ms, steps[0].gap_ms, steps[0].kernels), (None, None, 0));
+}
