@@ -4,10 +4,12 @@
 
 STEPS is the engine's count, REPORT a report.json with the table `engine_steps`, EXPORT the export
 by nsys of the same run, or `profiled` for a window of PyTorch's profiler. Steps are compared by
-their starts, per process. A step found is wrong if the engine ran none at its time, if it has
-another class, or if an earlier one was found in the same step. Warm-ups that are found as steps are
-counted apart, and steps that the ends of a window cut are not counted. Fewer steps than the engine
-ran are a figure, not a failure. Exits with 1 if a step or the requests of one are wrong.
+their starts, per process. The clocks drift apart by up to 1 ms in 200 ms: launches of graphs, one
+per decode step, show the time of the engine at any time of the capture. A step found is wrong if
+the engine ran none at its time, if it has another class, or if an earlier one was found in the same
+step. Warm-ups that are found as steps are counted apart, and steps that the ends of a window cut are
+not counted. Fewer steps than the engine ran are a figure, not a failure. Exits with 1 if a step or
+the requests of one are wrong.
 """
 
 import bisect
@@ -19,8 +21,9 @@ import sqlite3
 import statistics
 import sys
 
-# A step starts this much earlier than the others in their intervals at most: clocks drift apart.
-TOLERANCE_NS = 500e3
+# A step starts this much earlier than the others in their intervals at most, or this part of the
+# step before, up to MOST_NS: other threads delay launches, and clocks drift apart.
+TOLERANCE_NS, PART, MOST_NS = 500e3, 0.25, 1500e3
 HEAD = ("run", "prefill", "found", "decode", "found", "no class", "warm-up", "wrong",
         "requests right", "absent", "wrong")
 
@@ -40,12 +43,57 @@ def recorded(export):
     return zero + min(ends), zero + max(ends)
 
 
+def calls(export, process):
+    """Starts of the calls of a process, and of those that launch graphs, in the capture's ns."""
+    base = sqlite3.connect(f"file:{export}?mode=ro", uri=True)
+    rows = base.execute(
+        "select start, value like 'cudaGraphLaunch%' from CUPTI_ACTIVITY_KIND_RUNTIME "
+        "join StringIds on StringIds.id = nameId where (globalTid >> 24) & 0xffffff = ? "
+        "order by start", (process,)).fetchall()
+    return [start for start, _ in rows], [start for start, is_graph in rows if is_graph]
+
+
+def in_capture(found, starts):
+    """Starts of the found steps in the capture's ns: each is that of a call; None if unclear."""
+    known = set(starts)
+    fits = lambda first: sum(first + it in known for it in found)
+    first = max(starts, key=fits, default=None)
+    return [first + it for it in found] if first is not None and fits(first) == len(found) else None
+
+
+def on_engine(found, export, process, steps):
+    """Starts of found steps on the engine's clock, by launches of graphs; None if unclear."""
+    starts, launches = calls(export, process)
+    times = in_capture([round(it) for it in found], starts)
+    decode = [it["start_ns"] for it in steps if it["class"] == "decode" and it["graph"]]
+    count = len(launches)
+    if times is None or count < 20 or count > len(decode):
+        return None
+    gaps = lambda values: [after - before for before, after in zip(values, values[1:])]
+    uneven = lambda at: statistics.median(
+        abs(a - b) for a, b in zip(gaps(launches), gaps(decode[at:at + count])))
+    at = min(range(len(decode) - count + 1), key=uneven)
+    shifts = [launch - start for launch, start in zip(launches, decode[at:])]
+    mapped = []
+    for time in times:
+        place = bisect.bisect_left(launches, time)
+        around = shifts[max(0, place - 4):place + 5]
+        mapped.append(time - statistics.median(around))
+    # A step starts before it launches its graph.
+    ahead = [launches[place] - time for time in times
+             if (place := bisect.bisect_left(launches, time)) < count]
+    return [time + statistics.median(ahead) for time in mapped]
+
+
 def lagged(found, first, intervals):
     """Intervals of the found steps if the first starts at `first`, and lags behind their starts."""
     places, lags = [], []
     for step in found:
         time = first + step
-        place = bisect.bisect_right(intervals, (time + TOLERANCE_NS, math.inf)) - 1
+        place = bisect.bisect_right(intervals, (time, math.inf)) - 1
+        length = intervals[place][1] - intervals[place][0] if place >= 0 else 0
+        tolerance = max(TOLERANCE_NS, min(PART * length, MOST_NS))
+        place += place + 1 < len(intervals) and intervals[place + 1][0] - time <= tolerance
         inside = place >= 0 and time < intervals[place][1]
         places.append(place if inside else None)
         if inside:
@@ -104,8 +152,11 @@ def compared(count, table, export):
             continue
         every = ranks[process]["preparations"] + ranks[process]["steps"]
         every.sort(key=lambda it: it["start_ns"])
-        places = aligned([(row["start_ms"] - rows[0]["start_ms"]) * 1e6 for row in rows],
-                         [(it["start_ns"], it["end_ns"]) for it in every])
+        found = [(row["start_ms"] - rows[0]["start_ms"]) * 1e6 for row in rows]
+        intervals = [(it["start_ns"], it["end_ns"]) for it in every]
+        times = None if export == "profiled" else on_engine(
+            found, export, process, ranks[process]["steps"])
+        places = aligned(found, intervals) if times is None else lagged(times, 0, intervals)[0]
         seen = set()
         for row, place in zip(rows, places):
             it = every[place] if place is not None else None
