@@ -66,16 +66,8 @@ torchrun=("$python" -m torch.distributed.run --standalone --nproc-per-node 2 "$h
     command_of engine-ranks program "$pair" "${torchrun[@]}" "${small[@]}"
     command_of engine-ranks-server server "$pair" "${torchrun[@]}" "${small[@]}" --serve '{port}'
 } >"$folder/targets.toml"
-: >"$folder/service.out"
-LLMPROF__SERVER__TARGETS=$folder/targets.toml "$llmprof" serve --listen 127.0.0.1:0 \
-    --data "$folder/data" >"$folder/service.out" 2>"$folder/service.log" &
-service=$!
-for _ in $(seq 300); do
-    base=$(sed -n 's/^listening on //p' "$folder/service.out")
-    [ -z "$base" ] || ! curl -sf "$base/readyz" >/dev/null || break
-    kill -0 "$service" 2>/dev/null || { cat "$folder/service.log" >&2; exit 1; }
-    sleep 0.1
-done
+. "$here/serve.sh"
+LLMPROF__SERVER__TARGETS=$folder/targets.toml serve "$llmprof" "$folder" "$folder/data"
 
 # wanted NAME: true if RUNS names the run, or nothing.
 wanted() { [ -z "${RUNS:-}" ] || [[ " $RUNS " == *" $1 "* ]]; }

@@ -64,15 +64,8 @@ new_tokens = $tokens
 prompt_tokens = 64
 TOML
 [ "$gpus" = 1 ] || export LLMPROF__WORKER__DEVICES='["cpu"]'
-LLMPROF__SERVER__TARGETS=$folder/targets.toml "$llmprof" serve --listen 127.0.0.1:0 \
-    --data "$folder/data" >"$folder/service.out" 2>"$folder/service.log" &
-service=$!
-for _ in $(seq 300); do
-    base=$(sed -n 's/^listening on //p' "$folder/service.out")
-    [ -z "$base" ] || ! curl -sf "$base/readyz" >/dev/null || break
-    kill -0 "$service" 2>/dev/null || { cat "$folder/service.log" >&2; exit 1; }
-    sleep 0.1
-done
+. "$here/gpu/serve.sh"
+LLMPROF__SERVER__TARGETS=$folder/targets.toml serve "$llmprof" "$folder" "$folder/data"
 json=(-H 'content-type: application/json')
 # field NAME: prints a field of the JSON object on standard input, or fails with its error.
 field() {

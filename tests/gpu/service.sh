@@ -1,6 +1,6 @@
-# Sourced by the scripts in this folder: starts a service of "$bin" on loopback with a temporary
-# data folder, on "$device" (auto or cpu). Sets $base to its address and $data to its folder; both
-# are removed when the script ends. Needs bash, curl and python3.
+# Sourced by the scripts in this folder: starts a service of "$bin" on loopback, on "$device" (auto
+# or cpu), with a temporary data folder. Sets $base to its address and $data to its folder; both are
+# removed when the script ends. Needs bash, curl and python3.
 bin=$(cd "$bin" && pwd)
 for program in llmprof model-runner; do
   [ -x "$bin/$program" ] || {
@@ -13,21 +13,8 @@ data=$(mktemp -d) service=''
 trap 'kill "$service" 2>/dev/null; wait 2>/dev/null; rm -rf "$data"' EXIT
 [ "$device" != cpu ] || export LLMPROF__WORKER__DEVICES='["cpu"]'
 export LLMPROF__TOOLS__MODEL_RUNNER=${LLMPROF__TOOLS__MODEL_RUNNER:-$bin/model-runner}
-"$bin/llmprof" serve --listen 127.0.0.1:0 --data "$data" \
-  >"$data/service.out" 2>"$data/service.log" &
-service=$!
-base=''
-for _ in $(seq 300); do
-  base=$(sed -n 's/^listening on //p' "$data/service.out")
-  [ -z "$base" ] || ! curl -sf "$base/readyz" >/dev/null || break
-  kill -0 "$service" 2>/dev/null || { cat "$data/service.log" >&2; exit 1; }
-  sleep 0.1
-done
-curl -sf "$base/readyz" >/dev/null || {
-  echo "the service did not become ready" >&2
-  cat "$data/service.log" >&2
-  exit 1
-}
+. "$(dirname "${BASH_SOURCE[0]}")/serve.sh"
+serve "$bin/llmprof" "$data" "$data"
 
 # run_id: prints the id in a response to a submission, or fails with its error.
 run_id() {
