@@ -81,9 +81,9 @@ impl StepPart {
 /// Counts of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepCounts {
-    /// All requests, where the name does not separate those in prefill from those in decode.
+    /// All requests, if the name does not separate prefill from decode.
     pub requests: Option<u64>,
-    /// Requests that the step computes for, with those of the padding.
+    /// Requests of a graph of a fixed size, padding included.
     pub padded: Option<u64>,
     pub prefill: StepPart,
     pub decode: StepPart,
@@ -134,8 +134,8 @@ impl StepCounts {
         Some(())
     }
 
-    /// Tokens that a decode step generated: one of each request, unless it computed several of
-    /// one, of which it may have kept fewer.
+    /// Tokens that a decode step generated, one for each request; `None` if it computed more, since
+    /// it may have kept fewer than it computed.
     pub fn generated(&self) -> Option<u64> {
         let requests = self.decode.requests?;
         self.decode.tokens.is_none_or(|tokens| tokens == requests).then_some(requests)
@@ -155,9 +155,9 @@ pub struct EngineStep<'a> {
 }
 
 impl<'a> EngineStep<'a> {
-    /// The stage of such steps.
-    pub fn stage(&self) -> &'a str {
-        self.class.stage().or(self.mode).unwrap_or(IDLE)
+    /// The step's stage: of an unknown class, the engine's word.
+    pub fn stage(&self) -> Option<&'a str> {
+        self.class.stage().or(self.mode)
     }
 }
 
@@ -195,7 +195,7 @@ fn step_by<'a>(
             (_, _) => StepClass::Mixed,
         }),
     };
-    // The word of the mode is that of the larger part where the requests of both are written.
+    // A mode names the larger part if the requests of both parts are written.
     let has_both = counts.prefill.requests.and(counts.decode.requests).is_some();
     let class = if has_both { by_requests } else { of_mode.or(by_requests) }?;
     let (engine, form) = (engine.engine.name.as_str(), pattern.name.example.as_str());
@@ -273,7 +273,7 @@ mod tests {
         let mixed = engine_step("step[MIXED bs=5 c_sq=9 c_sk=9 g_sq=4 g_sk=77]").unwrap();
         assert_eq!((mixed.class, mixed.counts.requests), (Mixed, Some(5)));
         assert_eq!((mixed.counts.prefill.keys, mixed.counts.decode.keys), (Some(9), Some(77)));
-        assert_eq!(engine_step("step[SPLIT_PREFILL bs=3]").unwrap().stage(), "SPLIT_PREFILL");
+        assert_eq!(engine_step("step[SPLIT_PREFILL bs=3]").unwrap().stage(), Some("SPLIT_PREFILL"));
     }
 
     #[test]
@@ -324,8 +324,9 @@ mod tests {
             "steps",
             "decode[0]",
             "layers[bs]",
+            "layer[bs=4]",
         ];
-        assert_eq!(names.map(engine_step), [None; 8]);
+        assert_eq!(names.map(engine_step), [None; 9]);
         assert_eq!(engine_step(&format!("step[DECODE bs={}]", "1".repeat(500))), None);
     }
 }

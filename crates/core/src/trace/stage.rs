@@ -237,7 +237,7 @@ impl StageRules {
     /// The stage of a range; `None` for other ranges. Steps of known engines are stages by their
     /// names, unless the user names the stage's ranges.
     pub fn stage<'a>(&'a self, range: &'a str, domain: &str) -> Option<&'a str> {
-        self.ruled_stage(range, domain).or_else(|| Some(self.step(range)?.stage()))
+        self.ruled_stage(range, domain).or_else(|| self.step(range)?.stage())
     }
 
     /// The stage of a range by a rule alone.
@@ -249,7 +249,8 @@ impl StageRules {
     /// The step of a known engine that a range is, unless the user names the ranges of its stage.
     pub fn step<'a>(&self, range: &'a str) -> Option<EngineStep<'a>> {
         let step = engine_step(range)?;
-        let is_named = self.stages[..self.named].iter().any(|rule| rule.stage == step.stage());
+        let is_named =
+            self.stages[..self.named].iter().any(|rule| Some(rule.stage.as_str()) == step.stage());
         (!is_named).then_some(step)
     }
 }
