@@ -13,7 +13,6 @@ use std::collections::{BTreeMap, HashSet};
 use llmprof_core::{
     domain::finding::Finding,
     trace::{
-        engine_steps::StepClass,
         event::{Event, OperatorCall, StageRange},
         range::Range,
         unclosed::Unclosed,
@@ -30,9 +29,9 @@ use crate::timeline::{
     capture::Capture,
     device_time::is_operator,
     interval::Interval,
-    named_steps::Step,
     open_ranges::{EXCLUDED, NONE, place},
     stage_spans::stage_spans,
+    steps::{Step, StepSource},
 };
 
 /// Events of a capture.
@@ -154,20 +153,20 @@ impl CaptureEvents {
     }
 }
 
-/// The decode steps of an engine, and those that the launches show. `batch` as above.
+/// The decode steps of an engine. `batch`: sequences of an inferred step that proves no other.
 fn decode_steps(capture: &Capture, batch: Option<u64>) -> Vec<CaptureStep> {
-    let is_decode = |class: Option<StepClass>| class == Some(StepClass::Decode);
-    let named = capture.stages.steps.iter().filter(|it| is_decode(it.class));
-    let named = named.map(|it| (it.place, (it.start_ns, it.end_ns), it.generated()));
-    let inferred = capture.trace.inferred.steps.iter().filter(|it| is_decode(it.class));
-    let inferred =
-        inferred.map(|it| (it.global_tid, (it.start_ns, it.end_ns), it.decode_requests.or(batch)));
-    let step = |(place, times, tokens): (i64, Interval, Option<u64>)| {
-        let instance = capture.stages.at(place, times.0)? as usize;
+    let step = |it: &Step| {
+        let instance = capture.stages.at(it.place, it.start_ns)? as usize;
+        let batch = batch.filter(|_| it.source == StepSource::Inferred);
         let is_of_stage = capture.stages.label(instance) == DECODE;
-        is_of_stage.then_some(CaptureStep { instance, place, times, tokens })
+        is_of_stage.then_some(CaptureStep {
+            instance,
+            place: it.place,
+            times: (it.start_ns, it.end_ns),
+            tokens: it.generated().or(batch),
+        })
     };
-    named.chain(inferred).filter_map(step).collect()
+    capture.stages.steps.iter().filter(|it| it.is_decode()).filter_map(step).collect()
 }
 
 /// Name of the events of decode steps.

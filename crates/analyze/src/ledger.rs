@@ -70,9 +70,9 @@ named_values! {
         Latency = "latency",
         /// Gaps while the profiler worked for itself, which no change of the program saves.
         ProfilerOverhead = "profiler_overhead",
-        /// Gaps in which the first work of a stream, already launched, waited for work that the
-        /// capture has no record of, which no change of the program is known to save.
-        BeforeWindow = "before_window",
+        /// Gaps in which the first recorded work of a stream, already launched, waited. The capture
+        /// does not record the reason, so no change of the program is known to save them.
+        UnrecordedWait = "unrecorded_wait",
         /// Gaps until the host called the launch.
         GapHost = "gap_host",
         /// Gaps while the launching call ran.
@@ -121,7 +121,7 @@ impl LedgerCause {
             Self::MemoryTraffic => "traffic of activations",
             Self::Latency => "latency that the warps do not hide",
             Self::ProfilerOverhead => "the profiler's own work",
-            Self::BeforeWindow => "waiting for work from before the capture",
+            Self::UnrecordedWait => "waiting before the first recorded work of a stream",
             Self::GapHost => "gaps in which the host launched nothing",
             Self::GapLaunch => "gaps while launching",
             Self::GapSync => "gaps in synchronising calls",

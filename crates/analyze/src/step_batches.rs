@@ -37,15 +37,15 @@ pub struct StepBatch {
     /// Part of that time in which the device ran its work, percent, mean.
     pub busy_pct: Option<f64>,
     /// Tokens that these steps computed or generated over their time, of all requests; `null` where
-    /// the tokens of a step are unknown, or the capture cuts one.
+    /// the tokens of a step are unknown, or its time is not its own.
     pub tokens_per_s: Option<f64>,
 }
 
-/// Min part of waiting for work from before the capture, of a step whose time is not its own.
+/// Min part of an unrecorded wait in a step whose time is not its own.
 const CUT_PART: f64 = 0.1;
 
-/// Rows of the steps, by class, requests and context. A step without work on a device has no time,
-/// nor has one that the start of the capture cuts, unless all steps of its class are such.
+/// Rows of the steps, by class, requests and context. Steps without work on a device, and steps
+/// whose time is not their own, are left out if others of the capture or class remain.
 pub fn step_batches(steps: &[EngineStepRecord]) -> Vec<StepBatch> {
     type Key<'a> = (StepClass, Option<&'a str>, Option<u64>, Option<u32>);
     let mut groups: BTreeMap<Key, Vec<&EngineStepRecord>> = BTreeMap::new();
@@ -62,9 +62,9 @@ pub fn step_batches(steps: &[EngineStepRecord]) -> Vec<StepBatch> {
     groups.into_iter().filter_map(|(key, steps)| batch((key.0, key.1, key.2), &steps)).collect()
 }
 
-/// True for a step of which the capture may lack a part of the cause.
+/// True for a step whose time is not its own.
 fn is_cut(it: &EngineStepRecord) -> bool {
-    it.before_window_ms > CUT_PART * it.step_ms
+    it.unrecorded_wait_ms > CUT_PART * it.step_ms
 }
 
 /// Mean key length of the requests of a step.

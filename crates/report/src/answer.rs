@@ -21,7 +21,7 @@ use super::{
     format::{decimals, ms, pct},
 };
 
-/// Min share of a stage, percent, of time before the capture that its sentence names.
+/// Min share of a stage, percent, of an unrecorded wait that its sentence names.
 const NAMED_PCT: f64 = 1.0;
 /// Listed savings.
 const SAVINGS: usize = 3;
@@ -147,11 +147,12 @@ fn sentence(ledger: &Ledger, stage: &LedgerStage, row: Option<&StageTiming>) -> 
         )
     });
     let time = part(stage.measured_ns);
-    let before = ledger.of_stage(&stage.stage).find(|row| row.cause == LedgerCause::BeforeWindow);
+    let before = ledger.of_stage(&stage.stage).find(|row| row.cause == LedgerCause::UnrecordedWait);
     let before = before.filter(|row| row.share_pct.is_some_and(|share| share >= NAMED_PCT));
     let before = before.map(|row| {
         format!(
-            ", of which {} ms waited for work from before the capture, whose cause is unknown",
+            " ({} ms of it waiting before the first recorded work of a stream, for a reason that \
+             the capture does not record)",
             part(row.ns)
         )
     });

@@ -1,6 +1,8 @@
 //! Events of captures on sketches.
 
-use llmprof_core::trace::{inferred_steps::InferredStep, timeline::Timeline};
+use llmprof_core::trace::{
+    engine_steps::StepClass, inferred_steps::InferredStep, timeline::Timeline,
+};
 use proptest::prelude::*;
 
 use super::*;

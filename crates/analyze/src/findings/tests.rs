@@ -153,8 +153,8 @@ fn with_cause(cause: LedgerCause, saving_ns: i64) -> Analysis {
 
 #[test]
 fn each_cause_of_the_ledger_is_one_finding_with_its_kernels() {
-    // The profiler's own work, and that from before the capture, are not savings.
-    let without = [LedgerCause::ProfilerOverhead, LedgerCause::BeforeWindow];
+    // The profiler's own work and unrecorded waits are not savings.
+    let without = [LedgerCause::ProfilerOverhead, LedgerCause::UnrecordedWait];
     let is_saving = |it: &&LedgerCause| it.is_cause() && !without.contains(it);
     for cause in LedgerCause::ALL.iter().filter(is_saving) {
         let id = format!("ledger_{cause}");

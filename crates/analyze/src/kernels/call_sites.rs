@@ -42,7 +42,7 @@ pub fn call_sites(capture: &Capture, stages: &[StageKernels]) -> Vec<CallSite> {
     for (at, (kernel, Join { instance, .. })) in capture.kernels().enumerate() {
         let stage = capture.stage(instance);
         if is_measured(stage) {
-            // The line around a launch of a graph is not that of its kernels.
+            // The line that launches a graph did not launch its kernels.
             let site = match replays.filter(|it| it.has_launch(at)) {
                 Some(replays) => replays.call_site(capture.trace, at),
                 None => known.get(process_of(kernel.global_pid), kernel.correlation_id),

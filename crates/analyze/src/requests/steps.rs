@@ -8,18 +8,22 @@ use llmprof_core::trace::{
     timeline::Timeline,
 };
 
-use crate::timeline::engine_steps::{EngineStepRecord, first_start};
+use crate::timeline::{engine_steps::EngineStepRecord, steps::steps};
 
 /// Adds the requests of the load of the traced pass to the steps of its timeline.
-pub fn join(steps: &mut [EngineStepRecord], nsys: &Timeline, loads: &[RequestLoad]) {
+pub fn join(records: &mut [EngineStepRecord], nsys: &Timeline, loads: &[RequestLoad]) {
     let traced = loads.iter().find(|load| load.pass == LoadPass::Traced);
     let Some((load, header)) = traced.and_then(|load| Some((load, load.header.as_ref()?))) else {
         return;
     };
-    let (Some(started), Some(first)) = (nsys.started_unix_ns, first_start(nsys)) else { return };
+    let (Some(started), Some(first)) =
+        (nsys.started_unix_ns, steps(nsys).first().map(|it| it.start_ns))
+    else {
+        return;
+    };
     // Times of steps on the clock of the load, nanoseconds.
     let origin = started.saturating_add(first).saturating_sub(header.started_unix_ns);
-    for step in steps {
+    for step in records {
         let start = origin.saturating_add((step.start_ms * 1e6) as i64);
         let end = start.saturating_add((step.host_ms * 1e6) as i64);
         step.prefilling = certain(step.prefill_requests, &load.requests, |request| {

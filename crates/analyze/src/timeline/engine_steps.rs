@@ -6,9 +6,8 @@ use std::{cmp::Reverse, collections::BTreeMap};
 use llmprof_core::{
     domain::units::Nanos,
     trace::{
-        engine_steps::{StepClass, StepCounts, StepPart},
-        inferred_steps::InferredStep,
-        timeline::{Timeline, pid_of, process_of},
+        engine_steps::{StepClass, StepCounts},
+        timeline::{pid_of, process_of},
     },
 };
 use serde::{Deserialize, Serialize};
@@ -18,9 +17,9 @@ use super::{
     first_work::unrecorded_waits,
     interval::Interval,
     launches::Cursor,
-    named_steps::{Phase, Step, StepSource, named_steps},
     open_ranges::{EXCLUDED, OpenNest, nest},
     stage_spans::{self, HostRange},
+    steps::{Phase, Step, StepSource},
 };
 
 /// One step of a server or of a generating program.
@@ -49,17 +48,17 @@ pub struct EngineStepRecord {
     pub start_ms: f64,
     /// Length of the step on the host; of an inferred one, to the end of its work.
     pub host_ms: f64,
-    /// Time of the step: to the end of its work, from its start or, where its work waited for that
-    /// of the step before, from the end of that.
+    /// Time of the step, to the end of its work. It starts with the step, or when the work of the
+    /// previous step ends if the step's work queued behind it.
     #[serde(default)]
     pub step_ms: f64,
     /// From the start of its first work on a device to the end of its last; `null` without work.
     pub device_ms: Option<f64>,
     /// Time within `device_ms` in which none of its kernels and graphs ran.
     pub gap_ms: Option<f64>,
-    /// Part of `step_ms` in which its work waited for work from before the capture.
+    /// Part of `step_ms` in which its work waited for a reason that the capture does not record.
     #[serde(default)]
-    pub before_window_ms: f64,
+    pub unrecorded_wait_ms: f64,
     /// Kernels that its calls launched, those of traced graphs included.
     pub kernels: u64,
     /// Launches of CUDA graphs traced as a whole.
@@ -70,7 +69,7 @@ pub struct EngineStepRecord {
     /// all counts below.
     #[serde(default)]
     pub requests: Option<u64>,
-    /// Requests that a graph of a fixed size computes for, with those of the padding.
+    /// Requests of a graph of a fixed size, padding included.
     #[serde(default)]
     pub padded_requests: Option<u64>,
     pub prefill_requests: Option<u64>,
@@ -150,17 +149,11 @@ impl DeviceWork {
 /// The steps of a capture whose ranges carry the names of a known engine, or whose launches show
 /// them; empty for others.
 pub fn engine_steps(capture: &Capture) -> Vec<EngineStepRecord> {
-    let inferred = capture.trace.inferred.steps.iter().map(inferred_step);
-    let mut steps: Vec<Step> = capture.stages.steps.iter().cloned().chain(inferred).collect();
-    steps.retain(|it| it.end_ns >= it.start_ns);
-    if steps.is_empty() {
-        return Vec::new();
-    }
-    steps.sort_by_key(|it| (it.start_ns, it.end_ns, it.place));
+    let steps = &capture.stages.steps;
+    let Some(origin) = steps.first().map(|it| it.start_ns) else { return Vec::new() };
     let ranges: Vec<(i64, Interval)> =
         steps.iter().map(|it| (it.place, (it.start_ns, it.end_ns))).collect();
     let work = device_work(capture, &ranges);
-    let origin = steps.first().map_or(0, |it| it.start_ns);
     let hosts = steps.iter().zip(&work).map(|(it, work)| HostRange {
         place: it.place,
         start_ns: it.start_ns,
@@ -169,44 +162,18 @@ pub fn engine_steps(capture: &Capture) -> Vec<EngineStepRecord> {
     });
     let spans = stage_spans::spans(hosts);
     let waits = unrecorded_waits(capture);
-    let records = steps.into_iter().zip(work).zip(spans).enumerate();
-    let record = |(at, ((step, work), span)): (usize, ((Step, DeviceWork), Interval))| {
-        let before_window_ms = Nanos(waits.overlap_ns(span.0, span.1)).as_ms();
-        EngineStepRecord { before_window_ms, ..record(at, origin, step, (&work, span)) }
+    let records = steps.iter().zip(work).zip(spans).enumerate();
+    let record = |(at, ((step, work), span)): (usize, ((&Step, DeviceWork), Interval))| {
+        let unrecorded_wait_ms = Nanos(waits.overlap_ns(span.0, span.1)).as_ms();
+        EngineStepRecord { unrecorded_wait_ms, ..record(at, origin, step, (&work, span)) }
     };
     records.map(record).collect()
-}
-
-fn inferred_step(step: &InferredStep) -> Step {
-    let InferredStep { prefill_requests, prefill_tokens, decode_requests, .. } = *step;
-    let prefill =
-        StepPart { requests: prefill_requests, tokens: prefill_tokens, ..StepPart::default() };
-    let decode = StepPart { requests: decode_requests, ..StepPart::default() };
-    Step {
-        source: StepSource::Inferred,
-        engine: None,
-        class: step.class,
-        mode: None,
-        evidence: step.evidence.to_string(),
-        place: step.global_tid,
-        start_ns: step.start_ns,
-        end_ns: step.end_ns,
-        counts: StepCounts { prefill, decode, ..StepCounts::default() },
-        phases: vec![],
-    }
-}
-
-/// The start of the first step of a capture.
-pub fn first_start(trace: &Timeline) -> Option<i64> {
-    let named = named_steps(trace).into_iter().map(|it| it.start_ns);
-    let inferred = trace.inferred.steps.iter().filter(|it| it.end_ns >= it.start_ns);
-    named.chain(inferred.map(|it| it.start_ns)).min()
 }
 
 fn record(
     at: usize,
     origin: i64,
-    step: Step,
+    step: &Step,
     (work, span): (&DeviceWork, Interval),
 ) -> EngineStepRecord {
     let ms = |ns: i64| Nanos(ns).as_ms();
@@ -217,15 +184,15 @@ fn record(
         source: step.source,
         engine: step.engine.map(str::to_owned),
         class: step.class,
-        mode: step.mode,
-        evidence: step.evidence,
+        mode: step.mode.clone(),
+        evidence: step.evidence.clone(),
         process: pid_of(step.place),
         start_ms: ms(step.start_ns - origin),
         host_ms: ms(step.end_ns - step.start_ns),
         step_ms: ms(span.1 - span.0),
         device_ms: work.window.map(|(first, last)| ms(last - first)),
         gap_ms: work.window.map(|(first, last)| ms((last - first - work.busy_ns).max(0))),
-        before_window_ms: 0.0,
+        unrecorded_wait_ms: 0.0,
         kernels: work.kernels,
         graphs: work.graphs,
         is_replayed: work.is_replayed,
@@ -246,13 +213,13 @@ fn record(
     }
 }
 
-/// Of two counts those that are known, summed.
+/// Sum of the known counts; `None` if both are unknown.
 fn sum(one: Option<u64>, other: Option<u64>) -> Option<u64> {
     one.or(other)?;
     Some(one.unwrap_or(0).saturating_add(other.unwrap_or(0)))
 }
 
-/// The phases of a step, those of one class together; `None` for a step without.
+/// The phases of a step, summed by class; `None` for a step without phases.
 fn phases(phases: &[Phase]) -> Option<Vec<StepPhase>> {
     let mut rows: Vec<StepPhase> = Vec::new();
     for it in phases {

@@ -1,9 +1,8 @@
-//! Work that waited on a device for work of which the capture has no record: a window opens while
-//! earlier work still runs.
+//! Waits before the first recorded work of a stream or device: a window opens while earlier work
+//! still runs.
 //!
-//! The first recorded work of a stream, or of a device, that starts long after the call that
-//! launched it has ended, waited in its queue: for work from before the window, or for an event.
-//! What that was is unknown.
+//! The first work that starts long after its launching call has ended waited in its queue: for work
+//! from before the window, an upload or an event. The capture does not record the reason.
 
 use std::collections::BTreeSet;
 
@@ -33,7 +32,7 @@ impl<'a> FirstWork<'a> {
         Self { capture, seen, streams: BTreeSet::new(), devices: BTreeSet::new() }
     }
 
-    /// The time from which this work only waited for unrecorded work.
+    /// Start of this work's unrecorded wait.
     #[inline]
     pub fn waited_from(&mut self, work: &Activity, calls: &mut CallReader) -> Option<i64> {
         if let DeviceWork::Kernel(kind) = work.work
@@ -61,8 +60,7 @@ impl<'a> FirstWork<'a> {
     }
 }
 
-/// The times in which the first work of a stream or device waited, and no recorded work ran on the
-/// device.
+/// Times in which the first work of a stream or device waited while the device ran nothing.
 pub fn unrecorded_waits(capture: &Capture) -> IntervalSet {
     let mut first = FirstWork::of(capture);
     let mut calls = capture.trace.cuda_calls.reader();
@@ -94,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_work_of_a_stream_that_was_launched_long_before_waited_for_unrecorded_work() {
+    fn the_first_work_of_a_stream_that_was_launched_long_before_it_started_waited() {
         let first = "call 1 1 10..20\ncall 1 2 30..40\nkernel 1 a 500000..500010 7";
         assert_eq!(waits(&format!("{first}\nkernel 2 a 900000..900010 7")), [(20, 500_000)]);
         let other = format!("{first}\nkernel 2 a 900000..900010 8");
@@ -102,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_wait_and_a_long_call_are_no_wait_for_unrecorded_work() {
+    fn a_short_wait_and_a_long_call_are_not_unrecorded_waits() {
         assert_eq!(waits("call 1 1 10..20\nkernel 1 a 90000..90010 7"), []);
         assert_eq!(waits("call 1 1 10..899000\nkernel 1 a 900000..900010 7"), []);
         assert_eq!(waits("kernel 1 a 900000..900010 7"), [], "without its call");

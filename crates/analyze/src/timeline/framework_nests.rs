@@ -118,7 +118,7 @@ impl FrameworkIndex {
         let kernels = capture.kernels().enumerate();
         let all = kernels.map(|(at, (kernel, join))| match self.replays.operator(at) {
             Some((graph, entry)) => (self.hosts as u32 + graph, entry),
-            // The operator around the launch of a graph is not that of its kernels.
+            // The operator that launches a graph did not launch its kernels.
             None if self.replays.has_launch(at) => (NONE, NONE),
             None => one(kernel, join).unwrap_or((NONE, NONE)),
         });

@@ -36,7 +36,7 @@ pub enum NotJoined {
     Streams,
     /// Several captures have its nodes, or a batch in between may have been captured.
     BatchUnproven,
-    /// Its batch is larger than those of all captures.
+    /// Its batch is larger than any captured batch.
     BatchMissing,
 }
 

@@ -21,7 +21,7 @@ use llmprof_core::trace::{
 
 use super::{
     interval::{Interval, IntervalSet},
-    named_steps::{Step, named_steps},
+    steps::{Step, StepSource, steps},
 };
 
 /// No range is open.
@@ -93,7 +93,7 @@ pub struct StageInstance {
 pub struct OpenStages {
     pub labels: Vec<String>,
     pub instances: Vec<StageInstance>,
-    /// Steps that ranges of an engine name, in the order of their starts.
+    /// In the order of their starts.
     pub steps: Vec<Step>,
     threads: BTreeMap<i64, Segments>,
     /// Number of instances that lie inside another stage, which wins: by both labels.
@@ -132,14 +132,14 @@ impl OpenStages {
                 open.entry((place(range), label)).or_default().push(at);
             }
         }
-        stages.steps = named_steps(trace);
-        for at in 0..stages.steps.len() {
-            let it = &stages.steps[at];
-            let (place, times) = (it.place, (it.start_ns, it.end_ns));
-            if let Some(stage) = it.stage().map(str::to_owned) {
-                open.entry((place, stages.label_of(&stage))).or_default().push(times);
+        let steps = steps(trace);
+        for it in steps.iter().filter(|it| it.source == StepSource::Named) {
+            if let Some(stage) = it.stage() {
+                let label = stages.label_of(stage);
+                open.entry((it.place, label)).or_default().push((it.start_ns, it.end_ns));
             }
         }
+        stages.steps = steps;
         for (class, thread, start_ns, end_ns) in trace.inferred.stages() {
             if let Some(stage) = class.stage() {
                 open.entry((thread, stages.label_of(stage))).or_default().push((start_ns, end_ns));

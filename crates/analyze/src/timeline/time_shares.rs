@@ -23,7 +23,7 @@ pub struct StageShare {
     /// A stage, the warm-up, or the time outside them.
     #[cfg_attr(feature = "schema", schema(example = "decode_all"))]
     pub stage: String,
-    /// Instances of the stage, of which a step of an engine is one; `null` outside all stages.
+    /// Instances of the stage (each step of an engine is one); `null` outside all stages.
     pub instances: Option<u64>,
     /// Wall time in which at least one instance was open or its work ran.
     pub wall_ms: f64,
@@ -31,7 +31,7 @@ pub struct StageShare {
     pub wall_share_pct: Option<f64>,
     /// Time in which devices ran its work, summed over devices; `null` where unknown.
     pub device_ms: Option<f64>,
-    /// Share of that of the whole capture, percent.
+    /// Share of the capture's device time, percent.
     pub device_share_pct: Option<f64>,
 }
 

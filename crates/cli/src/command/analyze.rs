@@ -25,7 +25,7 @@ use super::{ReportFormat, stated::StatedOptions};
 ///
 /// PATH is the folder of a run or an unpacked bundle, an SQLite export of nsys (`nsys export --type
 /// sqlite`), or a trace by the profiler of PyTorch (`.json`, `.json.gz`, `.json.zst`), or several
-/// traces or a folder of them: one per rank, and those of the captures of replayed graphs. What is
+/// traces or a folder of them: one per rank, and graph captures. What is
 /// there is read as it is; nothing is measured.
 #[derive(Debug, Args)]
 pub struct AnalyzeOptions {

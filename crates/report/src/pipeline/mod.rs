@@ -237,7 +237,7 @@ fn other_device(device: &str, timeline: &BTreeSet<String>) -> Option<Finding> {
     (!same).then(|| Finding::new(catalogue::COUNTERS_OF_ANOTHER_DEVICE, message).advise(advice))
 }
 
-/// The files, of which captures of graphs do not come first: the first one names the import.
+/// The files, captures of graphs last: the first file names the import.
 fn windows_first(files: &[PathBuf], captures: &[String]) -> Vec<PathBuf> {
     let is_capture = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -43,7 +43,7 @@ pub fn columns() -> Vec<TableColumn<EngineStepRecord>> {
         millis("host_ms", "Host ms", |it| it.host_ms.into()),
         millis("device_ms", "Device ms", |it| it.device_ms.into()),
         millis("gap_ms", "Gaps ms", |it| it.gap_ms.into()),
-        millis("before_window_ms", "Before window ms", |it| it.before_window_ms.into()),
+        millis("unrecorded_wait_ms", "Unrecorded wait ms", |it| it.unrecorded_wait_ms.into()),
         count("kernels", "Kernels", |it| it.kernels.into()),
         count("graphs", "Whole graphs", |it| it.graphs.into()),
         text("is_replayed", "Launched", |it: &EngineStepRecord| it.is_replayed.into())

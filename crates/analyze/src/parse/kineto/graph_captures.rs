@@ -218,7 +218,7 @@ struct OpenOperators {
     /// In order of thread and start, from the outermost.
     rows: Vec<(u32, CapturedOperator)>,
     next: usize,
-    /// Those before `next` that may be open still.
+    /// Items before `next` that may still be open.
     open: Vec<(u32, CapturedOperator)>,
 }
 
@@ -259,7 +259,7 @@ impl OpenOperators {
 }
 
 impl FileCaptures {
-    /// Adds them to those of other files; `process` is that of a trace with other work.
+    /// Adds the captures of this file; `process` captured them if the trace has other work.
     pub fn add_to(self, all: &mut GraphCaptures, process: Option<i64>) {
         let first = all.operators.len() as u32;
         all.operators.extend(self.operators);

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use llmprof_core::trace::{
-    engine_steps::StepClass,
     range::Range,
     timeline::{ON_HOST, Timeline, process_of},
 };
@@ -99,12 +98,9 @@ fn median_step(capture: &Capture) -> Option<(StepPlace, u64, u64)> {
     };
     let mut steps: Vec<StepPlace> =
         capture.trace.ranges.iter().filter(|it| it.name == STEP).filter_map(place).collect();
-    let is_decode = |class: Option<StepClass>| class == Some(StepClass::Decode);
-    let named = capture.stages.steps.iter().filter(|it| is_decode(it.class));
-    let named = named.map(|it| (it.place, (it.start_ns, it.end_ns)));
-    let inferred = capture.trace.inferred.steps.iter().filter(|it| is_decode(it.class));
-    let inferred = inferred.map(|it| (it.global_tid, (it.start_ns, it.end_ns)));
-    steps.extend(named.chain(inferred).filter_map(|(thread, range)| {
+    let of_engine = capture.stages.steps.iter().filter(|it| it.is_decode());
+    steps.extend(of_engine.filter_map(|it| {
+        let (thread, range) = (it.place, (it.start_ns, it.end_ns));
         let instance = capture.stages.at(thread, range.0)?;
         let everywhere = process_of(thread) == thread;
         let place = StepPlace { range, instance, thread, everywhere };

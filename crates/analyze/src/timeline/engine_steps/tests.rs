@@ -1,5 +1,6 @@
 //! Steps of sketched captures, with their work.
 
+use llmprof_core::trace::timeline::Timeline;
 use proptest::prelude::*;
 
 use super::*;

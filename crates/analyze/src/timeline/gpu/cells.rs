@@ -296,7 +296,7 @@ pub struct IdleGap<'a> {
     pub from: i64,
     pub to: i64,
     pub reasons: GapReasons,
-    /// Part of the unknown reasons in which the work waited for unrecorded work.
+    /// Part of the unknown reasons that is an unrecorded wait.
     pub unrecorded_ns: i64,
     /// The work that ended last before the gap, and the work that ended the gap.
     pub before: Option<Activity>,
@@ -316,7 +316,7 @@ struct GpuLane {
     thread: Option<i64>,
     /// The work that ends at `busy_until`.
     last: Option<Activity>,
-    /// The time from which the next activity only waited for unrecorded work.
+    /// Start of the next activity's unrecorded wait.
     waited_from: Option<i64>,
 }
 

@@ -66,7 +66,7 @@ pub enum GapReason {
     InGraph,
     /// The work was launched before the gap.
     Queued,
-    /// The work was launched before the gap, and waited for work that the capture has no record of.
+    /// The work was launched before the gap, and waited for an unrecorded reason.
     Unrecorded,
     /// The capture has no launching call.
     Unknown,

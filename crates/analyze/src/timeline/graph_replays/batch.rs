@@ -22,7 +22,7 @@ pub struct FittingGraph {
     pub batch: Option<u64>,
     /// Equal for graphs with the same operators and shapes.
     pub content: u64,
-    /// True if geometries of the replay were compared with those of the capture.
+    /// True if geometries of replay and capture were compared.
     pub is_measured: bool,
     pub launches: Vec<u32>,
 }
@@ -50,7 +50,7 @@ pub fn choose(
             Err(NotJoined::BatchUnproven)
         };
     };
-    // Of one batch, only graphs that are alike.
+    // Graphs of one batch must be alike.
     let of_batch = able.iter().filter(|at| fits[**at].batch == batch);
     let is_one = of_batch.map(|at| fits[*at].content).all(|it| it == fits[smallest].content);
     let is_exact = padded == requests || proven.contains(&padded);
@@ -62,8 +62,8 @@ pub fn choose(
     }
 }
 
-/// Batches that a class of replays proves: those of steps that need no padding, where the number of
-/// the graph or the geometry of a kernel shows the batch.
+/// Batches that a class of replays proves: its steps need no padding, and the number of the graph
+/// or the geometry of a kernel shows the batch.
 pub fn proven(
     class: &ReplayClass,
     fits: &[FittingGraph],

@@ -25,11 +25,11 @@ pub struct KnownGraph<'a> {
     pub innermost: Vec<u32>,
     /// By launch: equal where all operators around two launches and their shapes are equal.
     pub contents: Vec<u64>,
-    /// Of all launches in order.
+    /// Hash of all launches in order.
     pub content: u64,
 }
 
-/// A captured range like those of the timeline.
+/// A captured range in the form of a timeline range.
 fn range(item: NestItem, trace: &Timeline) -> Range {
     let (start_ns, end_ns) = item.span(trace);
     Range {
@@ -55,7 +55,7 @@ impl<'a> KnownGraph<'a> {
         let at = |it: &CapturedLaunch| nest.segments.at(it.at_ns, &mut hint);
         let innermost: Vec<u32> = captured.launches.iter().map(at).collect();
         nest.segments = Segments::default();
-        // Threads of captures have numbers of their own, that no thread of a timeline has.
+        // Captures have thread numbers that no thread of a timeline has.
         let thread = i64::MIN + graph as i64;
         let mut known = Self {
             captured,
@@ -90,8 +90,7 @@ impl<'a> KnownGraph<'a> {
         self.trace.framework.signatures.get(item.signature(self.trace)?)
     }
 
-    /// Name of the kernel of a launch: of its call, or that of its operator where Inductor gave it
-    /// the kernel's.
+    /// Kernel name of a launch, by its call, or by an operator that Inductor named like its kernel.
     pub fn kernel_name(&self, launch: usize) -> Option<&'a str> {
         let trace: &'a Timeline = self.trace;
         if let Some(kernel) = self.captured.launches[launch].kernel {

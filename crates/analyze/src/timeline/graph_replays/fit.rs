@@ -87,8 +87,8 @@ fn kernel_name<'a>(kind: &LaunchKind, trace: &'a Timeline) -> &'a str {
     name.strip_suffix(KERNEL_DESCRIPTOR).unwrap_or(name)
 }
 
-/// Joins the launches of each kernel by its name. Their order is known if all its nodes ran on one
-/// of several streams, and unimportant if all its launches have the same operators and shapes.
+/// Joins the launches of each kernel by its name. Their order is known if all its nodes ran on the
+/// same stream, and unimportant if all its launches have equal operators and shapes.
 fn by_name(nodes: &[ReplayNode], graph: &KnownGraph, trace: &Timeline) -> Result<Fit, Misfit> {
     let launches = &graph.captured.launches;
     let mut named: HashMap<&str, Vec<usize>> = HashMap::default();

@@ -1,5 +1,4 @@
-//! Replays by what ran: those with the same kernels, geometries and copies in the same order are a
-//! class.
+//! Classes of replays: equal kernels, geometries and copies in the same order.
 
 use std::collections::BTreeMap;
 

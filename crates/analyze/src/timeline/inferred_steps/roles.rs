@@ -104,7 +104,7 @@ pub struct KernelRole {
     pub gemm: Option<GemmRows>,
     pub lookup: Option<Rows>,
     pub is_sampling: bool,
-    /// Of an engine that batches continuously.
+    /// Kernel of an engine that batches continuously.
     pub is_continuous: bool,
     /// Rows that it writes to a paged cache of keys and values.
     pub cached: Option<Rows>,

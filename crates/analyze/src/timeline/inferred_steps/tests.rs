@@ -22,6 +22,23 @@ const PRODUCT: [&str; 2] =
     ["nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT", "nvjet_sm90_tst_128x128_64x8_2x1_v_bz_TNT"];
 const ADD: &str = "void at::native::vectorized_elementwise_kernel<4, AddFunctor>(int)";
 
+/// Index of a string, which is added if it is new.
+pub fn text(trace: &mut Timeline, text: &str) -> u32 {
+    let known = trace.strings.iter().position(|it| it == text);
+    known.unwrap_or_else(|| {
+        trace.strings.push(text.to_owned());
+        trace.strings.len() - 1
+    }) as u32
+}
+
+/// Adds a call of 5 ns; returns its correlation id.
+pub fn call(trace: &mut Timeline, name: &str, global_tid: i64, start_ns: i64) -> i64 {
+    let (name, correlation_id) = (text(trace, name), trace.cuda_calls.len() as i64 + 1);
+    let end_ns = start_ns + 5;
+    trace.cuda_calls.push(ApiCall { name, start_ns, end_ns, global_tid, correlation_id });
+    correlation_id
+}
+
 /// A program that generates, and the bounds of its forwards.
 #[derive(Default)]
 struct Program {
@@ -33,25 +50,12 @@ struct Program {
 
 impl Program {
     fn name(&mut self, name: &str) -> u32 {
-        let known = self.trace.strings.iter().position(|it| it == name);
-        known.unwrap_or_else(|| {
-            self.trace.strings.push(name.to_owned());
-            self.trace.strings.len() - 1
-        }) as u32
+        text(&mut self.trace, name)
     }
 
     fn call(&mut self, name: &str) -> i64 {
-        let name = self.name(name);
         self.now += 10;
-        let correlation_id = self.trace.cuda_calls.len() as i64 + 1;
-        self.trace.cuda_calls.push(ApiCall {
-            name,
-            start_ns: self.now,
-            end_ns: self.now + 5,
-            global_tid: THREAD,
-            correlation_id,
-        });
-        correlation_id
+        call(&mut self.trace, name, THREAD, self.now)
     }
 
     fn wait(&mut self) {

@@ -133,9 +133,9 @@ fn of_cause(cause: &str) -> Option<&'static str> {
         }
         "latency" => "time x (1 - use of the busiest unit)",
         "profiler_overhead" => "idle time of the GPU in which the profiler recorded its own work",
-        "before_window" => {
-            "idle time of the GPU in which the first recorded work of a stream waited for work \
-             from before the capture"
+        "unrecorded_wait" => {
+            "idle time of the GPU in which the first recorded work of a stream, already launched, \
+             waited for a reason that the capture does not record"
         }
         "gap_host" | "gap_launch" | "gap_sync" | "gap_copy" => {
             "idle time of the GPU, by the call of the host at that time"

@@ -84,7 +84,7 @@ pub struct BatchSteps {
 }
 
 impl BatchSteps {
-    /// Steps of all threads. A thread that launches on several devices has those of one.
+    /// Steps of all threads, of one device for each thread.
     pub fn of(sequences: &LaunchSequences, trace: &Timeline, roles: &[KernelRole]) -> Self {
         let mut found = Self::default();
         let is_continuous = roles.iter().any(|it| it.is_continuous);

@@ -9,7 +9,10 @@ use llmprof_core::trace::{
 };
 use proptest::prelude::*;
 
-use super::super::infer;
+use super::super::{
+    infer,
+    tests::{call, text},
+};
 
 const GATHER: &str = "void at::native::vectorized_gather_kernel<16, long>(char *)";
 const SMALL: &str = "void at::native::(anonymous namespace)::indexSelectSmallIndex<float>(T1)";
@@ -48,11 +51,7 @@ impl Engine {
     }
 
     fn name(&mut self, name: &str) -> u32 {
-        let known = self.trace.strings.iter().position(|it| it == name);
-        known.unwrap_or_else(|| {
-            self.trace.strings.push(name.to_owned());
-            self.trace.strings.len() - 1
-        }) as u32
+        text(&mut self.trace, name)
     }
 
     fn thread(rank: i64) -> i64 {
@@ -60,17 +59,8 @@ impl Engine {
     }
 
     fn call(&mut self, rank: i64, name: &str) -> i64 {
-        let name = self.name(name);
         self.now += 10;
-        let correlation_id = self.trace.cuda_calls.len() as i64 + 1;
-        self.trace.cuda_calls.push(ApiCall {
-            name,
-            start_ns: self.now,
-            end_ns: self.now + 5,
-            global_tid: Self::thread(rank),
-            correlation_id,
-        });
-        correlation_id
+        call(&mut self.trace, name, Self::thread(rank), self.now)
     }
 
     fn work(&mut self, rank: i64, name: &str, rows: u64, by: (i64, Option<u64>)) {

@@ -1,5 +1,6 @@
-//! Steps of an engine by the names of its ranges: ranges around one step are one step, and the
-//! phases of speculation are one decode step.
+//! Steps of a server or of a generating program, by the names of its ranges or by its launches.
+//!
+//! Ranges around one step are one step, and the phases of speculation are one decode step.
 
 use std::{
     cmp::Reverse,
@@ -9,7 +10,9 @@ use std::{
 use llmprof_core::{
     domain::named_values::named_values,
     trace::{
-        engine_steps::{EngineStep, StepClass, StepCounts},
+        engine_steps::{EngineStep, StepClass, StepCounts, StepPart},
+        inferred_steps::InferredStep,
+        range::Range,
         timeline::Timeline,
     },
 };
@@ -55,7 +58,7 @@ pub struct Phase {
 }
 
 impl Step {
-    fn of(step: EngineStep, evidence: &str, place: i64, (start_ns, end_ns): Interval) -> Self {
+    fn named(step: EngineStep, evidence: &str, place: i64, (start_ns, end_ns): Interval) -> Self {
         Self {
             source: StepSource::Named,
             engine: Some(step.engine),
@@ -70,7 +73,30 @@ impl Step {
         }
     }
 
-    /// The stage of which it is an instance.
+    fn inferred(step: &InferredStep) -> Self {
+        let InferredStep { prefill_requests, prefill_tokens, decode_requests, .. } = *step;
+        let prefill =
+            StepPart { requests: prefill_requests, tokens: prefill_tokens, ..StepPart::default() };
+        let decode = StepPart { requests: decode_requests, ..StepPart::default() };
+        Self {
+            source: StepSource::Inferred,
+            engine: None,
+            class: step.class,
+            mode: None,
+            evidence: step.evidence.to_string(),
+            place: step.global_tid,
+            start_ns: step.start_ns,
+            end_ns: step.end_ns,
+            counts: StepCounts { prefill, decode, ..StepCounts::default() },
+            phases: vec![],
+        }
+    }
+
+    pub fn is_decode(&self) -> bool {
+        self.class == Some(StepClass::Decode)
+    }
+
+    /// The step's stage; `None` if its class is unknown.
     pub fn stage(&self) -> Option<&str> {
         self.class?.stage().or(self.mode.as_deref())
     }
@@ -85,7 +111,7 @@ impl Step {
     pub fn is_speculative(&self) -> bool {
         let StepCounts { decode, .. } = self.counts;
         let computes_more = decode.tokens.zip(decode.requests).is_some_and(|it| it.0 > it.1);
-        self.class == Some(StepClass::Decode) && (computes_more || !self.phases.is_empty())
+        self.is_decode() && (computes_more || !self.phases.is_empty())
     }
 
     fn is_phase(&self) -> bool {
@@ -93,15 +119,23 @@ impl Step {
     }
 }
 
-/// The steps that ranges name, in the order of their starts.
-pub fn named_steps(trace: &Timeline) -> Vec<Step> {
-    let step = |range: &llmprof_core::trace::range::Range| {
+/// All steps of a timeline, in the order of their starts.
+pub fn steps(trace: &Timeline) -> Vec<Step> {
+    let inferred = trace.inferred.steps.iter().filter(|it| it.end_ns >= it.start_ns);
+    let mut steps = named(trace);
+    steps.extend(inferred.map(Step::inferred));
+    steps.sort_by_key(|it| (it.start_ns, it.end_ns, it.place));
+    steps
+}
+
+/// The steps that ranges name.
+fn named(trace: &Timeline) -> Vec<Step> {
+    let step = |range: &Range| {
         let end_ns = range.end_ns.filter(|end| *end >= range.start_ns)?;
         trace.rules.ruled_stage(&range.name, &range.domain).is_none().then_some(())?;
         let step = trace.rules.step(&range.name)?;
-        let form = step.form;
-        let at = (range.start_ns, end_ns);
-        Some((form, Step::of(step, &range.name, place(range), at)))
+        let times = (range.start_ns, end_ns);
+        Some((step.form, Step::named(step, &range.name, place(range), times)))
     };
     let mut found: Vec<(&str, Step)> = trace.ranges.iter().filter_map(step).collect();
     found.sort_by_key(|(_, it)| (it.place, it.start_ns, Reverse(it.end_ns)));
@@ -109,9 +143,7 @@ pub fn named_steps(trace: &Timeline) -> Vec<Step> {
     for step in merged(found) {
         by_place.entry(step.place).or_default().push(step);
     }
-    let mut steps: Vec<Step> = by_place.into_values().flat_map(with_phases).collect();
-    steps.sort_by_key(|it| (it.start_ns, it.end_ns, it.place));
-    steps
+    by_place.into_values().flat_map(with_phases).collect()
 }
 
 /// Steps without the ranges inside that repeat them, in a domain of its own, under the same name or
@@ -148,7 +180,7 @@ fn with_phases(mut steps: Vec<Step>) -> Vec<Step> {
     }
     // Without a name of their own, the steps of the draft model are decode steps by their names.
     if !steps.iter().any(|it| it.class == Some(StepClass::Draft)) {
-        let of_model = |it: &&mut Step| it.class == Some(StepClass::Decode) && it.mode.is_some();
+        let of_model = |it: &&mut Step| it.is_decode() && it.mode.is_some();
         steps.iter_mut().filter(of_model).for_each(|it| it.class = Some(StepClass::Draft));
     }
     let mut groups: Vec<Vec<Step>> = Vec::new();
@@ -254,8 +286,10 @@ mod tests {
         // A name in a sketch has no spaces.
         let mut trace = capture(sketch);
         trace.ranges.iter_mut().for_each(|it| it.name = it.name.replace("~", " "));
-        let steps = named_steps(&trace).into_iter();
-        steps.map(|it| (it.class, it.evidence, it.start_ns, it.end_ns)).collect()
+        steps(&trace)
+            .into_iter()
+            .map(|it| (it.class, it.evidence, it.start_ns, it.end_ns))
+            .collect()
     }
 
     const ROUND: [(&str, i64, i64); 5] = [
@@ -302,7 +336,7 @@ mod tests {
              range 1 execute_2_context_0(sq0sk0sqsq0sqsk0)_generation_2(sq2sk9sqsq2sqsk9) 1..49",
         );
         trace.ranges.iter_mut().for_each(|it| it.name = it.name.replace("~", " "));
-        let steps = named_steps(&trace);
+        let steps = super::steps(&trace);
         assert_eq!(steps.len(), 1);
         assert_eq!(steps[0].engine, Some("sglang"));
         assert_eq!((steps[0].counts.decode.keys, steps[0].generated()), (Some(9), Some(2)));
@@ -325,6 +359,6 @@ mod tests {
     fn an_unknown_mode_is_a_stage_of_its_own() {
         let mut trace = capture("range 1 step[SPLIT_PREFILL~bs=2] 0..50");
         trace.ranges.iter_mut().for_each(|it| it.name = it.name.replace("~", " "));
-        assert_eq!(named_steps(&trace)[0].stage(), Some("SPLIT_PREFILL"));
+        assert_eq!(steps(&trace)[0].stage(), Some("SPLIT_PREFILL"));
     }
 }
