@@ -57,12 +57,14 @@ use crate::{
         profiler_overhead,
         repeats::{self, OperatorRepeats},
         stage_calls::StageCalls,
+        step_times::{self, StepTimes},
     },
     step_batches::{self, StepBatch},
     timeline::{
         alone::AloneTimes,
         capture::Capture,
         decode_timeline::{self, StepTimeline},
+        device_totals::{self, DeviceTotals},
         engine_steps::EngineStepRecord,
         gpu::{StageGpus, split::WindowSplits},
         graph_replays,
@@ -86,6 +88,8 @@ pub struct Analysis {
     /// Final record of the runner in that pass; absent when it was killed.
     pub end: Option<End>,
     pub stages: Stages,
+    /// Times of single steps, with their outliers.
+    pub step_times: Vec<StepTimes>,
     /// Times by sample; empty for a run with one.
     pub samples: Samples,
     pub operators: Operators,
@@ -135,6 +139,8 @@ pub struct Analysis {
     pub engine_steps: Vec<EngineStepRecord>,
     /// Their times by class, requests and context.
     pub step_batches: Vec<StepBatch>,
+    /// Work of the devices, of a capture without stages.
+    pub device_totals: Option<DeviceTotals>,
     /// Shares of the stages in all time of a capture without an unprofiled pass.
     pub stage_shares: Vec<StageShare>,
     /// Collective operations of several ranks.
@@ -190,6 +196,9 @@ pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePe
     );
     analysis.sampled = sampled;
     let baseline = events(trace, &derived, only_traced);
+    let other_pass = WindowSplits::default();
+    let own = if only_traced { &splits } else { &other_pass };
+    analysis.step_times = step_times::step_times(&baseline, own);
     let work = analysis.model_work(model, &baseline);
     analysis.cost = work.as_ref().and_then(ModelWork::cost);
     analysis.step = analysis.step.take().or_else(|| decode_timeline::unprofiled_step(&baseline));
@@ -272,6 +281,9 @@ impl Analysis {
         self.graphs = tables.graphs;
         self.step = tables.step;
         self.sums = tables.sums;
+        if self.only_traced && self.stages.rows.is_empty() {
+            self.device_totals = capture.map(device_totals::device_totals);
+        }
         if let Some(capture) = capture {
             self.call_sites = call_sites::call_sites(capture, &self.kernels.stages);
             self.findings.extend(profiler_overhead::findings(capture));

@@ -140,6 +140,7 @@ pub const INVARIANTS: &[Invariant] = &[
             "StageShare.wall_share_pct",
             "StageShare.device_share_pct",
             "StepBatch.busy_pct",
+            "DeviceTotals.busy_pct",
             "StageNote.share_pct",
             "OperatorRecord.inclusive_pct",
             "OperatorRecord.exclusive_pct",

@@ -73,6 +73,9 @@ named_values! {
         /// Gaps in which the first recorded work of a stream, already launched, waited. The capture
         /// does not record the reason, so no change of the program is known to save them.
         UnrecordedWait = "unrecorded_wait",
+        /// Gaps in which the host was inside one call of at least a millisecond that launched
+        /// nothing: it loads, tunes, compiles or allocates.
+        GapLongCall = "gap_long_call",
         /// Gaps until the host called the launch.
         GapHost = "gap_host",
         /// Gaps while the launching call ran.
@@ -102,7 +105,7 @@ impl LedgerCause {
 
     /// True for idle time of the GPU by the program.
     pub fn is_gap(self) -> bool {
-        (Self::GapHost..=Self::GapQueued).contains(&self)
+        (Self::GapLongCall..=Self::GapQueued).contains(&self)
     }
 
     /// The cause in words, after "largest cause:".
@@ -122,6 +125,7 @@ impl LedgerCause {
             Self::Latency => "latency that the warps do not hide",
             Self::ProfilerOverhead => "the profiler's own work",
             Self::UnrecordedWait => "waiting before the first recorded work of a stream",
+            Self::GapLongCall => "long calls of the host",
             Self::GapHost => "gaps in which the host launched nothing",
             Self::GapLaunch => "gaps while launching",
             Self::GapSync => "gaps in synchronising calls",
@@ -159,7 +163,7 @@ pub struct LedgerStage {
     /// `None` where no floor is known.
     pub floor_of: Option<FloorOf>,
     pub floor_ns: Option<i64>,
-    /// `measured_ns / floor_ns`.
+    /// `measured_ns / floor_ns`; `None` also if the floor is of a part of the work.
     pub times_floor: Option<f64>,
     /// `measured` on this device or of the `datasheet`; `None` where unknown or not used.
     pub flops_ceiling: Option<String>,
@@ -204,7 +208,8 @@ pub struct LedgerRow {
 pub struct LedgerMember {
     pub stage: String,
     pub cause: LedgerCause,
-    /// Path, layers rolled up; `None` outside all operators.
+    /// Path, layers rolled up; `None` outside all operators. Of a long call of the host, the
+    /// operator or function.
     pub operator: Option<String>,
     /// The kernel or copy; for a gap, the work that ended before it.
     pub kernel: Option<String>,

@@ -13,6 +13,7 @@ pub mod overhead;
 pub mod profiler_overhead;
 pub mod repeats;
 pub mod stage_calls;
+pub mod step_times;
 
 use std::collections::BTreeMap;
 

@@ -43,6 +43,13 @@ impl Spread {
     }
 }
 
+/// The median of the finite values: the least that at least half of them do not exceed.
+pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len().saturating_sub(1) / 2).copied()
+}
+
 /// `part / whole`; `None` unless `whole` is positive and the quotient finite.
 pub fn ratio(part: f64, whole: f64) -> Option<f64> {
     let quotient = part / whole;
@@ -74,7 +81,8 @@ mod tests {
 
     #[test]
     fn results_are_always_finite() {
-        assert_eq!(Spread::of([]), None);
+        assert_eq!((Spread::of([]), median([])), (None, None));
+        assert_eq!(median([f64::NAN, 3.0, 60.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(Spread::of([f64::NAN, f64::INFINITY]), None);
         assert_eq!(ratio(1.0, 0.0), None);
         assert_eq!(percent(f64::NAN, 1.0), None);

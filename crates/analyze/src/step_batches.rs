@@ -7,7 +7,7 @@ use llmprof_core::trace::engine_steps::StepClass;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    stats::{Spread, ratio},
+    stats::{Spread, median, ratio},
     timeline::engine_steps::EngineStepRecord,
 };
 
@@ -77,8 +77,7 @@ fn batch(
     (class, mode, requests): (StepClass, Option<&str>, Option<u64>),
     steps: &[&EngineStepRecord],
 ) -> Option<StepBatch> {
-    let mut times: Vec<f64> = steps.iter().map(|it| it.step_ms).collect();
-    times.sort_by(f64::total_cmp);
+    let times: Vec<f64> = steps.iter().map(|it| it.step_ms).collect();
     let all: f64 = times.iter().sum();
     let made: Option<u64> = steps.iter().map(|it| tokens(it).filter(|_| !is_cut(it))).sum();
     let busy = steps
@@ -97,7 +96,7 @@ fn batch(
         context_max: contexts().max(),
         steps: steps.len() as u64,
         ms: Spread::of(times.iter().copied())?,
-        p50_ms: f64::midpoint(times[(times.len() - 1) / 2], times[times.len() / 2]),
+        p50_ms: median(times)?,
         busy_pct: busy.and_then(|it| Some(Spread::of(it)?.mean)),
         tokens_per_s: made.and_then(|made| ratio(made as f64 * 1e3, all)),
     })

@@ -46,6 +46,7 @@ pub const RULES: &[Rule] = &[
     Rule { id: catalogue::LEDGER_INSTRUCTIONS, find: causes },
     Rule { id: catalogue::LEDGER_MEMORY_TRAFFIC, find: causes },
     Rule { id: catalogue::LEDGER_LATENCY, find: causes },
+    Rule { id: catalogue::LEDGER_GAP_LONG_CALL, find: causes },
     Rule { id: catalogue::LEDGER_GAP_HOST, find: causes },
     Rule { id: catalogue::LEDGER_GAP_LAUNCH, find: causes },
     Rule { id: catalogue::LEDGER_GAP_SYNC, find: causes },
@@ -78,7 +79,7 @@ fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
         Saving { stage: row.stage.clone(), ms: Some(Nanos(row.max_saving_ns).as_ms()), pct };
     let (ms, share) = (Nanos(row.ns).as_ms(), row.share_pct.unwrap_or(0.0));
     let message = format!(
-        "{}: {ms:.3} ms ({share:.0} %) above the floor by {}.",
+        "{}: {ms:.3} ms above the floor, {share:.0} % of the stage, by {}.",
         row.stage,
         row.cause.words()
     );

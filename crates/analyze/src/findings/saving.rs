@@ -65,8 +65,8 @@ pub fn traced_repeats(analysis: &Analysis, stage: &str) -> Option<f64> {
 
 /// Time of a stage in which the GPU is idle.
 pub struct Gaps {
-    /// Idle share of the traced stage, percent. The profiler's own work and unrecorded waits are
-    /// subtracted from idle time and stage time.
+    /// Idle share of the traced stage, percent. The profiler's own work, unrecorded waits and long
+    /// calls of the host are subtracted from idle time and stage time.
     pub traced_pct: f64,
     /// Share of the unprofiled stage, percent, assuming kernels of the same length; `None` without
     /// an unprofiled pass.
@@ -93,7 +93,8 @@ pub fn gaps(analysis: &Analysis, stage: &str) -> Option<Gaps> {
         row.map_or(0.0, |row| Nanos(row.ns).as_ms())
     };
     let profiler_ms = ms_of(LedgerCause::ProfilerOverhead);
-    let traced_ms = gpu.window_ms - profiler_ms - ms_of(LedgerCause::UnrecordedWait);
+    let once_ms = ms_of(LedgerCause::UnrecordedWait) + ms_of(LedgerCause::GapLongCall);
+    let traced_ms = gpu.window_ms - profiler_ms - once_ms;
     let gap = |stage_ms: f64| (stage_ms - gpu.busy_ms).max(0.0);
     Some(Gaps {
         traced_pct: percent(gap(traced_ms), traced_ms)?,

@@ -15,6 +15,9 @@ pub fn visit_shares(
         visit("StageShare.wall_share_pct", &it.stage, &mut it.wall_share_pct);
         visit("StageShare.device_share_pct", &it.stage, &mut it.device_share_pct);
     }
+    if let Some(it) = &mut analysis.device_totals {
+        visit("DeviceTotals.busy_pct", "the capture", &mut it.busy_pct);
+    }
     for it in &mut analysis.step_batches {
         visit("StepBatch.busy_pct", it.class.as_str(), &mut it.busy_pct);
     }

@@ -70,7 +70,10 @@ impl StageRows<'_> {
             steps: self.times.steps,
             floor_of,
             floor_ns: floor_of.map(|_| floor_ns),
-            times_floor: floor_of.and_then(|_| ratio(measured_ns as f64, floor_ns as f64)),
+            // A floor of a part of the work is not the floor of the stage.
+            times_floor: floor_of
+                .filter(|_| self.floors.is_model || !has_unknown_work(&sums))
+                .and_then(|_| ratio(measured_ns as f64, floor_ns as f64)),
             flops_ceiling: source(self.rates.flops.get(&self.rates.dtype)),
             bytes_ceiling: source(self.rates.bytes.as_ref()),
             capped_operators: sums.capped,
@@ -85,23 +88,22 @@ impl StageRows<'_> {
     fn add_missing(&self, sums: &StageSums, missing: &mut Vec<String>) {
         if !self.floors.is_model && !sums.is_any_floor {
             missing.push(
-                "No floor: neither the model nor the FLOPs and bytes of the kernels are known. \
-                 Collect counters with ncu, or state the model (model_config)."
+                "How fast it could be is unknown, for neither the model nor the work of the \
+                 kernels is: state the model (`model_config`), or collect counters with ncu."
                     .into(),
             );
         }
         let without = percent(sums.without_floor_ns as f64, sums.kernel_ns as f64);
-        if let Some(pct) = without.filter(|pct| sums.is_any_floor && *pct >= 0.5) {
+        if let Some(pct) = without.filter(|_| sums.is_any_floor && has_unknown_work(sums)) {
             missing.push(format!(
-                "Kernels of {pct:.0} % of the kernel time have no floor, for their FLOPs or bytes \
-                 are unknown: the stage's floor is at least the one of the others. Collect \
-                 counters with ncu."
+                "How fast it could be is unknown, for {pct:.0} % of the kernel time has no known \
+                 FLOPs or bytes: collect counters of these kernels with ncu."
             ));
         }
         if sums.proven_ns == 0 && sums.kernel_ns > 0 {
             missing.push(
-                "No counters and no samples of the stage's kernels: causes inside kernels are \
-                 unknown. Collect counters with ncu, or samples with nsys."
+                "Why single kernels take their time is unknown: collect counters with ncu, or \
+                 sample GPU metrics with nsys."
                     .into(),
             );
         }
@@ -195,6 +197,12 @@ impl StageRows<'_> {
             ledger.members.extend(summed(beyond));
         }
     }
+}
+
+/// True if the work of a part of the kernel time is unknown, which counts from 0.5 %.
+fn has_unknown_work(sums: &StageSums) -> bool {
+    let without = percent(sums.without_floor_ns as f64, sums.kernel_ns as f64);
+    without.is_some_and(|pct| pct >= 0.5)
 }
 
 fn join(names: &BTreeSet<&str>) -> String {

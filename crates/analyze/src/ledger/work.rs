@@ -142,7 +142,8 @@ impl StageRows<'_> {
         let named = |(gap, sum): (&GapAfter, &(u64, i64))| {
             let after = gap.after.as_ref();
             let name = after.map(|of| group_of(of, nsys, &mut classes).0.name);
-            (gap_cause(gap.reason), after.and_then(path), name, *sum)
+            let call = gap.call.and_then(|at| input.splits.host_calls.get(at as usize)).cloned();
+            (gap_cause(gap.reason), call.or_else(|| after.and_then(path)), name, *sum)
         };
         let mut gaps: Vec<_> = split.gaps.iter().map(named).collect();
         gaps.sort();
@@ -153,9 +154,17 @@ impl StageRows<'_> {
             member.calls = count as f64 * self.times.scale.ratio();
             member.samples = count;
             let mean_us = ratio(ns as f64 / 1e3, count as f64).unwrap_or(0.0);
+            let mean = match mean_us {
+                1000.0.. => format!("{:.1} ms", mean_us / 1e3),
+                _ => format!("{mean_us:.1} us"),
+            };
+            let place = match cause {
+                LedgerCause::GapLongCall => "in this call of the host",
+                _ => "after this work",
+            };
             member.evidence = match count {
-                1 => format!("one gap after this work, {mean_us:.1} us"),
-                _ => format!("{count} gaps after this work, {mean_us:.1} us on average"),
+                1 => format!("one gap {place}, {mean}"),
+                _ => format!("{count} gaps {place}, {mean} on average"),
             };
             let is_profiler = cause == LedgerCause::ProfilerOverhead;
             sums.add(
@@ -338,6 +347,7 @@ impl StageRows<'_> {
 const fn gap_cause(reason: GapReason) -> LedgerCause {
     match reason {
         GapReason::Profiler => LedgerCause::ProfilerOverhead,
+        GapReason::LongCall => LedgerCause::GapLongCall,
         GapReason::Host => LedgerCause::GapHost,
         GapReason::Launch => LedgerCause::GapLaunch,
         GapReason::Sync => LedgerCause::GapSync,

@@ -14,6 +14,7 @@
 //! capture does not show (*unknown*).
 
 mod cells;
+mod long_calls;
 mod overlap;
 pub mod split;
 mod waits;

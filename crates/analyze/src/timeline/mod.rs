@@ -5,6 +5,7 @@ pub mod alone;
 pub mod capture;
 pub mod decode_timeline;
 pub mod device_time;
+pub mod device_totals;
 pub mod duration_stats;
 pub mod engine_steps;
 pub mod first_work;

@@ -14,10 +14,11 @@ use super::{
         activity::{Activity, DeviceWork},
         capture::Capture,
         framework_nests::FrameworkIndex,
-        interval::IntervalSet,
+        interval::{Interval, IntervalSet},
         open_at::OpenAt,
     },
     cells::{GpuCell, GpuCells, IdleGap, LaneEvent},
+    long_calls::{LONG_CALL_NS, LongCalls},
     waits::IdleSplit,
 };
 use crate::{
@@ -54,6 +55,8 @@ pub struct WorkTime {
 pub enum GapReason {
     /// The profiler worked for itself.
     Profiler,
+    /// The host was inside one long call that launched nothing.
+    LongCall,
     /// The host had not called the launch.
     Host,
     /// The launching call was running.
@@ -76,7 +79,10 @@ pub enum GapReason {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GapAfter {
     pub reason: GapReason,
+    /// `None` before the first work, and of long calls.
     pub after: Option<WorkOf>,
+    /// Index into [`WindowSplits::host_calls`], of a long call.
+    pub call: Option<u32>,
 }
 
 /// Device time of one stage, summed over its windows on all GPUs: `window_ns` is the sum of all
@@ -102,6 +108,20 @@ pub struct WindowSplits {
     pub stages: Vec<WindowSplit>,
     /// Paths of operators, layers rolled up.
     pub operators: Vec<String>,
+    /// Names of long calls of the host.
+    pub host_calls: Vec<String>,
+    /// Their gaps, in order of time on each GPU.
+    pub long_gaps: Vec<LongGap>,
+}
+
+/// Idle time of a GPU in which the host was inside a long call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LongGap {
+    pub stage: String,
+    pub from: i64,
+    pub to: i64,
+    /// Index into [`WindowSplits::host_calls`].
+    pub call: u32,
 }
 
 /// Work and gaps of one stage.
@@ -120,6 +140,9 @@ pub(super) struct SplitSums<'a> {
     shared: Vec<SharedTime>,
     /// The last work: most gaps follow it.
     last: Option<(DeviceWork, usize, WorkOf)>,
+    long_calls: LongCalls<'a>,
+    /// By stage.
+    long_gaps: Vec<(usize, Interval, u32)>,
 }
 
 impl<'a> SplitSums<'a> {
@@ -133,7 +156,8 @@ impl<'a> SplitSums<'a> {
             operators: RolledPaths::default(),
         };
         let stages = capture.stages.labels.iter().map(|_| StageSums::default()).collect();
-        Self { names, stages, shared: Vec::new(), last: None }
+        let long_calls = LongCalls::of(capture.trace);
+        Self { names, stages, shared: Vec::new(), last: None, long_calls, long_gaps: vec![] }
     }
 
     /// Adds an event; the windows of `cells` are set.
@@ -155,14 +179,33 @@ impl<'a> SplitSums<'a> {
                     Some((kind, row, of)) if (kind, row) == (work.work, work.row) => of,
                     _ => self.names.of(work),
                 });
-                let gaps = &mut self.stages[gap.cell / gpus].gaps;
+                let long_call = self.long_call(gap);
+                let label = gap.cell / gpus;
+                if let Some(call) = long_call {
+                    self.long_gaps.push((label, (gap.from, gap.to), call));
+                }
+                let gaps = &mut self.stages[label].gaps;
                 for (reason, ns) in reasons(gap) {
-                    let sum = gaps.entry(GapAfter { reason, after }).or_default();
+                    let of = match (reason, long_call) {
+                        (GapReason::Host, Some(call)) => {
+                            GapAfter { reason: GapReason::LongCall, after: None, call: Some(call) }
+                        }
+                        _ => GapAfter { reason, after, call: None },
+                    };
+                    let sum = gaps.entry(of).or_default();
                     *sum = (sum.0 + 1, sum.1.saturating_add(ns));
                 }
             }
             LaneEvent::Unattributed(_) => {}
         }
+    }
+
+    /// The long call in which the host was until it launched the work that ended the gap.
+    fn long_call(&self, gap: &IdleGap) -> Option<u32> {
+        let IdleSplit { host, launch, .. } = gap.reasons.program;
+        let after = gap.after.filter(|it| host - launch >= LONG_CALL_NS && it.join.has_call())?;
+        let call = self.names.trace.cuda_calls.get(after.join.call as usize);
+        self.long_calls.inside(call.global_tid, (gap.from, call.start_ns.min(gap.to)))
     }
 
     /// The measured stages, of these names, without those in which a graph of an unknown GPU ran.
@@ -195,7 +238,16 @@ impl<'a> SplitSums<'a> {
             self.stages.into_iter().zip(labels).zip(windows).map(split).collect();
         stages.retain(|it| it.windows > 0 && it.window_ns > 0 && is_measured(&it.stage));
         stages.retain(|it| !unplaced.contains(it.stage.as_str()));
-        WindowSplits { stages, operators: self.names.operators.into_paths() }
+        let host_calls = self.long_calls.names().map(str::to_owned).collect();
+        let long_gap = |(label, (from, to), call): (usize, Interval, u32)| LongGap {
+            stage: labels[label].clone(),
+            from,
+            to,
+            call,
+        };
+        let long_gaps = self.long_gaps.into_iter().map(long_gap).collect();
+        let operators = self.names.operators.into_paths();
+        WindowSplits { stages, operators, host_calls, long_gaps }
     }
 }
 

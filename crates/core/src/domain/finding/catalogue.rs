@@ -95,6 +95,11 @@ pub const TOPICS: [(&str, &[FindingId]); 10] = [
     ("Readers of files", readers::ALL),
 ];
 
+/// The finding of this id.
+pub fn named(id: &str) -> Option<FindingId> {
+    TOPICS.iter().flat_map(|(_, all)| *all).find(|it| it.id == id).copied()
+}
+
 /// All findings.
 pub fn all() -> impl Iterator<Item = FindingId> {
     TOPICS.into_iter().flat_map(|(_, ids)| ids.iter().copied())

@@ -137,6 +137,10 @@ fn of_cause(cause: &str) -> Option<&'static str> {
             "idle time of the GPU in which the first recorded work of a stream, already launched, \
              waited for a reason that the capture does not record"
         }
+        "gap_long_call" => {
+            "idle time of the GPU in which the host was inside one call of at least 1 ms that \
+             launched nothing"
+        }
         "gap_host" | "gap_launch" | "gap_sync" | "gap_copy" => {
             "idle time of the GPU, by the call of the host at that time"
         }

@@ -64,6 +64,12 @@ findings! {
                  per thread.",
         saving: "the cause's time in which its kernels run alone; of gaps, at most the \
                  unprofiled ones";
+    LEDGER_GAP_LONG_CALL = "ledger_gap_long_call", [Warning],
+        fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
+        advice: "Make these calls before the measured steps: they load code, choose an algorithm, \
+                 compile or allocate, mostly once.",
+        saving: "the cause's time in which its kernels run alone; of gaps, at most the \
+                 unprofiled ones";
     LEDGER_GAP_HOST = "ledger_gap_host", [Warning],
         fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
         advice: "Launch earlier: prepare the next work while the GPU runs.",

@@ -1,0 +1,156 @@
+//! Times of single steps: the median with its range, and the steps that take much longer.
+//!
+//! A stage's time is a sum over its steps, and a mean over them hides one that loaded a library.
+
+use serde::{Deserialize, Serialize};
+
+use super::{DECODE, PREFILL, range_time};
+use crate::{
+    events::Events,
+    stats::{Spread, median},
+    timeline::{decode_timeline::STEP, gpu::split::WindowSplits, interval::Interval},
+};
+
+/// A step is an outlier above this many medians.
+const OUTLIER_MEDIANS: f64 = 2.0;
+/// A mean stands for steps whose median differs from it by at most this part.
+const TYPICAL_PART: f64 = 0.05;
+/// Listed outliers of a stage.
+const LISTED: usize = 10;
+
+/// Times of the steps of a stage.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct StepTimes {
+    /// The stage of the steps: a decode step is a part of `decode_all`, other steps are whole
+    /// instances of their stage.
+    #[cfg_attr(feature = "schema", schema(example = "decode_all"))]
+    pub stage: String,
+    /// Milliseconds of a step, over all measured ones.
+    pub ms: Spread,
+    /// The median: half of the steps take at most this time.
+    #[cfg_attr(feature = "schema", schema(example = 10.6))]
+    pub p50_ms: f64,
+    /// Steps that take more than twice the median.
+    pub outliers: u64,
+    /// Time of the outliers above the median, of all of them, milliseconds.
+    pub excess_ms: f64,
+    /// The longest outliers.
+    pub longest: Vec<OutlierStep>,
+}
+
+impl StepTimes {
+    /// The median, if the mean over the stage, with the time between steps, does not stand for it.
+    pub fn typical_ms(&self, mean_ms: f64) -> Option<f64> {
+        ((self.p50_ms - mean_ms).abs() > TYPICAL_PART * mean_ms).then_some(self.p50_ms)
+    }
+}
+
+/// A step that takes more than twice the median.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct OutlierStep {
+    /// Number among the measured steps, from 1, in the order of their starts.
+    pub step: u64,
+    pub ms: f64,
+    /// Operator or function of CUDA in which the host was, while the GPU was idle, for most of the
+    /// time above the median; `null` if the capture shows none.
+    pub host_call: Option<String>,
+    /// That idle time, milliseconds.
+    pub host_call_ms: Option<f64>,
+}
+
+/// The steps of each stage with at least two. `splits` are of the same clock as the events, and
+/// empty if they are of another pass.
+pub fn step_times(events: &Events, splits: &WindowSplits) -> Vec<StepTimes> {
+    let others = events.other_stages.iter().map(|it| (*it, *it));
+    let stages = [(PREFILL, PREFILL), (DECODE, STEP)].into_iter().chain(others);
+    stages.filter_map(|(stage, range)| of_stage(stage, range, events, splits)).collect()
+}
+
+fn of_stage(stage: &str, range: &str, events: &Events, splits: &WindowSplits) -> Option<StepTimes> {
+    let mut steps: Vec<(Interval, f64)> = events
+        .measured(range)
+        .map(|it| ((it.start_ns, it.end_ns), range_time(it).as_ms()))
+        .collect();
+    steps.sort_by_key(|it| it.0);
+    let ms = Spread::of(steps.iter().map(|it| it.1)).filter(|it| it.n > 1)?;
+    let p50_ms = median(steps.iter().map(|it| it.1))?;
+    let is_outlier = |it: &&(usize, f64)| it.1 > OUTLIER_MEDIANS * p50_ms;
+    let times: Vec<(usize, f64)> = steps.iter().map(|it| it.1).enumerate().collect();
+    let mut outliers: Vec<&(usize, f64)> = times.iter().filter(is_outlier).collect();
+    outliers.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let longest = outliers.iter().take(LISTED).map(|(at, ms)| {
+        let call = host_call(stage, steps[*at].0, (ms - p50_ms) * 1e6, splits);
+        OutlierStep {
+            step: *at as u64 + 1,
+            ms: *ms,
+            host_call_ms: call.as_ref().map(|it| it.1 as f64 / 1e6),
+            host_call: call.map(|it| it.0),
+        }
+    });
+    Some(StepTimes {
+        stage: stage.into(),
+        ms,
+        p50_ms,
+        outliers: outliers.len() as u64,
+        excess_ms: outliers.iter().fold(0.0, |sum, it| sum + it.1 - p50_ms),
+        longest: longest.collect(),
+    })
+}
+
+/// The call whose gaps take the most of a step, if they take most of its excess.
+fn host_call(
+    stage: &str,
+    step: Interval,
+    excess_ns: f64,
+    splits: &WindowSplits,
+) -> Option<(String, i64)> {
+    let mut sums = vec![0; splits.host_calls.len()];
+    for gap in splits.long_gaps.iter().filter(|it| it.stage == stage) {
+        sums[gap.call as usize] += (gap.to.min(step.1) - gap.from.max(step.0)).max(0);
+    }
+    let (call, ns) = sums.into_iter().enumerate().max_by_key(|it| it.1)?;
+    (ns as f64 >= excess_ns / 2.0).then(|| (splits.host_calls[call].clone(), ns))
+}
+
+#[cfg(test)]
+mod tests {
+    use llmprof_core::trace::Trace;
+
+    use crate::{Analysis, analyze, kernels::tests::capture};
+
+    /// Decode steps of these lengths; in each, the host is in `tune` until its only launch.
+    fn decode(lengths_ms: &[i64]) -> Analysis {
+        let end = 1_000_000 * lengths_ms.iter().sum::<i64>();
+        let mut lines = vec![format!("range 1 decode_all 0..{end}")];
+        let mut at = 0;
+        for (id, ms) in lengths_ms.iter().enumerate() {
+            let (id, to) = (id + 1, at + ms * 1_000_000);
+            let launch = to - 500_000;
+            lines.push(format!("range 1 decode_step {at}..{to}"));
+            lines.push(format!("range 1 tune {}..{}", at + 1_000, launch - 1_000));
+            lines.push(format!("call 1 {id} {launch}..{}", launch + 5_000));
+            lines.push(format!("kernel {id} k {}..{} 7", launch + 10_000, to - 10_000));
+            at = to;
+        }
+        analyze(&Trace { nsys: Some(capture(&lines.join("\n"))), ..Trace::default() }, None, None)
+    }
+
+    #[test]
+    fn outliers_are_named_by_the_call_of_the_host_and_leave_the_median() {
+        let analysis = decode(&[1, 1, 62, 56]);
+        let times = analysis.step_times.iter().find(|it| it.stage == "decode_all").unwrap();
+        assert_eq!((times.p50_ms, times.ms.n, times.outliers), (1.0, 4, 2));
+        let longest: Vec<_> =
+            times.longest.iter().map(|it| (it.step, it.ms, it.host_call.as_deref())).collect();
+        assert_eq!(longest, [(3, 62.0, Some("tune")), (4, 56.0, Some("tune"))]);
+        assert!((times.longest[0].host_call_ms.unwrap() - 61.5).abs() < 0.1);
+    }
+
+    #[test]
+    fn equal_steps_have_no_outlier_and_one_step_has_no_median() {
+        assert_eq!(decode(&[3, 3, 4]).step_times[0].outliers, 0);
+        assert_eq!(decode(&[3]).step_times, []);
+    }
+}

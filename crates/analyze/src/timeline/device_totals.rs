@@ -1,0 +1,115 @@
+//! Work of the devices over a whole capture: the answer of a capture without stages.
+
+use std::collections::BTreeMap;
+
+use llmprof_core::{
+    domain::units::Nanos,
+    trace::timeline::{CopyKind, ON_HOST},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    activity::{Activity, Busy, DeviceWork, activities},
+    capture::Capture,
+    interval::Interval,
+    stage_spans::extended,
+};
+use crate::stats::percent;
+
+/// Work of all devices, from the first recorded work to the last.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct DeviceTotals {
+    /// Devices with work.
+    #[cfg_attr(feature = "schema", schema(example = 1))]
+    pub devices: u64,
+    /// Time from the start of the first work to the end of the last, milliseconds.
+    pub window_ms: f64,
+    /// Time in which a device ran at least one kernel, copy, fill or whole-traced graph, summed
+    /// over devices, milliseconds.
+    pub busy_ms: f64,
+    /// Share of `busy_ms` in the window of all devices, percent.
+    pub busy_pct: Option<f64>,
+    pub kernels: u64,
+    /// Sum of their durations, milliseconds.
+    pub kernel_ms: f64,
+    /// Launches of graphs traced as a whole.
+    pub whole_graphs: u64,
+    /// Copies and fills, longest first.
+    pub transfers: Vec<TransferTotal>,
+}
+
+/// Copies of one direction, or fills.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct TransferTotal {
+    /// `host_to_device`, `device_to_host`, `device_to_device`, `set` or `other`.
+    #[cfg_attr(feature = "schema", schema(example = "host_to_device"))]
+    pub kind: String,
+    pub calls: u64,
+    pub bytes: u64,
+    /// Sum of their durations, milliseconds.
+    pub total_ms: f64,
+}
+
+/// Sums all work of a capture.
+pub fn device_totals(capture: &Capture) -> DeviceTotals {
+    let mut busy: BTreeMap<u32, Busy> = BTreeMap::new();
+    let mut window: Option<Interval> = None;
+    let mut transfers: BTreeMap<CopyKind, (u64, u64, i64)> = BTreeMap::new();
+    let mut totals = DeviceTotals::default();
+    let mut kernel_ns: i64 = 0;
+    for it in activities(capture).filter(|it| it.device != ON_HOST) {
+        let Activity { start_ns, end_ns, device, work, row, .. } = it;
+        window = Some(extended(window, (start_ns, end_ns)));
+        busy.entry(device).or_default().add(start_ns, end_ns);
+        let ns = end_ns - start_ns;
+        match work {
+            DeviceWork::Kernel(_) => {
+                totals.kernels += 1;
+                kernel_ns = kernel_ns.saturating_add(ns);
+            }
+            DeviceWork::Graph => totals.whole_graphs += 1,
+            DeviceWork::Copy(_) | DeviceWork::Fill => {
+                let copy = &capture.trace.copies[row];
+                let sum = transfers.entry(copy.kind).or_default();
+                *sum = (sum.0 + 1, sum.1.saturating_add(copy.bytes), sum.2.saturating_add(ns));
+            }
+        }
+    }
+    let (start, end) = window.unwrap_or_default();
+    let busy_ns = busy.values().fold(0i64, |sum, it| sum.saturating_add(it.ns));
+    let mut transfers: Vec<_> = transfers.into_iter().collect();
+    transfers.sort_by_key(|(_, sum)| std::cmp::Reverse(sum.2));
+    let transfer = |(kind, (calls, bytes, ns)): (CopyKind, _)| TransferTotal {
+        kind: kind.as_str().into(),
+        calls,
+        bytes,
+        total_ms: Nanos(ns).as_ms(),
+    };
+    DeviceTotals {
+        devices: busy.len() as u64,
+        window_ms: Nanos(end - start).as_ms(),
+        busy_ms: Nanos(busy_ns).as_ms(),
+        busy_pct: percent(busy_ns as f64, (end - start) as f64 * busy.len() as f64),
+        kernel_ms: Nanos(kernel_ns).as_ms(),
+        transfers: transfers.into_iter().map(transfer).collect(),
+        ..totals
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::tests::capture;
+
+    #[test]
+    fn work_of_a_capture_counts_once_where_it_overlaps() {
+        let trace = capture("kernel 1 a 1000000..3000000 7\nkernel 2 b 2000000..5000000 8");
+        let totals = device_totals(&Capture::of(&trace));
+        assert_eq!((totals.window_ms, totals.busy_ms, totals.kernel_ms), (4.0, 4.0, 5.0));
+        assert_eq!((totals.busy_pct, totals.kernels, totals.devices), (Some(100.0), 2, 1));
+        let idle = capture("range 1 a 1..2");
+        assert_eq!(device_totals(&Capture::of(&idle)), DeviceTotals::default());
+    }
+}

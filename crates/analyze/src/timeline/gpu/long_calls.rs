@@ -1,0 +1,109 @@
+//! Long calls of the host: operators and functions of CUDA in which it launched nothing for a long
+//! time. They load code, choose an algorithm, allocate or compile, mostly on the first call.
+
+use std::collections::BTreeMap;
+
+use foldhash::HashMap;
+use llmprof_core::trace::{runtime_call::CallKind, timeline::Timeline};
+
+use super::super::{device_time::is_operator, interval::Interval};
+
+/// Least duration of such a call, and of its gap: launches and the work between them take
+/// microseconds.
+pub const LONG_CALL_NS: i64 = 1_000_000;
+
+/// Calls of at least [`LONG_CALL_NS`] by thread, in the order of their starts.
+#[derive(Default)]
+pub struct LongCalls<'a> {
+    threads: BTreeMap<i64, Vec<(Interval, u32)>>,
+    numbers: HashMap<&'a str, u32>,
+    names: Vec<&'a str>,
+}
+
+impl<'a> LongCalls<'a> {
+    pub fn of(trace: &'a Timeline) -> Self {
+        let mut all = Self::default();
+        let is_operator = is_operator(trace);
+        for range in &trace.ranges {
+            let end = range.end_ns.filter(|end| is_long((range.start_ns, *end)));
+            if let Some(end) = end.filter(|_| is_operator(range)) {
+                all.add(range.global_tid, (range.start_ns, end), &range.name);
+            }
+        }
+        for call in trace.framework.iter().filter(|it| is_long((it.start_ns, it.end_ns))) {
+            let signature = trace.framework.signatures.get(call.signature as usize);
+            let name = signature.map_or("", |it| it.name.as_str());
+            all.add(call.global_tid, (call.start_ns, call.end_ns), name);
+        }
+        let is_wanted: Vec<bool> = trace.call_kinds().iter().map(|it| is_own_work(*it)).collect();
+        for (_, _, call) in trace.cuda_calls.at_sites(&is_wanted) {
+            if is_long((call.start_ns, call.end_ns)) {
+                all.add(call.global_tid, (call.start_ns, call.end_ns), trace.text(call.name));
+            }
+        }
+        all.threads.values_mut().for_each(|it| it.sort_unstable());
+        all
+    }
+
+    fn add(&mut self, thread: i64, span: Interval, name: &'a str) {
+        if name.is_empty() {
+            return;
+        }
+        let number = *self.numbers.entry(name).or_insert_with(|| {
+            self.names.push(name);
+            self.names.len() as u32 - 1
+        });
+        self.threads.entry(thread).or_default().push((span, number));
+    }
+
+    /// The innermost call that takes most of a gap, and whose time is mostly this gap. A call that
+    /// launched work before and after does not delay by itself.
+    pub fn inside(&self, thread: i64, gap: Interval) -> Option<u32> {
+        let calls = self.threads.get(&thread).filter(|_| is_long(gap))?;
+        let overlap = |it: Interval| gap.1.min(it.1) - gap.0.max(it.0);
+        let length = |it: Interval| it.1 - it.0;
+        let before = calls.partition_point(|it| it.0.0 < gap.1);
+        calls[..before]
+            .iter()
+            .filter(|(it, _)| overlap(*it) >= length(gap) / 2 && overlap(*it) >= length(*it) / 2)
+            .min_by_key(|(it, _)| length(*it))
+            .map(|it| it.1)
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.names.iter().copied()
+    }
+}
+
+fn is_long((start, end): Interval) -> bool {
+    end.saturating_sub(start) >= LONG_CALL_NS
+}
+
+/// False for calls that launch, wait or copy: their gaps have causes of their own.
+fn is_own_work(kind: CallKind) -> bool {
+    let is_launch = matches!(kind, CallKind::Kernel | CallKind::Graph | CallKind::Unknown);
+    !is_launch && !kind.waits() && !kind.writes_memory()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::tests::capture;
+
+    fn inside(sketch: &str, gap: Interval) -> Option<String> {
+        let trace = capture(&format!("range 1 thread 0..1\n{sketch}"));
+        let calls = LongCalls::of(&trace);
+        let names: Vec<&str> = calls.names().collect();
+        calls.inside(trace.ranges[0].global_tid, gap).map(|at| names[at as usize].to_owned())
+    }
+
+    #[test]
+    fn a_gap_is_named_by_the_innermost_call_that_fills_it() {
+        let outer = "range 1 outer 1000000..9000000\nrange 1 inner 1500000..8500000";
+        assert_eq!(inside(outer, (1_400_000, 8_600_000)).as_deref(), Some("inner"));
+        assert_eq!(inside(outer, (8_600_000, 8_650_000)), None, "a short gap");
+        assert_eq!(inside(outer, (2_000_000, 4_000_000)), None, "a small part of the call");
+        assert_eq!(inside(outer, (8_500_000, 30_000_000)), None, "a small part of the gap");
+        assert_eq!(inside(&outer.replace("range 1", "range 2"), (1_400_000, 8_600_000)), None);
+    }
+}
