@@ -63,7 +63,11 @@ pub fn claims(a: &[Promise], b: &[Promise], saved_ms: impl Fn(&str) -> Option<f6
 pub fn realised(of: &Savings, later: &[(RunId, Savings)]) -> Vec<RealisedClaim> {
     let mut found: Vec<RealisedClaim> = Vec::new();
     for (by, run) in later {
-        let saved = |stage: &str| Some(of.stages.get(stage)? - run.stages.get(stage)?);
+        // A stage that is not faster realises nothing.
+        let saved = |stage: &str| {
+            let ms = of.stages.get(stage)? - run.stages.get(stage)?;
+            (ms > 0.0).then_some(ms)
+        };
         let new = |claim: &Claim| {
             let is_it = |it: &Claim| it.finding == claim.finding && it.stage == claim.stage;
             !found.iter().any(|known| is_it(&known.claim))
@@ -149,6 +153,8 @@ mod tests {
                 (c, "small_kernels".to_owned(), [2.0, 0.0, 5.0])
             ]
         );
+        let slower = [(a, run(20.5, &[]))];
+        assert_eq!(realised(&before, &slower), [], "the stage is not faster");
         let unknown = Savings { stages: [].into(), ..before };
         assert_eq!(realised(&unknown, &later), [], "the stage's time is unknown");
     }

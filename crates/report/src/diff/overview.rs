@@ -68,12 +68,16 @@ fn amount(it: &Change) -> String {
 
 /// Findings of run A and what became of their savings; none if the runs are not comparable.
 pub(super) fn claims(a: &StoredReport, b: &StoredReport, diff: &Diff) -> Vec<Claim> {
-    let saved = |stage: &str| {
-        let row = diff.stages.iter().find(|it| it.stage == stage && it.name == stage)?;
-        row.a.zip(row.b).filter(|_| diff.comparable).map(|(a, b)| a.ms - b.ms)
-    };
+    let saved = |stage: &str| saved_ms(&diff.stages, stage);
     let promises = |run: &StoredReport| Promise::of(&run.report.findings);
     claims::claims(&promises(a), &promises(b), saved)
+}
+
+/// Time that a stage takes less in run B, if a verdict proves the change.
+fn saved_ms(stages: &[Change], stage: &str) -> Option<f64> {
+    let row = stages.iter().find(|it| it.stage == stage && it.name == stage)?;
+    let is_proven = matches!(row.verdict, ChangeVerdict::Faster | ChangeVerdict::Slower);
+    row.a.zip(row.b).filter(|_| is_proven).map(|(a, b)| a.ms - b.ms)
 }
 
 /// The claims as a table.
@@ -144,6 +148,15 @@ mod tests {
         ]
         .into();
         ComparedRun { stages, ..ComparedRun::default() }
+    }
+
+    #[test]
+    fn a_saving_is_realised_only_by_a_change_with_a_verdict() {
+        let saved =
+            |b: f64| saved_ms(&diff(vec![], &side(6.0), &side(b), &[]).stages, "decode_all");
+        assert!((saved(5.0).unwrap() - 1.0).abs() < 1e-9);
+        assert!(saved(6.31).unwrap() < 0.0, "a slower stage");
+        assert_eq!(saved(5.999), None, "within noise");
     }
 
     #[test]
