@@ -1,41 +1,55 @@
-//! The first part of a report: one sentence per stage, the largest savings with their evidence, the
-//! data that is missing, and the overhead of the passes.
+//! The first part of a report: the times, their distance from the hardware's ceilings, the reasons
+//! with their remedies, the data that is missing, and the overhead of the passes.
 //!
-//! From the ledger and the stages alone, so that stored reports give the same text.
+//! From records of the report alone, so that stored reports give the same text.
 
+mod latencies;
+mod ran;
+mod reasons;
 mod steps;
+mod times;
+mod whole;
 
 use llmprof_analyze::{
     Analysis,
+    kernels::{
+        KernelRecord,
+        nsys_sums::{CallSum, RangeSum},
+    },
     ledger::{Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage},
-    stages::{DECODE, StageTiming, overhead::OverheadRecord},
-    stats::ratio,
+    requests::LatencyRecord,
+    stages::{StageTiming, overhead::OverheadRecord, step_times::StepTimes},
     step_batches::StepBatch,
-    timeline::time_shares::StageShare,
+    timeline::{device_totals::DeviceTotals, time_shares::StageShare},
 };
-use llmprof_core::domain::units::Nanos;
+use llmprof_core::trace::environment::Environment;
 use serde::{Deserialize, Serialize};
 
+pub use self::reasons::Reason;
 use super::{
+    RunFacts,
     charts::waterfall::waterfall,
-    format::{decimals, ms, pct},
+    format::{ms, pct},
+    profile::{ModelIdentity, gather::identity},
 };
 
-/// Min share of a stage, percent, of an unrecorded wait that its sentence names.
-const NAMED_PCT: f64 = 1.0;
-/// Listed savings.
-const SAVINGS: usize = 3;
+/// Caveat of times without an unprofiled pass.
+const PROFILED: &str = "All times are of a profiled pass and include its overhead: time the \
+                        program without a profiler before quoting them.";
 
 /// The first part of a report.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Answer {
-    /// One per stage.
+    /// The program and the machine.
+    pub ran: Option<String>,
+    /// Times and their distance from the floor.
     pub sentences: Vec<String>,
     pub charts: Vec<StageChart>,
-    /// Largest first.
-    pub savings: Vec<String>,
-    /// Figures that are unknown, each with its remedy.
+    /// Causes of the time above the floor, largest first.
+    pub reasons: Vec<Reason>,
+    /// Figures that are unknown, each with its remedy, each once.
     pub unknown: Vec<String>,
+    /// Differences of the figures from the unprofiled program's.
     pub overhead: Vec<String>,
 }
 
@@ -60,142 +74,132 @@ struct StoredAnswer {
     #[serde(default)]
     overhead: Vec<OverheadRecord>,
     #[serde(default)]
+    step_times: Vec<StepTimes>,
+    #[serde(default)]
     step_batches: Vec<StepBatch>,
     #[serde(default)]
     stage_shares: Vec<StageShare>,
+    #[serde(default)]
+    request_latency: Vec<LatencyRecord>,
+    device_totals: Option<DeviceTotals>,
+    #[serde(default)]
+    kernels_topk: Vec<KernelRecord>,
+    #[serde(default)]
+    api_calls: Vec<CallSum>,
+    #[serde(default)]
+    ranges: Vec<RangeSum>,
+    #[serde(default)]
+    only_traced: bool,
+    model: Option<ModelIdentity>,
+    environment: Option<Environment>,
+}
+
+/// Records that the answer is composed from.
+struct AnswerRecords<'a> {
+    ledger: &'a Ledger,
+    stages: &'a [StageTiming],
+    overhead: &'a [OverheadRecord],
+    step_times: &'a [StepTimes],
+    step_batches: &'a [StepBatch],
+    stage_shares: &'a [StageShare],
+    latencies: &'a [LatencyRecord],
+    device_totals: Option<&'a DeviceTotals>,
+    longest_kernel: Option<&'a KernelRecord>,
+    longest_call: Option<&'a CallSum>,
+    ranges: &'a [RangeSum],
+    only_traced: bool,
+    ran: Option<String>,
 }
 
 /// The answer of an analysis.
-pub fn of_analysis(analysis: &Analysis) -> Answer {
-    let steps = (analysis.step_batches.as_slice(), analysis.stage_shares.as_slice());
-    answer(&analysis.ledger, &analysis.stages.rows, &analysis.overhead, steps)
+pub fn of_analysis(facts: &RunFacts, analysis: &Analysis) -> Answer {
+    let model = identity(facts, analysis);
+    answer(&AnswerRecords {
+        ledger: &analysis.ledger,
+        stages: &analysis.stages.rows,
+        overhead: &analysis.overhead,
+        step_times: &analysis.step_times,
+        step_batches: &analysis.step_batches,
+        stage_shares: &analysis.stage_shares,
+        latencies: &analysis.requests.latency,
+        device_totals: analysis.device_totals.as_ref(),
+        longest_kernel: analysis.kernels.measured().next(),
+        longest_call: analysis.sums.calls.first(),
+        ranges: &analysis.sums.ranges,
+        only_traced: analysis.only_traced,
+        ran: ran::ran(&model, facts.environment, analysis.only_traced),
+    })
 }
 
 /// The answer of a stored `report.json`, if it has one; as a list, which is empty otherwise.
 pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
     let it: StoredAnswer = serde_json::from_slice(report)?;
     let ledger = Ledger { stages: it.ledger_stages, rows: it.ledger, members: it.ledger_members };
-    let is_known = !ledger.stages.is_empty();
-    let steps = (it.step_batches.as_slice(), it.stage_shares.as_slice());
-    let answer = || answer(&ledger, &it.stages, &it.overhead, steps);
-    Ok(is_known.then(answer).into_iter().collect())
+    let is_known =
+        !ledger.stages.is_empty() || !it.request_latency.is_empty() || it.device_totals.is_some();
+    let records = AnswerRecords {
+        ledger: &ledger,
+        stages: &it.stages,
+        overhead: &it.overhead,
+        step_times: &it.step_times,
+        step_batches: &it.step_batches,
+        stage_shares: &it.stage_shares,
+        latencies: &it.request_latency,
+        device_totals: it.device_totals.as_ref(),
+        longest_kernel: it.kernels_topk.first(),
+        longest_call: it.api_calls.first(),
+        ranges: &it.ranges,
+        only_traced: it.only_traced,
+        ran: it
+            .model
+            .zip(it.environment)
+            .and_then(|(model, environment)| ran::ran(&model, &environment, it.only_traced)),
+    };
+    Ok(is_known.then(|| answer(&records)).into_iter().collect())
 }
 
-fn answer(
-    ledger: &Ledger,
-    stages: &[StageTiming],
-    overhead: &[OverheadRecord],
-    (batches, shares): (&[StepBatch], &[StageShare]),
-) -> Answer {
-    let known = |stage: &str| ledger.stages.iter().any(|it| it.stage == stage);
-    let without = stages.iter().filter(|it| !known(&it.stage)).map(|it| {
-        format!(
-            "{} takes {} ms; its floor is unknown, since it has no timeline of a GPU.",
-            it.stage,
-            ms(it.ms.mean)
-        )
-    });
-    let timed = ledger.stages.iter().map(|stage| {
-        let row = stages.iter().find(|row| row.stage == stage.stage);
-        sentence(ledger, stage, row.filter(|_| !steps::differ(batches)))
-    });
-    let sentences = timed.chain(without).chain(steps::sentences(batches, shares));
-    let unknown = ledger
-        .stages
-        .iter()
-        .flat_map(|stage| stage.missing.iter().map(|text| format!("{}: {text}", stage.stage)));
+fn answer(records: &AnswerRecords) -> Answer {
+    let ledger = records.ledger;
+    let sentences = latencies::sentences(records.latencies)
+        .into_iter()
+        .chain(times::sentences(records))
+        .chain(steps::sentences(records.step_batches, records.stage_shares))
+        .chain(times::unrecorded_waits(records.ledger))
+        .chain(whole::sentences(records));
+    let sentences: Vec<String> = sentences.collect();
+    let mut unknown = unknown(ledger);
+    unknown.extend(whole::unknown(records));
+    let mut overhead: Vec<String> = Vec::new();
+    if records.only_traced && !records.stages.is_empty() {
+        overhead.push(PROFILED.to_owned());
+    }
+    overhead.extend(records.overhead.iter().filter_map(overhead_text));
     Answer {
-        sentences: sentences.collect(),
+        ran: records.ran.clone(),
+        sentences,
         charts: ledger.stages.iter().map(|stage| chart(ledger, stage)).collect(),
-        savings: savings(ledger),
-        unknown: unknown.collect(),
-        overhead: overhead.iter().filter_map(overhead_text).collect(),
+        reasons: reasons::reasons(ledger),
+        unknown,
+        overhead,
     }
 }
 
-/// The time of a stage, its distance from the floor and the largest cause.
-fn sentence(ledger: &Ledger, stage: &LedgerStage, row: Option<&StageTiming>) -> String {
-    let steps = stage.steps.filter(|steps| *steps > 0 && stage.stage == DECODE);
-    let (name, per, each) = match steps {
-        Some(steps) => ("decode", per_step(steps, row), steps as f64),
-        None => (stage.stage.as_str(), String::new(), 1.0),
-    };
-    let part = |ns: i64| ms(Nanos(ns).as_ms() / each);
-    let floor = match (stage.floor_ns, stage.times_floor) {
-        (Some(floor), Some(times)) => format!(
-            ", {} times its {}floor of {} ms",
-            decimals(times, 1),
-            if stage.floor_of.is_some_and(|of| of.as_str() == "kernels") {
-                "kernels' "
-            } else {
-                ""
-            },
-            part(floor)
-        ),
-        _ => "; its floor is unknown".to_owned(),
-    };
-    let cause = ledger.causes(&stage.stage).into_iter().find(|row| row.max_saving_ns > 0);
-    let cause = cause.map(|row| {
-        let largest = row.largest.as_ref().map(|name| format!(", largest in {name}"));
-        let share = ratio(100.0 * row.max_saving_ns as f64, stage.measured_ns as f64);
-        format!(
-            "; largest cause: {}, {} ms ({}){}",
-            row.cause.words(),
-            part(row.max_saving_ns),
-            pct(share.unwrap_or(0.0)),
-            largest.unwrap_or_default()
-        )
-    });
-    let time = part(stage.measured_ns);
-    let before = ledger.of_stage(&stage.stage).find(|row| row.cause == LedgerCause::UnrecordedWait);
-    let before = before.filter(|row| row.share_pct.is_some_and(|share| share >= NAMED_PCT));
-    let before = before.map(|row| {
-        format!(
-            " ({} ms of it waiting before the first recorded work of a stream, for a reason that \
-             the capture does not record)",
-            part(row.ns)
-        )
-    });
-    let before = before.unwrap_or_default();
-    format!("{name} takes {time} ms{per}{before}{floor}{}.", cause.unwrap_or_default())
-}
-
-/// The product of a decode step: a token, or one of each of several sequences; without the row of
-/// the stage, unknown.
-fn per_step(steps: u64, row: Option<&StageTiming>) -> String {
-    let made = row.and_then(|row| row.tokens);
-    match made.and_then(|made| made.checked_div(steps)) {
-        Some(1) => " per token".to_owned(),
-        Some(sequences) if sequences > 1 => format!(" per step of {sequences} sequences"),
-        _ => " per step".to_owned(),
+/// The missing data, each text once, with its stages unless all have it.
+fn unknown(ledger: &Ledger) -> Vec<String> {
+    let mut texts: Vec<(&str, Vec<&str>)> = Vec::new();
+    for stage in &ledger.stages {
+        for text in &stage.missing {
+            match texts.iter_mut().find(|it| it.0 == text) {
+                Some(known) => known.1.push(&stage.stage),
+                None => texts.push((text, vec![&stage.stage])),
+            }
+        }
     }
-}
-
-/// The largest savings of all stages, each with its evidence.
-fn savings(ledger: &Ledger) -> Vec<String> {
-    let mut rows: Vec<&LedgerRow> =
-        ledger.rows.iter().filter(|it| it.cause.is_cause() && it.max_saving_ns > 0).collect();
-    rows.sort_by_key(|it| std::cmp::Reverse(it.max_saving_ns));
-    let text = |row: &LedgerRow| {
-        let stage = ledger.stages.iter().find(|it| it.stage == row.stage)?;
-        let share = ratio(100.0 * row.max_saving_ns as f64, stage.measured_ns as f64)?;
-        let member = ledger.members(&row.stage, row.cause).next();
-        let evidence = member.map(|it| match it.name() {
-            // A gap before the first work of a stage follows no kernel.
-            name if name.is_empty() => format!(" Start of the stage: {}.", it.evidence),
-            name => format!(" {name}: {}.", it.evidence),
-        });
-        let pass = if row.pass.is_empty() { String::new() } else { format!(" ({})", row.pass) };
-        Some(format!(
-            "{}: {}, at most {} ms, {} of the stage{pass}.{}",
-            row.stage,
-            row.cause.words(),
-            ms(Nanos(row.max_saving_ns).as_ms()),
-            pct(share),
-            evidence.unwrap_or_default()
-        ))
+    let text = |(text, stages): (&str, Vec<&str>)| match stages.len() == ledger.stages.len() {
+        true => text.to_owned(),
+        false => format!("{}: {text}", stages.join(", ")),
     };
-    rows.into_iter().filter_map(text).take(SAVINGS).collect()
+    texts.into_iter().map(text).collect()
 }
 
 fn overhead_text(it: &OverheadRecord) -> Option<String> {

@@ -43,6 +43,36 @@ pub fn short_ms(value: f64) -> String {
     if value >= 100.0 { decimals(value, 1) } else { ms(value) }
 }
 
+/// A figure of a sentence: three digits, which is as precise as measured times are.
+pub fn figure(value: f64) -> String {
+    let places = match value.abs() {
+        100.0.. => 0,
+        10.0.. => 1,
+        1.0.. => 2,
+        0.01.. => 3,
+        _ => 5,
+    };
+    decimals(value, places)
+}
+
+/// A share of a sentence, percent, with its sign.
+pub fn share(value: f64) -> String {
+    if value >= 10.0 { format!("{value:.0} %") } else { pct(value) }
+}
+
+/// A name of a kernel of at most 48 characters: its start and its end.
+pub fn short_name(name: &str) -> String {
+    const MAX: usize = 48;
+    let length = name.chars().count();
+    if length <= MAX {
+        return name.to_owned();
+    }
+    let (head, tail) = (MAX * 2 / 3, MAX / 3 - 1);
+    let first: String = name.chars().take(head).collect();
+    let last: String = name.chars().skip(length - tail).collect();
+    format!("{first}…{last}")
+}
+
 /// A count with its digits in groups of three.
 pub fn count(value: u64) -> String {
     grouped(&value.to_string(), "")

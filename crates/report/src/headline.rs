@@ -14,7 +14,7 @@ use llmprof_core::{
     trace::requests::LoadPass,
 };
 
-use super::profile::LLMProfileReport;
+use super::{charts::tiles::gpu_busy_pct, profile::LLMProfileReport};
 
 /// The point of a run in its series.
 pub fn point(report: &LLMProfileReport) -> SeriesPoint {
@@ -62,17 +62,10 @@ fn figure(report: &LLMProfileReport, name: FigureName) -> Option<f64> {
     }
 }
 
-/// Busy time of all stages over their windows; unknown where a graph hides gaps.
+/// Busy share of the timed stages, as the page has it; unknown if a graph hides gaps.
 fn gpu_busy(report: &LLMProfileReport) -> Option<f64> {
-    let (mut busy, mut window) = (0.0, 0.0);
-    for stage in &report.stage_gpu {
-        if stage.busy_is_upper_bound {
-            return None;
-        }
-        busy += stage.busy_ms?;
-        window += stage.window_ms?;
-    }
-    stats::percent(busy, window)
+    let is_bound = report.stage_gpu.iter().any(|it| it.busy_is_upper_bound);
+    gpu_busy_pct(&report.stages, &report.stage_gpu).filter(|_| !is_bound)
 }
 
 /// Energy of prefill and decode over the produced tokens: one of prefill, and one of each step, of

@@ -87,8 +87,14 @@ fn tokens(analysis: &Analysis) -> Option<String> {
         Some(batch) => format!("and the {batch} sequences decode {rate} tokens per second"),
         None => format!("and all sequences together decode {rate} tokens per second"),
     };
+    let steps = analysis.step_times.iter().find(|it| it.stage == DECODE);
+    let median = steps.and_then(|it| it.typical_ms(each.mean));
+    let median = median.map(|it| format!(" on average (median step {} ms)", ms(it)));
     let (first, each) = (ms(first.mean), ms(each.mean));
-    Some(format!("Time to first token is {first} ms; time per output token is {each} ms, {rate}."))
+    Some(format!(
+        "Time to first token is {first} ms; time per output token is {each} ms{}, {rate}.",
+        median.unwrap_or_default()
+    ))
 }
 
 fn vision(analysis: &Analysis) -> Option<String> {

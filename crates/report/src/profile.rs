@@ -2,7 +2,7 @@
 //!
 //! Numbers are unformatted and finite; unknown figures are `null`.
 
-mod gather;
+pub(crate) mod gather;
 
 use std::collections::BTreeMap;
 
@@ -33,11 +33,13 @@ use llmprof_analyze::{
     stages::{
         StageNote, StageTiming, command::CommandTiming, experts::ExpertUse,
         output_equality::OutputCheck, overhead::OverheadRecord, repeats::OperatorRepeats,
+        step_times::StepTimes,
     },
     stats::Spread,
     step_batches::StepBatch,
     timeline::{
         decode_timeline::StepTimeline,
+        device_totals::DeviceTotals,
         engine_steps::EngineStepRecord,
         gpu::StageGpu,
         graphs::WholeGraph,
@@ -123,6 +125,12 @@ pub struct LLMProfileReport {
     /// absent without such.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub engine_steps: Vec<EngineStepRecord>,
+    /// Times of single steps of each stage, with their outliers; absent without several steps.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub step_times: Vec<StepTimes>,
+    /// Work of the devices of a capture without stages; absent for others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_totals: Option<DeviceTotals>,
     /// Times of these steps by class, requests and context; absent without such.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub step_batches: Vec<StepBatch>,

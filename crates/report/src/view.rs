@@ -15,7 +15,7 @@ use super::{
     RunFacts, all_findings, answer,
     charts::{figures, tiles},
     links, narrative, part,
-    tables::{self, NO_MESSAGE, ReportTable},
+    tables::{self, NO_MESSAGE, ReportTable, report_table::Gap},
 };
 
 /// Rows of a table in the reports that has a file of its own.
@@ -146,6 +146,7 @@ impl LinkedTables {
 #[derive(Serialize)]
 struct StepTables {
     stage_shares: ReportTable,
+    step_times: ReportTable,
     step_batches: ReportTable,
     engine_steps: ReportTable,
 }
@@ -154,6 +155,7 @@ impl StepTables {
     fn of(analysis: &Analysis) -> Self {
         Self {
             stage_shares: tables::stage_shares(analysis),
+            step_times: tables::step_times(analysis),
             step_batches: table(tables::step_batches(analysis), "step_batches"),
             engine_steps: table(tables::engine_steps(analysis), "engine_steps"),
         }
@@ -167,7 +169,8 @@ fn table(table: ReportTable, name: &str) -> ReportTable {
 
 /// Gathers the values of the templates.
 pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis) -> ReportView<'a> {
-    let six = tables::six(facts, trace, analysis);
+    let mut six = tables::six(facts, trace, analysis);
+    shorten_gaps(&mut six, analysis);
     let all = |table: ReportTable| table.first(ALL_ROWS, "the rest are shorter");
     let top = |table: ReportTable| table.first(TOP_ROWS, "the rest are shorter");
     let findings = all_findings(facts, trace, analysis);
@@ -185,7 +188,7 @@ pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis)
         started: facts.steps.first().map(|step| step.started_at.as_str()),
         tiles: tiles::tiles(analysis),
         figures: figures::figures(analysis),
-        answer: answer::of_analysis(analysis),
+        answer: answer::of_analysis(facts, analysis),
         ledger: tables::ledger(analysis),
         ledger_members,
         ledger_stages: tables::ledger_stages(analysis),
@@ -234,6 +237,17 @@ pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis)
         findings,
         missing: missing(facts),
         vision: analysis.stages.note("vision").is_some(),
+    }
+}
+
+/// Shortens the gap that all tables of stages have without a stage: the answer has its remedy.
+fn shorten_gaps(tables: &mut [ReportTable], analysis: &Analysis) {
+    if analysis.device_totals.is_none() {
+        return;
+    }
+    let (why, _) = analysis.why_no_stages();
+    for gap in tables.iter_mut().filter_map(|it| it.gap.as_mut()).filter(|it| it.why == why) {
+        *gap = Gap { why: "No stage was timed.".into(), remedy: String::new() };
     }
 }
 

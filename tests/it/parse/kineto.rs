@@ -157,7 +157,7 @@ fn reports_name_the_profiler_of_the_trace() {
         assert!(report.contains("| Profiler | PyTorch profiler (schema 1, CUPTI 130001) |"));
         // A remedy may propose a capture by nsys; no sentence states that there was one.
         for line in report.lines().filter(|line| line.contains("nsys")) {
-            assert!(line.contains("or samples with nsys"), "{name}: {line}");
+            assert!(line.contains("or sample GPU metrics with nsys"), "{name}: {line}");
         }
     }
 }

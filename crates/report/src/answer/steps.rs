@@ -9,7 +9,7 @@ use llmprof_analyze::{
 };
 use llmprof_core::trace::engine_steps::StepClass;
 
-use crate::format::{count, decimals, ms, pct, quantity};
+use crate::format::{count, decimals, figure, pct, quantity};
 
 /// Least share of device time outside all stages that is stated, percent.
 const STATED_PCT: f64 = 1.0;
@@ -24,14 +24,6 @@ pub fn sentences(batches: &[StepBatch], shares: &[StageShare]) -> Vec<String> {
     }
     let steps = of_class.iter().map(|((class, mode), rows)| of_steps(*class, *mode, rows));
     steps.chain(shares.iter().find_map(outside)).collect()
-}
-
-/// True if decode steps have different numbers of requests.
-pub fn differ(batches: &[StepBatch]) -> bool {
-    let decode = batches.iter().filter(|it| it.class == StepClass::Decode);
-    let mut requests: Vec<Option<u64>> = decode.map(|it| it.requests).collect();
-    requests.dedup();
-    requests.len() > 1
 }
 
 /// Number of steps of a class, their requests, times and tokens.
@@ -50,11 +42,11 @@ fn of_steps(class: StepClass, mode: Option<&str>, rows: &[&StepBatch]) -> String
     });
     let least = rows.iter().map(|it| it.ms.min).fold(f64::INFINITY, f64::min);
     let most = rows.iter().map(|it| it.ms.max).fold(0.0, f64::max);
-    let (least, most) = (ms(least), ms(most));
+    let (least, most) = (figure(least), figure(most));
     let time = match (steps, least == most) {
         (1, _) => format!("{most} ms"),
         (_, true) => format!("{most} ms each"),
-        (_, false) => format!("{least} to {most} ms each"),
+        (_, false) => format!("{least} to {most} ms each{}", typical(rows)),
     };
     let rate = rate(rows).map(|it| format!(", {} tokens per second", decimals(it, 0)));
     format!(
@@ -64,6 +56,21 @@ fn of_steps(class: StepClass, mode: Option<&str>, rows: &[&StepBatch]) -> String
         context.unwrap_or_default(),
         rate.unwrap_or_default(),
     )
+}
+
+/// The median of the row with the most steps: no median stands for steps of different requests.
+fn typical(rows: &[&StepBatch]) -> String {
+    let Some(row) = rows.iter().max_by_key(|it| it.steps).filter(|it| it.steps > 1) else {
+        return String::new();
+    };
+    let of = match (rows.len(), row.requests) {
+        (1, _) => String::new(),
+        (_, Some(requests)) => {
+            format!(" of the {} with {}", count(row.steps), quantity(requests, "request"))
+        }
+        (_, None) => format!(" of {} of them", count(row.steps)),
+    };
+    format!(" (median{of}: {} ms)", figure(row.p50_ms))
 }
 
 /// Least and most of all rows; `None` where a row has none.
@@ -119,10 +126,10 @@ mod tests {
         let rows = [row(Some(4), &[2.0, 2.0], Some(2000.0)), row(Some(8), &[4.0], Some(2000.0))];
         assert_eq!(
             sentences(&rows, &[]),
-            ["3 decode steps of 4 to 8 requests with contexts of 400 to 800 tokens: 2.000 to \
-                 4.000 ms each, 2,000 tokens per second."]
+            ["3 decode steps of 4 to 8 requests with contexts of 400 to 800 tokens: 2.00 to 4.00 \
+                 ms each (median of the 2 with 4 requests: 2.00 ms), 2,000 tokens per second."]
         );
         let rows = [row(Some(4), &[2.0], Some(2000.0)), row(None, &[4.0], None)];
-        assert_eq!(sentences(&rows, &[]), ["2 decode steps: 2.000 to 4.000 ms each."]);
+        assert_eq!(sentences(&rows, &[]), ["2 decode steps: 2.00 to 4.00 ms each."]);
     }
 }

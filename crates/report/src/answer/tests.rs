@@ -51,21 +51,29 @@ fn rows() -> serde_json::Value {
 }
 
 #[test]
-fn a_stage_is_a_sentence_with_its_floor_and_its_largest_cause() {
+fn a_stage_has_its_time_its_floor_and_its_largest_reasons() {
     let answer = stored(stage(Some(17_920_000)), rows());
     assert_eq!(
         answer.sentences,
-        ["decode takes 0.670 ms per token, 2.4 times its floor of 0.280 ms; largest cause: too \
-          few blocks to fill the GPU, 0.200 ms (29.9 %), largest in attend<b> of decoder.attend."]
+        [
+            "Decode takes 0.670 ms per token.",
+            "A decode step could take 0.280 ms on this GPU: it takes 2.4 times its floor.",
+        ]
     );
+    let reason = &answer.reasons[0];
     assert_eq!(
-        answer.savings[0],
-        "decode_all: too few blocks to fill the GPU, at most 12.800 ms, 29.9 % of the stage (ncu). \
-         attend<b> \
-         of decoder.attend: blocks for 35.4 % of the SMs."
+        reason.text,
+        "47 % of decode_all: parts of the GPU have no work, because kernels start too few blocks."
     );
-    assert!(answer.savings[1].contains("gaps inside a replayed graph"), "{:?}", answer.savings);
-    assert_eq!(answer.unknown, ["decode_all: No counters: collect some."]);
+    assert_eq!(reason.evidence, "attend<b> of decoder.attend: blocks for 35.4 % of the SMs (ncu).");
+    assert!(reason.advice.ends_with("This saves at most 12.8 ms of decode_all."), "{reason:?}");
+    assert_eq!(
+        answer.reasons[1].text,
+        "At most 9.3 % of decode_all: the GPU idles between the kernels of a replayed graph.",
+        "tracing lengthens gaps"
+    );
+    assert_eq!(answer.reasons.len(), 2, "the others are below one percent");
+    assert_eq!(answer.unknown, ["No counters: collect some."]);
     assert_eq!(
         answer.overhead,
         ["Tracing made decode_all 10.0 % longer: 44.000 ms instead of 40.000 ms."]
@@ -73,10 +81,80 @@ fn a_stage_is_a_sentence_with_its_floor_and_its_largest_cause() {
 }
 
 #[test]
-fn a_stage_without_a_floor_states_that_it_is_unknown() {
+fn a_stage_without_a_floor_has_no_ratio() {
     let answer = stored(stage(None), json!([row("unexplained", 42_880_000, 100.0, 0)]));
-    assert_eq!(answer.sentences, ["decode takes 0.670 ms per token; its floor is unknown."]);
-    assert_eq!(answer.savings, Vec::<String>::new());
+    assert_eq!(answer.sentences, ["Decode takes 0.670 ms per token."]);
+    assert_eq!(answer.reasons, []);
+}
+
+#[test]
+fn what_is_unknown_of_all_stages_is_written_once() {
+    let mut stages = stage(None);
+    let mut prefill = stages[0].clone();
+    prefill["stage"] = "prefill".into();
+    stages.as_array_mut().unwrap().push(prefill);
+    assert_eq!(stored(stages.clone(), json!([])).unknown, ["No counters: collect some."]);
+    stages[1]["missing"] = json!([]);
+    assert_eq!(stored(stages, json!([])).unknown, ["decode_all: No counters: collect some."]);
+}
+
+fn times(longest: serde_json::Value, p50_ms: f64, excess_ms: f64) -> Vec<String> {
+    let report = json!({
+        "ledger_stages": stage(None), "ledger": [], "ledger_members": [],
+        "step_times": [{
+            "stage": "decode_all", "p50_ms": p50_ms, "outliers": 2, "excess_ms": excess_ms,
+            "ms": {"mean": 0.67, "std": null, "min": 0.5, "max": 61.8, "n": 64},
+            "longest": longest
+        }]
+    });
+    stored_answer(&serde_json::to_vec(&report).unwrap()).unwrap().remove(0).sentences
+}
+
+#[test]
+fn steps_whose_mean_is_not_typical_are_stated_by_their_median_and_outliers() {
+    let outlier = |ms: f64, call: Option<&str>| {
+        let call_ms = call.map(|_| 51.1);
+        json!({"step": 3, "ms": ms, "host_call": call, "host_call_ms": call_ms})
+    };
+    let named = json!([outlier(61.8, Some("aten::sdpa")), outlier(55.7, Some("aten::sdpa"))]);
+    assert_eq!(
+        times(named, 0.55, 1.0),
+        [
+            "A decode step takes 0.550 ms: the median of 64 steps, which take 0.500 to 61.8 ms \
+             and 0.670 ms on average.",
+            "2 of 64 decode steps take more than twice the median: 61.8 ms, 55.7 ms. In them the \
+             GPU idles while the host is inside one call that launches nothing: aten::sdpa \
+             (51.1 ms, 51.1 ms).",
+        ]
+    );
+    let unnamed = json!([outlier(61.8, None), outlier(55.7, None)]);
+    assert_eq!(times(unnamed.clone(), 0.66, 1.0), ["Decode takes 0.670 ms per step."]);
+    assert!(
+        times(unnamed, 0.66, 20.0)[1].ends_with("does not show what the host did in them."),
+        "outliers that matter have no cause"
+    );
+}
+
+#[test]
+fn a_capture_without_stages_is_answered_by_its_devices() {
+    let report = json!({
+        "only_traced": true,
+        "device_totals": {
+            "devices": 1, "window_ms": 500.0, "busy_ms": 25.0, "busy_pct": 5.0, "kernels": 16,
+            "kernel_ms": 20.0, "whole_graphs": 0,
+            "transfers": [{"kind": "other", "calls": 14336, "bytes": 1000, "total_ms": 22.0}]
+        },
+    });
+    let answer = stored_answer(&serde_json::to_vec(&report).unwrap()).unwrap().remove(0);
+    assert_eq!(
+        answer.sentences,
+        [
+            "The GPU works 5.0 % of the 500 ms from the first recorded work to the last.",
+            "Copying unified memory or between other places takes 22.0 ms: 1.00 kB in 14,336 \
+             operations.",
+        ]
+    );
+    assert_eq!(answer.unknown.len(), 1);
 }
 
 #[test]

@@ -4,14 +4,14 @@ use llmprof_analyze::{
     Analysis,
     power::StagePower,
     roofline::mfu::{ALL_STAGES, MfuRecord},
-    stages::{DECODE, STAGES, StageTiming},
+    stages::{DECODE, StageTiming, step_times::StepTimes},
     stats::{Spread, percent},
     timeline::gpu::StageGpu,
 };
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 
 use crate::{
-    format::{decimals, ms, pct, scaled},
+    format::{decimals, ms, pct, quantity, scaled},
     profile::Aggregates,
 };
 
@@ -30,6 +30,8 @@ struct Headline {
     aggregates: HeadlineTimes,
     stages: Vec<StageTiming>,
     mfu: Vec<MfuRecord>,
+    #[serde(default)]
+    step_times: Vec<StepTimes>,
     #[serde(default)]
     stage_gpu: Vec<StageGpu>,
     #[serde(default)]
@@ -68,6 +70,7 @@ pub fn tiles(analysis: &Analysis) -> Vec<Tile> {
         },
         stages: stages.rows.clone(),
         mfu: analysis.mfu.rows.clone(),
+        step_times: analysis.step_times.clone(),
         stage_gpu: analysis.stage_gpu.totals.clone(),
         power: analysis.power.as_ref().map(|it| HeadlinePower { stages: it.stages.clone() }),
         only_traced: analysis.only_traced,
@@ -81,12 +84,29 @@ pub fn stored_tiles(report: &[u8]) -> Result<Vec<Tile>, serde_json::Error> {
     Ok(serde_json::from_slice::<Headline>(report)?.tiles())
 }
 
+/// GPU activity of the stages that are timed.
+fn timed_gpus<'a>(
+    stages: &'a [StageTiming],
+    gpus: &'a [StageGpu],
+) -> impl Iterator<Item = &'a StageGpu> {
+    gpus.iter().filter(|it| stages.iter().any(|row| row.stage == it.stage))
+}
+
+/// Busy time of the timed stages over their windows, percent; an upper bound if the busy time of a
+/// stage is one.
+pub fn gpu_busy_pct(stages: &[StageTiming], gpus: &[StageGpu]) -> Option<f64> {
+    let sum =
+        |of: fn(&StageGpu) -> Option<f64>| timed_gpus(stages, gpus).map(of).sum::<Option<f64>>();
+    percent(sum(|it| it.busy_ms)?, sum(|it| it.window_ms)?)
+}
+
 impl Headline {
     fn tiles(&self) -> Vec<Tile> {
         let times = &self.aggregates;
         let tiles = [
             self.timed("First token", times.first_token),
-            self.timed("Per token", times.per_token).map(|tile| self.with_rate(tile)),
+            self.typical_token()
+                .or_else(|| Some(self.with_rate(self.timed("Per token", times.per_token)?))),
             self.busy(),
             self.utilisation(),
             self.energy(),
@@ -106,19 +126,33 @@ impl Headline {
         Some(Tile { label, value: ms(value.mean), unit: "ms", note })
     }
 
+    /// The median step, if outliers make the mean one of no step.
+    fn typical_token(&self) -> Option<Tile> {
+        let mean_ms = self.aggregates.per_token?.mean;
+        let steps = self.step_times.iter().find(|it| it.stage == DECODE && it.outliers > 0)?;
+        let value = ms(steps.typical_ms(mean_ms)?);
+        let pass = if self.only_traced { ", traced" } else { "" };
+        let note = format!(
+            "median of {}{pass}; mean {} ms with {}",
+            quantity(u64::from(steps.ms.n), "step"),
+            ms(mean_ms),
+            quantity(steps.outliers, "outlier")
+        );
+        Some(Tile { label: "Per token", value, unit: "ms", note })
+    }
+
     /// Steps over mean time: the mean of the repeats' rates would favour the fast ones.
     fn with_rate(&self, tile: Tile) -> Tile {
         let decode = self.stages.iter().find(|row| row.stage == DECODE);
         let rate = decode.and_then(|row| row.tokens_per_s);
-        let rate = rate.map(|rate| format!("; {} tokens/s", decimals(rate, 1)));
+        let rate = rate.map(|rate| format!("; decode {} tokens/s", decimals(rate, 1)));
         Tile { note: tile.note + &rate.unwrap_or_default(), ..tile }
     }
 
     /// Share of the traced stages in which the GPU ran their work.
     fn busy(&self) -> Option<Tile> {
-        let stages = || self.stage_gpu.iter().filter(|it| STAGES.contains(&it.stage.as_str()));
-        let sum = |of: fn(&StageGpu) -> Option<f64>| stages().map(of).sum::<Option<f64>>();
-        let share = percent(sum(|it| it.busy_ms)?, sum(|it| it.window_ms)?)?;
+        let stages = || timed_gpus(&self.stages, &self.stage_gpu);
+        let share = gpu_busy_pct(&self.stages, &self.stage_gpu)?;
         let of_each: Vec<String> =
             stages().filter_map(|it| Some(format!("{} {}", it.stage, pct(it.busy_pct?)))).collect();
         let upper = stages().any(|it| it.busy_is_upper_bound);

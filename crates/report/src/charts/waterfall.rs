@@ -103,8 +103,7 @@ fn steps(stage: &LedgerStage, rows: &[&LedgerRow]) -> Vec<Step> {
     steps
 }
 
-/// The words of a row, without an article, and of a cause its name in the tables.
+/// The words of a row, without an article.
 fn label(cause: LedgerCause) -> String {
-    let words = cause.words().trim_start_matches("the ");
-    if cause.is_cause() { format!("{words} ({cause})") } else { words.to_owned() }
+    cause.words().trim_start_matches("the ").to_owned()
 }

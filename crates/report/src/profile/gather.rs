@@ -44,6 +44,8 @@ pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfi
         stage_gpu_devices: analysis.stage_gpu.devices.clone(),
         whole_graphs: top(&analysis.graphs),
         engine_steps: top(&analysis.engine_steps),
+        step_times: top(&analysis.step_times),
+        device_totals: analysis.device_totals.clone(),
         step_batches: top(&analysis.step_batches),
         stage_shares: analysis.stage_shares.clone(),
         collectives: top(&analysis.collectives.records),
@@ -139,7 +141,7 @@ fn stage_rules(rules: &StageRules) -> Option<CaptureRules> {
     })
 }
 
-fn identity(facts: &RunFacts, analysis: &Analysis) -> ModelIdentity {
+pub(crate) fn identity(facts: &RunFacts, analysis: &Analysis) -> ModelIdentity {
     let start = analysis.start.as_ref();
     ModelIdentity {
         name: facts.spec.model().map(str::to_owned),

@@ -29,6 +29,7 @@ mod samples;
 pub mod schema;
 mod stages;
 mod step;
+mod step_times;
 pub mod stored;
 mod traced;
 mod utilisation;
@@ -62,6 +63,7 @@ pub use self::{
     samples::samples,
     stages::{overhead, stage_shares, stages},
     step::{decode_step, step_slices},
+    step_times::step_times,
     traced::{api_calls, call_sites, classes, ranges},
     utilisation::{mfu, operator_mfu},
 };

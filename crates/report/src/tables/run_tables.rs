@@ -12,7 +12,7 @@ use super::{
     engine_steps, gemms, gpu, kernels, ledger, memory, operators, power, regions, requests,
     roofline, run_facts, sampled, samples,
     schema::{ColumnKind, TableCell, TableColumn},
-    stages, step, traced, utilisation,
+    stages, step, step_times, traced, utilisation,
 };
 use crate::RunFacts;
 
@@ -124,6 +124,13 @@ pub fn run_tables<'a>(
         tables.push(RunTable::new("sample_spread", samples::spread_columns(), &samples.spreads));
     }
     tables.extend(traced_tables(analysis));
+    if !analysis.step_times.is_empty() {
+        tables.push(RunTable::new("step_times", step_times::columns(), &analysis.step_times));
+    }
+    if let Some(totals) = &analysis.device_totals {
+        let columns = step_times::transfer_columns();
+        tables.push(RunTable::new("device_totals.transfers", columns, &totals.transfers));
+    }
     if !analysis.engine_steps.is_empty() {
         let columns = engine_steps::columns();
         tables.push(RunTable::new("engine_steps", columns, &analysis.engine_steps));

@@ -16,7 +16,7 @@ use super::{answer::refused, service_api::ServiceApi, tools};
 
 /// Instructions that an agent gets before its first call.
 const INSTRUCTIONS: &str = "llmprof profiles LLM inference on GPUs. Workflow: describe, \
-    submit_run, wait_for_run until it has ended, ledger (where the time goes, causes, savings), \
+    submit_run, wait_for_run until it has ended, ledger (where the time goes, reasons, remedies), \
     then table or source_of_figure to prove a figure. For a regression: find_runs, compare_runs of \
     the run before with the run after, then ledger of the run after. Figures that are absent are \
     unknown: report them as unknown with the remedy that the answer gives, and never estimate \

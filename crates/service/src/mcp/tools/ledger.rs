@@ -1,4 +1,4 @@
-//! Tool `ledger`: where the time of a run goes, with causes, savings and what is not known.
+//! Tool `ledger`: where the time of a run goes, with reasons, causes and what is not known.
 
 use llmprof_analyze::{
     ledger::{LedgerMember, LedgerRow},
@@ -56,10 +56,11 @@ pub fn tool() -> Tool {
     of::<Arguments>(
         "ledger",
         "Where the time goes",
-        "The answer about a run that has ended: one sentence per stage (time, distance from the \
-         hardware's floor, largest cause), the causes that add up to the measured time with their \
-         largest kernels and operators, an upper bound of what removing each saves, findings with \
-         advice, and what is unknown and how to measure it. A figure that is absent is unknown: \
+        "The answer about a run that has ended: the time of each stage, its steps and outliers, \
+         its distance from the hardware's floor, the largest reasons with what to try, the causes \
+         that add up to the measured time with their largest kernels and operators, an upper \
+         bound of what removing each saves, findings with advice, and what is unknown and how to \
+         measure it. A figure that is absent is unknown: \
          never estimate it. Causes name the pass and counter of their evidence; prove one by table \
          (ledger_members) or source_of_figure.",
         Effect::Reads,
@@ -89,9 +90,9 @@ pub async fn call(api: &impl ServiceApi, arguments: Arguments) -> Result<ToolAns
     }
     for part in &answers {
         part.sentences.iter().for_each(|it| answer.line(it));
-        part.savings.iter().for_each(|it| answer.line(format!("saving: {it}")));
+        part.reasons.iter().for_each(|it| answer.line(format!("reason: {}", it.text)));
         answer.field("sentences", json!(part.sentences));
-        answer.field("savings", json!(part.savings));
+        answer.field("reasons", json!(part.reasons));
         answer.list("unknown", part.unknown.iter().map(|it| json!(it)).collect(), "GET the report");
         answer.list(
             "overhead",

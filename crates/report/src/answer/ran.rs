@@ -1,0 +1,56 @@
+//! The subject and the machine, in a sentence.
+
+use std::collections::BTreeMap;
+
+use llmprof_core::trace::environment::Environment;
+
+use crate::{
+    format::{count, quantity},
+    profile::ModelIdentity,
+};
+
+/// The GPU or processor, the sizes of the workload and the profiler, as far as they are known.
+pub fn ran(model: &ModelIdentity, environment: &Environment, only_traced: bool) -> Option<String> {
+    let machine = machine(model, environment)?;
+    let mut facts: Vec<String> = Vec::new();
+    facts.extend(model.dtype.clone());
+    facts.extend(model.prompt_tokens.map(|it| format!("prompt of {}", quantity(it, "token"))));
+    facts.extend(model.batch.map(|it| quantity(it, "sequence")));
+    let name = model.name.clone().unwrap_or_else(|| "The program".to_owned());
+    let facts = if facts.is_empty() { String::new() } else { format!(" ({})", facts.join(", ")) };
+    let versions = [("driver", &environment.driver), ("CUDA", &environment.cuda)];
+    let versions: Vec<String> = versions
+        .into_iter()
+        .filter_map(|(of, it)| Some(format!("{of} {}", it.as_ref()?)))
+        .collect();
+    let versions = if versions.is_empty() || model.device.as_deref() == Some("cpu") {
+        String::new()
+    } else {
+        format!(" ({})", versions.join(", "))
+    };
+    let tool = environment
+        .profiler
+        .clone()
+        .or_else(|| Some(format!("nsys {}", environment.nsys.as_ref()?)));
+    let tool = tool.filter(|_| only_traced).map(|it| format!(", recorded by {it}"));
+    Some(format!("{name}{facts} ran on {machine}{versions}{}.", tool.unwrap_or_default()))
+}
+
+fn machine(model: &ModelIdentity, environment: &Environment) -> Option<String> {
+    if model.device.as_deref() == Some("cpu") {
+        return environment.cpu.as_ref().map(|cpu| format!("the processor {cpu}"));
+    }
+    if let Some(product) = environment.device.as_ref().and_then(|it| it.product.clone()) {
+        return Some(product);
+    }
+    let mut names: BTreeMap<&str, u64> = BTreeMap::new();
+    for gpu in environment.gpus.iter().filter(|it| !it.name.is_empty()) {
+        *names.entry(&gpu.name).or_default() += 1;
+    }
+    let named = |(name, gpus): (&str, u64)| match gpus {
+        1 => name.to_owned(),
+        gpus => format!("{} x {name}", count(gpus)),
+    };
+    let names: Vec<String> = names.into_iter().map(named).collect();
+    (!names.is_empty()).then(|| names.join(" and "))
+}
