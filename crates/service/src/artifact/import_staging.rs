@@ -113,9 +113,9 @@ impl UploadLimits {
 }
 
 /// Unpacks the file at `path` in place if it is packed; returns its kind and size. `others`: bytes
-/// of the other files of the upload. Blocks.
+/// of the other files of the upload; `name`: the client's name of this one. Blocks.
 pub fn settle(
-    path: &Path,
+    (path, name): (&Path, &str),
     others: u64,
     limits: UploadLimits,
 ) -> Result<(CaptureKind, u64), IntakeError> {
@@ -127,7 +127,7 @@ pub fn settle(
     }
     let bytes = fs::metadata(path)?.len();
     limits.hold(others.saturating_add(bytes))?;
-    let kind = kind(&head(path)?).map_err(IntakeError::Unfit)?;
+    let kind = kind(&head(path)?, name).map_err(IntakeError::Unfit)?;
     if kind == CaptureKind::Counters && bytes > MAX_PAGE {
         return Err(IntakeError::Unfit(format!(
             "a text of {bytes} bytes; a page of ncu may have {MAX_PAGE}"
@@ -174,15 +174,16 @@ fn unpack(from: &Path, to: &Path, others: u64, limits: UploadLimits) -> Result<(
 }
 
 /// The kind of a file that starts with `head`; otherwise a few words on what it is.
-fn kind(head: &[u8]) -> Result<CaptureKind, String> {
+fn kind(head: &[u8], name: &str) -> Result<CaptureKind, String> {
     if head.is_empty() {
-        return Err("empty".into());
+        return Err(foreign::EMPTY.into());
     }
-    let packed = || OTHERS.iter().find(|(magic, _)| head.starts_with(magic)).map(|it| it.1);
-    if let Some(what) = foreign::format(head).or_else(packed) {
-        return Err(what.into());
+    let packed = OTHERS.iter().find(|(magic, _)| head.starts_with(magic));
+    let packed = packed.map(|(_, what)| (*what).to_owned());
+    if let Some(refused) = foreign::unread(head, name).or(packed) {
+        return Err(refused);
     }
-    if head.starts_with(b"SQLite format 3\0") {
+    if head.starts_with(foreign::SQLITE) {
         return Ok(CaptureKind::Timeline);
     }
     if head.starts_with(b"NVIDIA Tegra Profiler Report") {
@@ -214,7 +215,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("0");
         fs::write(&path, bytes).unwrap();
-        settle(&path, 10, limits).map_err(|error| error.to_string())
+        settle((&path, "x.bin"), 10, limits).map_err(|error| error.to_string())
     }
 
     fn gzip(bytes: &[u8]) -> Vec<u8> {
@@ -250,7 +251,11 @@ mod tests {
         for (bytes, what) in [
             (&b""[..], "empty"),
             (b"\x7fELF\x02\x01", "a program"),
-            (b"PK\x03\x04", "a zip"),
+            (b"PK\x03\x04", "a zip archive; unpack it: unzip x.bin"),
+            (b"BZh91AY&SY\0", "bzip2; decompress it: bzip2 -dc x.bin > x.bin.unpacked"),
+            (b"<!DOCTYPE html><title>Log in</title>", "a page of HTML"),
+            (b"Time (%),Total Time (ns),Instances\n", "a table of nsys stats"),
+            (&[0; 64], "zero bytes only"),
             (b"\x1f\x8b\x08", "packed with gzip, and broken"),
             (&gzip(&gzip(b"x")), "packed twice, then with gzip"),
             (b"\x00\x01", "neither"),

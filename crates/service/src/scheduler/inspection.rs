@@ -215,7 +215,7 @@ fn inspect_files(task: &CapturesTask) -> Result<Vec<InspectedFile>, IntakeError>
     let (mut found, mut total) = (Vec::new(), 0);
     for UploadedFile { path, name } in &task.files {
         let unfit = |reason: String| IntakeError::Unfit(format!("{name}: {reason}"));
-        let (kind, bytes) = match import_staging::settle(path, total, task.limits) {
+        let (kind, bytes) = match import_staging::settle((path, name), total, task.limits) {
             Err(IntakeError::Unfit(reason)) => return Err(unfit(reason)),
             settled => settled?,
         };

@@ -23,7 +23,7 @@ mod text;
 
 use std::path::{Path, PathBuf};
 
-pub use self::open::is_json;
+pub use self::open::{head, is_json};
 use llmprof_core::trace::{
     stage::{StageRules, UnknownRange},
     timeline::Timeline,

@@ -10,7 +10,7 @@ use std::{
 
 use flate2::bufread::MultiGzDecoder;
 
-use crate::parse::{encoding, stored};
+use crate::parse::{encoding, foreign::HEAD, stored};
 
 const GZIP: &[u8] = b"\x1f\x8b";
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
@@ -19,8 +19,6 @@ const WINDOW_LOG: u32 = 27;
 const BUFFER: usize = 256 << 10;
 /// Maximum size of an unpacked trace, that of every unpacked file.
 const MAX_BYTES: u64 = 64 << 30;
-/// Bytes by which a file is recognised.
-const HEAD: u64 = 4096;
 
 /// The unpacked text of the trace at `path`.
 pub type TraceText = BufReader<io::Take<Box<dyn Read + Send>>>;
@@ -57,9 +55,14 @@ fn unpacked(path: &Path) -> io::Result<TraceText> {
 /// Returns true if the file at `path` holds JSON, packed or not: a trace, or nothing that another
 /// reader knows. Text of UTF-16 is for [`open`] to refuse.
 pub fn is_json(path: &Path) -> io::Result<bool> {
+    Ok(encoding::decoded(&head(path)?).trim_start().starts_with(['{', '[']))
+}
+
+/// The first bytes of the file at `path`, unpacked.
+pub fn head(path: &Path) -> io::Result<Vec<u8>> {
     let mut head = Vec::new();
     unpacked(path)?.take(HEAD).read_to_end(&mut head)?;
-    Ok(encoding::decoded(&head).trim_start().starts_with(['{', '[']))
+    Ok(head)
 }
 
 /// At most `count` bytes of a text from an offset.

@@ -21,7 +21,7 @@ use super::{
     signatures::Signatures,
     strings::Strings,
 };
-use crate::parse::ParseError;
+use crate::parse::{ParseError, foreign};
 
 const BUFFER: usize = 256 << 10;
 
@@ -66,10 +66,7 @@ pub fn read(path: &Path, tables: &mut Tables) -> Result<(Header, FileRows), Pars
     };
     match header {
         Some(header) => Ok((header, rows)),
-        None => Err(ParseError::Foreign {
-            path: path.into(),
-            what: "JSON without traceEvents; expected a trace of the profiler of PyTorch".into(),
-        }),
+        None => Err(ParseError::Foreign { path: path.into(), what: foreign::not_a_trace(path) }),
     }
 }
 

@@ -28,7 +28,7 @@ use llmprof_core::{
 };
 
 use super::ParseError;
-use crate::parse::{encoding::decoded, stored};
+use crate::parse::{encoding::decoded, foreign, stored};
 
 /// Maximum length of a page. A launch takes some 6 kB of the raw page.
 const MAX_PAGE: u64 = 256 << 20;
@@ -104,7 +104,8 @@ pub fn read_file(path: &Path) -> Result<CounterPage, ParseError> {
     let missing = || ParseError::Read { path: path.into(), source: io::ErrorKind::NotFound.into() };
     let page = read_page(path)?.ok_or_else(missing)?;
     if page.launches.is_empty() {
-        let what = page.refused.clone().unwrap_or_else(|| page.why_empty());
+        let foreign = || foreign::not_a_page(path).filter(|_| page.messages.is_empty());
+        let what = page.refused.clone().or_else(foreign).unwrap_or_else(|| page.why_empty());
         return Err(ParseError::Foreign { path: path.into(), what });
     }
     Ok(page)

@@ -82,7 +82,10 @@ impl Export {
             return Err(export.foreign("more tables than any export has"));
         }
         if export.facts_table().is_none() && !export.has_records() {
-            return Err(export.foreign("an SQLite database, but not an export of nsys"));
+            return Err(export.foreign(
+                "an SQLite database, but not an export of nsys (nsys export --type sqlite \
+                 REPORT.nsys-rep); pass such an export",
+            ));
         }
         Ok(export)
     }

@@ -12,14 +12,15 @@ use std::{
 use rusqlite::{Connection, OpenFlags, Result, config::DbConfig, limits::Limit};
 
 use super::{
-    super::{ParseError, foreign::what_is},
+    super::{
+        ParseError,
+        foreign::{self, COPY_AGAIN, HEAD},
+    },
     export::string,
 };
 
-/// Start of every SQLite file.
-const MAGIC: &[u8; 16] = b"SQLite format 3\0";
-/// Bytes by which a file is recognised.
-const HEAD: u64 = 4096;
+/// Length of the header of an SQLite file, bytes.
+const HEADER: usize = 100;
 /// Maximum length of an SQLite message in an error, characters.
 const MAX_MESSAGE: usize = 200;
 /// Maximum length of a text, bytes: far beyond any name, option or environment.
@@ -43,16 +44,19 @@ pub(super) fn brief(error: rusqlite::Error) -> rusqlite::Error {
 /// length.
 pub(super) fn check_header(path: &Path) -> Result<u64, ParseError> {
     let read = |source| ParseError::Read { path: path.into(), source };
-    let foreign = |what: String| Err(ParseError::Foreign { path: path.into(), what });
+    let refuse = |what: String| Err(ParseError::Foreign { path: path.into(), what });
     let file = File::open(path).map_err(read)?;
     let length = file.metadata().map_err(read)?.len();
     let mut header = Vec::new();
     file.take(HEAD).read_to_end(&mut header).map_err(read)?;
     if header.is_empty() {
-        return foreign("empty".into());
+        return refuse(foreign::EMPTY.into());
     }
-    if header.len() < 100 || !header.starts_with(MAGIC) {
-        return foreign(what_is(&header).into());
+    if !header.starts_with(foreign::SQLITE) {
+        return refuse(foreign::not_an_export(path, &header));
+    }
+    if header.len() < HEADER {
+        return refuse(format!("cut short: {length} of at least 512 bytes; {COPY_AGAIN}"));
     }
     // Offsets 16 and 28 of the file format: the page size, where 1 means 65,536, and the size of
     // the database in pages.
@@ -62,7 +66,7 @@ pub(super) fn check_header(path: &Path) -> Result<u64, ParseError> {
     };
     let pages = u64::from(u32::from_be_bytes([header[28], header[29], header[30], header[31]]));
     if length < page * pages {
-        return foreign(format!("cut short: {length} of {} bytes", page * pages));
+        return refuse(format!("cut short: {length} of {} bytes; {COPY_AGAIN}", page * pages));
     }
     Ok(length)
 }

@@ -186,19 +186,26 @@ fn a_foreign_file_is_refused_with_its_name_and_the_reason() {
         fs::write(&path, bytes).unwrap();
         refusal(&path)
     };
-    assert_eq!(file("empty", b""), "empty: empty");
-    assert_eq!(file("csv", b"a,b\n1,2\n"), "csv: not an SQLite database");
+    assert_eq!(file("empty", b""), "empty: empty (0 bytes); copy or export the file again");
+    let text = file("csv", b"a,b\n1,2\n");
+    assert!(text.contains("csv: not an SQLite database but a text (first line \"a,b\")"), "{text}");
     assert_eq!(
         file("cut", &bytes[..bytes.len() - 1]),
-        format!("cut: cut short: {} of {} bytes", bytes.len() - 1, bytes.len())
+        format!(
+            "cut: cut short: {} of {} bytes; copy or export the file again",
+            bytes.len() - 1,
+            bytes.len()
+        )
     );
+    assert!(file("head", &bytes[..50]).contains("cut short: 50 of at least 512 bytes; copy"));
     assert_eq!(
         refusal(&dir.path().join("none")),
         "cannot read none: No such file or directory (os error 2)"
     );
     assert_eq!(
         refusal(&export(&["create table runs (id int)"]).1),
-        "run.sqlite: an SQLite database, but not an export of nsys"
+        "run.sqlite: an SQLite database, but not an export of nsys (nsys export --type sqlite \
+         REPORT.nsys-rep); pass such an export"
     );
     let text = "create table OSRT_API (start, end, globalTid, nameId); insert into OSRT_API \
                 values ('x', 1, 1, 1)";
@@ -250,7 +257,8 @@ fn an_export_without_metadata_is_known_by_its_tables() {
                   CUPTI_ACTIVITY_KIND_RUNTIME (start int);";
     assert_eq!(
         refusal(&export(&[nvprof]).1),
-        "run.sqlite: an SQLite database, but not an export of nsys"
+        "run.sqlite: an SQLite database, but not an export of nsys (nsys export --type sqlite \
+         REPORT.nsys-rep); pass such an export"
     );
 }
 
