@@ -33,7 +33,7 @@ pub fn read(export: &Export, used: &BTreeSet<u32>) -> std::result::Result<Enviro
             "CpuCores" => environment.cpus = value.and_then(|value| value.parse().ok()),
             "OsDescription" => environment.os = value,
             "SoftwareReleaseVersion" => environment.kernel = value,
-            "NvDriverVersion" => environment.driver = value,
+            "NvDriverVersion" => environment.driver = value.map(driver_version),
             "CudaDriverVersion" => environment.cuda = value.and_then(|value| cuda_version(&value)),
             _ => {}
         }
@@ -46,6 +46,22 @@ pub fn read(export: &Export, used: &BTreeSet<u32>) -> std::result::Result<Enviro
 fn cuda_version(text: &str) -> Option<String> {
     let version: u32 = text.parse().ok().filter(|version| *version > 0)?;
     Some(format!("{}.{}", version / 1000, version % 1000 / 10))
+}
+
+/// `52510517` as `525.105.17`: nsys before 2024 writes some drivers without their dots. The major
+/// version has three digits and the patch has two; other lengths are ambiguous and stay.
+fn driver_version(text: String) -> String {
+    if !text.bytes().all(|byte| byte.is_ascii_digit()) || text.starts_with('0') {
+        return text;
+    }
+    match text.len() {
+        5 => format!("{}.{}", &text[..3], &text[3..]),
+        length @ (7 | 8) => {
+            let (minor, patch) = text[3..].split_at(length - 5);
+            format!("{}.{minor}.{patch}", &text[..3])
+        }
+        _ => text,
+    }
 }
 
 fn gpu(row: &Row) -> Result<Gpu> {
@@ -79,4 +95,24 @@ fn gpu(row: &Row) -> Result<Gpu> {
             .and_then(|count| count.try_into().ok()),
         ..Gpu::default()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::driver_version;
+
+    #[test]
+    fn a_driver_version_without_dots_gets_them_if_it_can_be_decoded() {
+        for (text, version) in [
+            ("52510517", "525.105.17"),
+            ("5156501", "515.65.01"),
+            ("57688", "576.88"),
+            ("580.95.05", "580.95.05"),
+            ("470141", "470141"),
+            ("0", "0"),
+            ("515x501", "515x501"),
+        ] {
+            assert_eq!(driver_version(text.into()), version);
+        }
+    }
 }
