@@ -129,5 +129,6 @@ pub(super) fn device(report: &LLMProfileReport) -> Option<String> {
     }
     // Without a recorded device, the host's GPUs identify it only if all are of one model.
     let (first, others) = environment.gpus.split_first()?;
-    others.iter().all(|gpu| gpu.name == first.name).then(|| first.name.clone())
+    let is_one = !first.name.is_empty() && others.iter().all(|gpu| gpu.name == first.name);
+    is_one.then(|| first.name.clone())
 }

@@ -329,6 +329,26 @@ fn the_report_of_an_external_capture_is_of_its_own_gpu() {
     assert!(found.iter().any(|id| id == "counters_of_another_device"), "{found:?}");
 }
 
+#[test]
+fn a_capture_that_does_not_name_its_gpu_is_of_the_gpu_of_its_counters() {
+    let dir = tempfile::tempdir().unwrap();
+    let export = dir.path().join("vllm.sqlite");
+    let nameless = "update TARGET_INFO_GPU set name = ''";
+    captures::capture("hf-llama-attention-mock", &export, nameless).unwrap();
+    let page = dir.path().join("decode.csv");
+    let packed = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/captures/hf-llama-decode.ncu-raw.csv.zst");
+    std::fs::write(&page, zstd::stream::decode_all(File::open(packed).unwrap()).unwrap()).unwrap();
+    let devices = Devices::from_toml(include_str!("../../../conf/devices.toml")).unwrap();
+    let id = RunId::now();
+    let capture =
+        pipeline::analyze_capture(&[export], &[page], Statements::default(), &devices).unwrap();
+    let found: Vec<String> = capture.findings(id).into_iter().map(|it| it.id).collect();
+    assert!(!found.iter().any(|id| id == "counters_of_another_device"), "{found:?}");
+    let report = capture.render(id).into_iter().find(|(name, _)| *name == "report.md").unwrap().1;
+    assert!(report.contains("0: name not recorded, "), "{report}");
+}
+
 /// The ncu counters of the Llama's decode.
 pub fn decode_page() -> parse::ncu::CounterPage {
     let packed = Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -65,6 +65,7 @@ fn no_datasheet_peak(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let device = analysis.start.as_ref().map_or("", |start| start.device.as_str());
     let ran_on = trace.environment.device.as_ref().and_then(|device| device.product.as_deref());
     let name = ran_on.or(trace.environment.gpus.first().map(|gpu| gpu.name.as_str()));
+    let name = name.map(str::trim).filter(|name| !name.is_empty());
     let (message, advice) = match (device, name) {
         ("cpu", _) => (
             "MFU against a datasheet is not available: the model ran on the CPU.".to_owned(),
@@ -77,16 +78,16 @@ fn no_datasheet_peak(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
             ),
             "Add the device to conf/devices.toml with its source.",
         ),
+        _ if analysis.subject == SubjectKind::Import => (
+            "MFU against a datasheet is not available: the capture does not name its GPU."
+                .to_owned(),
+            "Import a capture that still states its device: deviceProperties of a trace by \
+             PyTorch, or the table TARGET_INFO_GPU of an export by nsys.",
+        ),
         _ => (
             "MFU against a datasheet is not available: the device's name could not be read."
                 .to_owned(),
-            match analysis.subject {
-                SubjectKind::Import => {
-                    "Import a capture that still states its device: deviceProperties of a trace \
-                     by PyTorch, or the table TARGET_INFO_GPU of an export by nsys."
-                }
-                _ => "Install the driver's NVML library (libnvidia-ml.so.1).",
-            },
+            "Install the driver's NVML library (libnvidia-ml.so.1).",
         ),
     };
     vec![Finding::new(catalogue::NO_DATASHEET_PEAK, message).with("device", device).advise(advice)]
@@ -141,4 +142,45 @@ pub fn why_no_kernels(analysis: &Analysis, trace: &Trace) -> Option<(String, &'s
         analysis.why_no_kernels(trace.nsys.is_some())
     };
     Some((message.to_owned(), advice))
+}
+
+#[cfg(test)]
+mod tests {
+    use llmprof_core::trace::environment::Gpu;
+
+    use super::*;
+    use crate::roofline::mfu::Ceilings;
+
+    fn message(subject: SubjectKind, gpu_name: &str) -> (String, Option<String>) {
+        let ceilings = Ceilings {
+            device: None,
+            datasheet_flops_per_s: None,
+            datasheet_bytes_per_s: None,
+            datasheet_source: None,
+            measured_flops_per_s: None,
+            measured_bytes_per_s: None,
+            datasheet_mhz: None,
+            dtype: "bf16".into(),
+        };
+        let mut analysis = Analysis { subject, ..Analysis::default() };
+        analysis.mfu.ceilings = Some(ceilings);
+        let mut trace = Trace::default();
+        trace.environment.gpus = vec![Gpu { name: gpu_name.into(), ..Gpu::default() }];
+        let found = no_datasheet_peak(&analysis, &trace).remove(0);
+        (found.message, found.advice)
+    }
+
+    #[test]
+    fn a_capture_that_does_not_name_its_gpu_is_called_so_with_a_remedy() {
+        for name in ["", " "] {
+            let (message, advice) = message(SubjectKind::Import, name);
+            assert!(message.ends_with("the capture does not name its GPU."), "{message}");
+            assert!(advice.is_some_and(|it| it.contains("TARGET_INFO_GPU")));
+        }
+        let (unread, advice) = message(SubjectKind::Command, "");
+        assert!(unread.ends_with("the device's name could not be read."), "{unread}");
+        assert!(advice.is_some_and(|it| it.contains("libnvidia-ml")));
+        let (unknown, _) = message(SubjectKind::Import, "NVIDIA X1");
+        assert!(unknown.ends_with("no bf16 peak is known for NVIDIA X1."), "{unknown}");
+    }
 }

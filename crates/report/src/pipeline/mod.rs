@@ -204,7 +204,8 @@ fn analyze_captures(
         .environment
         .gpus
         .iter()
-        .map(|gpu| device_peaks::model(&gpu.name).to_owned())
+        .map(|gpu| device_peaks::model(gpu.name.trim()).to_owned())
+        .filter(|name| !name.is_empty())
         .collect();
     for path in pages {
         let page = ncu::read_file(path).map_err(|source| AnalyzeError::Capture { source })?;

@@ -145,7 +145,8 @@ fn gpu_rows(facts: &RunFacts) -> Rows {
         let memory = bytes(gpu.memory_bytes);
         // The profiler of PyTorch records no UUID.
         let uuid = if gpu.uuid.is_empty() { String::new() } else { format!(", {}", gpu.uuid) };
-        ("GPU", Some(format!("{}: {}, {memory}{uuid}", gpu.index, gpu.name)))
+        let name = if gpu.name.is_empty() { "name not recorded" } else { gpu.name.as_str() };
+        ("GPU", Some(format!("{}: {name}, {memory}{uuid}", gpu.index)))
     }));
     if env.gpus.is_empty() {
         let runs_here = facts.spec.kind().runs_here();
