@@ -127,16 +127,27 @@ fn capture(path: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))?;
     let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     files.sort();
-    let ends = |path: &PathBuf, ends: &[&str]| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        ends.iter().any(|end| name.ends_with(end))
+    let ending = |ends: &[&str]| -> Vec<PathBuf> {
+        let has_end = |path: &&PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            ends.iter().any(|end| name.ends_with(end))
+        };
+        files.iter().filter(has_end).cloned().collect()
     };
-    let exports: Vec<PathBuf> = files.iter().filter(|it| ends(it, &[".sqlite"])).cloned().collect();
-    if exports.len() == 1 {
-        return Ok(exports);
+    let exports = ending(&[".sqlite"]);
+    let traces = ending(&[".json", ".json.gz", ".json.zst"]);
+    let reports = ending(&[".nsys-rep", ".qdrep"]);
+    match (exports.len(), reports.first()) {
+        (1, _) => Ok(exports),
+        (0, _) if !traces.is_empty() => Ok(traces),
+        // The refusal of a report has the command that exports it.
+        (0, Some(report)) => Ok(vec![report.clone()]),
+        (0, None) => bail!(
+            "{} holds neither a run nor a capture; pass the folder of a run, or captures",
+            path.display()
+        ),
+        (count, _) => bail!("{} holds {count} exports of nsys; pass one of them", path.display()),
     }
-    files.retain(|it| ends(it, &[".json", ".json.gz", ".json.zst"]));
-    Ok(if exports.is_empty() { files } else { vec![] })
 }
 
 /// A run's folder is named by its id.
