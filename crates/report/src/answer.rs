@@ -81,7 +81,8 @@ struct StoredAnswer {
     stage_shares: Vec<StageShare>,
     #[serde(default)]
     request_latency: Vec<LatencyRecord>,
-    device_totals: Option<DeviceTotals>,
+    #[serde(default)]
+    aggregates: StoredAggregates,
     #[serde(default)]
     kernels_topk: Vec<KernelRecord>,
     #[serde(default)]
@@ -92,6 +93,12 @@ struct StoredAnswer {
     only_traced: bool,
     model: Option<ModelIdentity>,
     environment: Option<Environment>,
+}
+
+/// The part of the aggregates that the answer needs.
+#[derive(Default, Deserialize)]
+struct StoredAggregates {
+    devices: Option<DeviceTotals>,
 }
 
 /// Records that the answer is composed from.
@@ -135,8 +142,9 @@ pub fn of_analysis(facts: &RunFacts, analysis: &Analysis) -> Answer {
 pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
     let it: StoredAnswer = serde_json::from_slice(report)?;
     let ledger = Ledger { stages: it.ledger_stages, rows: it.ledger, members: it.ledger_members };
-    let is_known =
-        !ledger.stages.is_empty() || !it.request_latency.is_empty() || it.device_totals.is_some();
+    let is_known = !ledger.stages.is_empty()
+        || !it.request_latency.is_empty()
+        || it.aggregates.devices.is_some();
     let records = AnswerRecords {
         ledger: &ledger,
         stages: &it.stages,
@@ -145,7 +153,7 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
         step_batches: &it.step_batches,
         stage_shares: &it.stage_shares,
         latencies: &it.request_latency,
-        device_totals: it.device_totals.as_ref(),
+        device_totals: it.aggregates.devices.as_ref(),
         longest_kernel: it.kernels_topk.first(),
         longest_call: it.api_calls.first(),
         ranges: &it.ranges,

@@ -128,9 +128,6 @@ pub struct LLMProfileReport {
     /// Times of single steps of each stage, with their outliers; absent without several steps.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub step_times: Vec<StepTimes>,
-    /// Work of the devices of a capture without stages; absent for others.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub device_totals: Option<DeviceTotals>,
     /// Times of these steps by class, requests and context; absent without such.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub step_batches: Vec<StepBatch>,
@@ -317,6 +314,9 @@ pub struct Aggregates {
     /// All produced tokens per second of the whole pass.
     pub tokens_per_s: Option<Spread>,
     pub decode_steps: Option<u64>,
+    /// Work of the devices of a capture without stages; absent for others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub devices: Option<DeviceTotals>,
     /// Peak resident memory of the runner.
     pub peak_rss_bytes: Option<u64>,
     /// Peak device memory; `null` on the CPU.

@@ -139,11 +139,11 @@ fn steps_whose_mean_is_not_typical_are_stated_by_their_median_and_outliers() {
 fn a_capture_without_stages_is_answered_by_its_devices() {
     let report = json!({
         "only_traced": true,
-        "device_totals": {
+        "aggregates": {"devices": {
             "devices": 1, "window_ms": 500.0, "busy_ms": 25.0, "busy_pct": 5.0, "kernels": 16,
             "kernel_ms": 20.0, "whole_graphs": 0,
             "transfers": [{"kind": "other", "calls": 14336, "bytes": 1000, "total_ms": 22.0}]
-        },
+        }},
     });
     let answer = stored_answer(&serde_json::to_vec(&report).unwrap()).unwrap().remove(0);
     assert_eq!(

@@ -45,7 +45,6 @@ pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfi
         whole_graphs: top(&analysis.graphs),
         engine_steps: top(&analysis.engine_steps),
         step_times: top(&analysis.step_times),
-        device_totals: analysis.device_totals.clone(),
         step_batches: top(&analysis.step_batches),
         stage_shares: analysis.stage_shares.clone(),
         collectives: top(&analysis.collectives.records),
@@ -171,6 +170,7 @@ fn aggregates(analysis: &Analysis) -> Aggregates {
         decode_tokens_per_s: stages.decode_tokens_per_s,
         tokens_per_s: stages.tokens_per_s,
         decode_steps: stages.decode_steps,
+        devices: analysis.device_totals.clone(),
         peak_rss_bytes: analysis.end.as_ref().map(|end| end.peak_rss_bytes),
         peak_device_bytes: analysis.end.as_ref().and_then(|end| end.peak_device_bytes),
     }

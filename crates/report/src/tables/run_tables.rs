@@ -129,7 +129,7 @@ pub fn run_tables<'a>(
     }
     if let Some(totals) = &analysis.device_totals {
         let columns = step_times::transfer_columns();
-        tables.push(RunTable::new("device_totals.transfers", columns, &totals.transfers));
+        tables.push(RunTable::new("transfers", columns, &totals.transfers));
     }
     if !analysis.engine_steps.is_empty() {
         let columns = engine_steps::columns();
