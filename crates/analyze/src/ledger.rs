@@ -108,7 +108,7 @@ impl LedgerCause {
         (Self::GapLongCall..=Self::GapQueued).contains(&self)
     }
 
-    /// The cause in words, after "largest cause:".
+    /// The cause in words, in tables, charts and findings.
     pub const fn words(self) -> &'static str {
         match self {
             Self::Floor => "the floor",

@@ -34,8 +34,8 @@ use super::{
 };
 
 /// Caveat of times without an unprofiled pass.
-const PROFILED: &str = "All times are of a profiled pass and include its overhead: time the \
-                        program without a profiler before quoting them.";
+const PROFILED: &str = "Times of stages and steps are of a profiled pass and include its \
+                        overhead: time the program without a profiler before quoting them.";
 
 /// The first part of a report.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]

@@ -60,14 +60,19 @@ pub fn share(value: f64) -> String {
     if value >= 10.0 { format!("{value:.0} %") } else { pct(value) }
 }
 
-/// A name of a kernel of at most 48 characters: its start and its end.
+/// A name in a sentence.
 pub fn short_name(name: &str) -> String {
-    const MAX: usize = 48;
+    shortened(name, 48)
+}
+
+/// A name of at most `max` characters: its start and its end.
+pub fn shortened(name: &str, max: usize) -> String {
     let length = name.chars().count();
-    if length <= MAX {
+    if length <= max {
         return name.to_owned();
     }
-    let (head, tail) = (MAX * 2 / 3, MAX / 3 - 1);
+    let tail = max / 3;
+    let head = max - tail - 1;
     let first: String = name.chars().take(head).collect();
     let last: String = name.chars().skip(length - tail).collect();
     format!("{first}…{last}")

@@ -88,7 +88,7 @@ fn tokens(analysis: &Analysis) -> Option<String> {
         None => format!("and all sequences together decode {rate} tokens per second"),
     };
     let steps = analysis.step_times.iter().find(|it| it.stage == DECODE);
-    let median = steps.and_then(|it| it.typical_ms(each.mean));
+    let median = steps.and_then(|it| it.typical_of_stage_ms(each.mean));
     let median = median.map(|it| format!(" on average (median step {} ms)", ms(it)));
     let (first, each) = (ms(first.mean), ms(each.mean));
     Some(format!(

@@ -7,13 +7,14 @@ use serde::{Deserialize, Serialize};
 use super::{DECODE, PREFILL, range_time};
 use crate::{
     events::Events,
-    stats::{Spread, median},
+    stats::{Spread, median, percent},
     timeline::{decode_timeline::STEP, gpu::split::WindowSplits, interval::Interval},
 };
 
 /// A step is an outlier above this many medians.
 const OUTLIER_MEDIANS: f64 = 2.0;
-/// A mean stands for steps whose median differs from it by at most this part.
+/// A mean stands for steps whose median differs from it by at most this part, and steps for their
+/// stage if they take all but this part of it.
 const TYPICAL_PART: f64 = 0.05;
 /// Listed outliers of a stage.
 const LISTED: usize = 10;
@@ -40,9 +41,21 @@ pub struct StepTimes {
 }
 
 impl StepTimes {
-    /// The median, if the mean over the stage, with the time between steps, does not stand for it.
-    pub fn typical_ms(&self, mean_ms: f64) -> Option<f64> {
+    /// The median, if the mean does not stand for it.
+    pub fn typical_ms(&self) -> Option<f64> {
+        let mean_ms = self.ms.mean;
         ((self.p50_ms - mean_ms).abs() > TYPICAL_PART * mean_ms).then_some(self.p50_ms)
+    }
+
+    /// Share of the stage between its steps, percent, if it matters. `per_step_ms` is the time of
+    /// the stage over its steps.
+    pub fn between_pct(&self, per_step_ms: f64) -> Option<f64> {
+        percent(per_step_ms - self.ms.mean, per_step_ms).filter(|pct| *pct > 100.0 * TYPICAL_PART)
+    }
+
+    /// The same median, if it is the time of the stage per step too.
+    pub fn typical_of_stage_ms(&self, per_step_ms: f64) -> Option<f64> {
+        self.typical_ms().filter(|_| self.between_pct(per_step_ms).is_none())
     }
 }
 

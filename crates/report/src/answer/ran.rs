@@ -44,8 +44,9 @@ fn machine(model: &ModelIdentity, environment: &Environment) -> Option<String> {
         return Some(product);
     }
     let mut names: BTreeMap<&str, u64> = BTreeMap::new();
-    for gpu in environment.gpus.iter().filter(|it| !it.name.is_empty()) {
-        *names.entry(&gpu.name).or_default() += 1;
+    let known = environment.gpus.iter().map(|it| it.name.trim()).filter(|it| !it.is_empty());
+    for name in known {
+        *names.entry(name).or_default() += 1;
     }
     let named = |(name, gpus): (&str, u64)| match gpus {
         1 => name.to_owned(),

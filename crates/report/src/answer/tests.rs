@@ -130,9 +130,44 @@ fn steps_whose_mean_is_not_typical_are_stated_by_their_median_and_outliers() {
     let unnamed = json!([outlier(61.8, None), outlier(55.7, None)]);
     assert_eq!(times(unnamed.clone(), 0.66, 1.0), ["Decode takes 0.670 ms per step."]);
     assert!(
-        times(unnamed, 0.66, 20.0)[1].ends_with("does not show what the host did in them."),
+        times(unnamed, 0.66, 20.0)[1].ends_with("does not show what the host did meanwhile."),
         "outliers that matter have no cause"
     );
+}
+
+#[test]
+fn steps_that_are_a_part_of_their_stage_are_not_averaged_with_the_time_between_them() {
+    let text = |mean: f64, steps: serde_json::Value| {
+        let mut stages = stage(None);
+        stages[0]["steps"] = steps;
+        let report = json!({
+            "ledger_stages": stages, "ledger": [], "ledger_members": [],
+            "step_times": [{
+                "stage": "decode_all", "p50_ms": 0.3, "outliers": 0, "excess_ms": 0.0,
+                "ms": {"mean": mean, "std": null, "min": 0.2, "max": 0.5, "n": 64}, "longest": []
+            }]
+        });
+        stored_answer(&serde_json::to_vec(&report).unwrap()).unwrap().remove(0).sentences
+    };
+    let median = |mean: &str| {
+        format!(
+            "A decode step takes 0.300 ms: the median of 64 steps, which take 0.200 to 0.500 ms \
+             and {mean} ms on average."
+        )
+    };
+    assert_eq!(
+        text(0.335, json!(64)),
+        [
+            median("0.335"),
+            "50 % of decode_all lies between its steps: decode takes 0.670 ms per step.".into(),
+        ]
+    );
+    assert_eq!(
+        text(0.301, json!(64)),
+        ["Decode takes 0.670 ms per step.", "55 % of decode_all lies between its steps.",],
+        "the mean stands for the steps"
+    );
+    assert_eq!(text(0.335, json!(null)), [median("0.335")], "repeats differ in their steps");
 }
 
 #[test]

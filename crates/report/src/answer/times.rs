@@ -53,20 +53,23 @@ fn of_stage(
     let steps = records.step_times.iter().find(|it| it.stage == stage.stage);
     let each = stage.steps.filter(|steps| *steps > 0 && stage.stage == DECODE);
     let mean_ms = Nanos(stage.measured_ns).as_ms() / each.unwrap_or(1) as f64;
-    let typical = steps.filter(|it| it.typical_ms(mean_ms).is_some());
+    let typical = steps.filter(|it| it.typical_ms().is_some());
     let mut all = Vec::new();
     match typical {
         _ if has_batches => {}
-        Some(steps) => all.push(median(&stage.stage, steps, mean_ms)),
+        Some(steps) => all.push(median(&stage.stage, steps)),
         None => all.push(mean(&stage.stage, mean_ms, each, row)),
     }
-    all.extend(steps.filter(|_| !has_batches).and_then(outliers));
+    let steps = steps.filter(|_| !has_batches);
+    let between = each.and(steps).and_then(|it| it.between_pct(mean_ms));
+    all.extend(between.map(|pct| between_steps(pct, typical.map(|_| mean_ms))));
+    all.extend(steps.and_then(outliers));
     all.extend(floor(stage, each));
     all
 }
 
 /// The median of steps that a mean does not stand for.
-fn median(stage: &str, steps: &StepTimes, mean_ms: f64) -> String {
+fn median(stage: &str, steps: &StepTimes) -> String {
     let name = match stage {
         DECODE => "A decode step",
         other => named(other),
@@ -78,8 +81,14 @@ fn median(stage: &str, steps: &StepTimes, mean_ms: f64) -> String {
         quantity(u64::from(steps.ms.n), noun),
         figure(steps.ms.min),
         figure(steps.ms.max),
-        figure(mean_ms),
+        figure(steps.ms.mean),
     )
+}
+
+/// The part of decode between its steps, with the time per step if no other sentence has it.
+fn between_steps(pct: f64, per_step_ms: Option<f64>) -> String {
+    let per_step = per_step_ms.map(|ms| format!(": decode takes {} ms per step", figure(ms)));
+    format!("{} of {DECODE} lies between its steps{}.", share(pct), per_step.unwrap_or_default())
 }
 
 fn mean(stage: &str, mean_ms: f64, steps: Option<u64>, row: Option<&StageTiming>) -> String {
@@ -122,22 +131,25 @@ fn outliers(steps: &StepTimes) -> Option<String> {
     let more = steps.outliers.saturating_sub(longest.len() as u64);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     let mut calls: Vec<(&str, Vec<String>)> = Vec::new();
+    let mut named = 0;
     for it in steps.longest.iter().take(LISTED) {
         let Some((call, ms)) = it.host_call.as_deref().zip(it.host_call_ms) else { continue };
         let ms = format!("{} ms", figure(ms));
+        named += 1;
         match calls.iter_mut().find(|known| known.0 == call) {
             Some(known) => known.1.push(ms),
             None => calls.push((call, vec![ms])),
         }
     }
     let cause = match calls.as_slice() {
-        [] => " The capture does not show what the host did in them.".to_owned(),
+        [] => " The capture does not show what the host did meanwhile.".to_owned(),
         calls => {
             let each = calls.iter().map(|(call, ms)| format!("{call} ({})", ms.join(", ")));
             let each: Vec<String> = each.collect();
             format!(
-                " In them the GPU idles while the host is inside one call that launches nothing: \
+                " In {} the GPU idles while the host is inside one call that launches nothing: \
                  {}.",
+                in_which(named, steps.outliers),
                 each.join("; ")
             )
         }
@@ -148,6 +160,15 @@ fn outliers(steps: &StepTimes) -> Option<String> {
         steps.outliers,
         longest.join(", "),
     ))
+}
+
+/// The outliers whose calls are known.
+fn in_which(named: u64, outliers: u64) -> String {
+    match (named, outliers) {
+        (1, 1) => "it".to_owned(),
+        (named, all) if named == all => "them".to_owned(),
+        (named, _) => format!("{named} of them"),
+    }
 }
 
 /// Sentences on waits whose reason lies before the recording, and the time without them.

@@ -130,7 +130,7 @@ impl Headline {
     fn typical_token(&self) -> Option<Tile> {
         let mean_ms = self.aggregates.per_token?.mean;
         let steps = self.step_times.iter().find(|it| it.stage == DECODE && it.outliers > 0)?;
-        let value = ms(steps.typical_ms(mean_ms)?);
+        let value = ms(steps.typical_of_stage_ms(mean_ms)?);
         let pass = if self.only_traced { ", traced" } else { "" };
         let note = format!(
             "median of {}{pass}; mean {} ms with {}",

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     RunFacts,
-    format::{count as counted, known, ms},
+    format::{count as counted, known, ms, shortened},
 };
 
 /// Longest name of a kernel in a report, characters.
@@ -213,21 +213,9 @@ pub(super) fn distinguish<'a>(
     }
     for (row, (stage, short, of_row)) in table.rows.iter_mut().zip(names) {
         if full[&(stage, short)].len() > 1 && of_row != short {
-            row[0] = shortened(of_row.strip_prefix("void ").unwrap_or(of_row));
+            row[0] = shortened(of_row.strip_prefix("void ").unwrap_or(of_row), MAX_NAME);
         }
     }
-}
-
-/// A name of at most [`MAX_NAME`] characters: its start and its end.
-fn shortened(name: &str) -> String {
-    let length = name.chars().count();
-    if length <= MAX_NAME {
-        return name.to_owned();
-    }
-    let (head, tail) = (MAX_NAME * 2 / 3, MAX_NAME / 3);
-    let first: String = name.chars().take(head).collect();
-    let last: String = name.chars().skip(length - tail).collect();
-    format!("{first}…{last}")
 }
 
 /// Kernels by stage and full name; empty where each short name has one full name.
