@@ -99,6 +99,7 @@ struct StoredAnswer {
 #[derive(Default, Deserialize)]
 struct StoredAggregates {
     devices: Option<DeviceTotals>,
+    decode_steps: Option<u64>,
 }
 
 /// Records that the answer is composed from.
@@ -107,6 +108,7 @@ struct AnswerRecords<'a> {
     stages: &'a [StageTiming],
     overhead: &'a [OverheadRecord],
     step_times: &'a [StepTimes],
+    decode_steps: Option<u64>,
     step_batches: &'a [StepBatch],
     stage_shares: &'a [StageShare],
     latencies: &'a [LatencyRecord],
@@ -126,6 +128,7 @@ pub fn of_analysis(facts: &RunFacts, analysis: &Analysis) -> Answer {
         stages: &analysis.stages.rows,
         overhead: &analysis.overhead,
         step_times: &analysis.step_times,
+        decode_steps: analysis.stages.decode_steps,
         step_batches: &analysis.step_batches,
         stage_shares: &analysis.stage_shares,
         latencies: &analysis.requests.latency,
@@ -143,6 +146,7 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
     let it: StoredAnswer = serde_json::from_slice(report)?;
     let ledger = Ledger { stages: it.ledger_stages, rows: it.ledger, members: it.ledger_members };
     let is_known = !ledger.stages.is_empty()
+        || !it.stages.is_empty()
         || !it.request_latency.is_empty()
         || it.aggregates.devices.is_some();
     let records = AnswerRecords {
@@ -150,6 +154,7 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
         stages: &it.stages,
         overhead: &it.overhead,
         step_times: &it.step_times,
+        decode_steps: it.aggregates.decode_steps,
         step_batches: &it.step_batches,
         stage_shares: &it.stage_shares,
         latencies: &it.request_latency,
@@ -176,6 +181,7 @@ fn answer(records: &AnswerRecords) -> Answer {
         .chain(whole::sentences(records));
     let sentences: Vec<String> = sentences.collect();
     let mut unknown = unknown(ledger);
+    unknown.extend(times::unknown(records));
     unknown.extend(whole::unknown(records));
     let mut overhead: Vec<String> = Vec::new();
     if records.only_traced && !records.stages.is_empty() {

@@ -130,7 +130,7 @@ fn steps_whose_mean_is_not_typical_are_stated_by_their_median_and_outliers() {
     let unnamed = json!([outlier(61.8, None), outlier(55.7, None)]);
     assert_eq!(times(unnamed.clone(), 0.66, 1.0), ["Decode takes 0.670 ms per step."]);
     assert!(
-        times(unnamed, 0.66, 20.0)[1].ends_with("does not show what the host did meanwhile."),
+        times(unnamed, 0.66, 20.0)[1].ends_with("What delayed them is not recorded."),
         "outliers that matter have no cause"
     );
 }
@@ -168,6 +168,23 @@ fn steps_that_are_a_part_of_their_stage_are_not_averaged_with_the_time_between_t
         "the mean stands for the steps"
     );
     assert_eq!(text(0.335, json!(null)), [median("0.335")], "repeats differ in their steps");
+}
+
+#[test]
+fn a_run_without_a_gpu_has_its_steps_and_the_remedy_for_its_floor() {
+    let report = json!({
+        "aggregates": {"decode_steps": 64, "devices": null},
+        "stages": [{"stage": "decode_all", "tokens": 64, "tokens_per_s": 200.0,
+            "share_pct": 100.0,
+            "ms": {"mean": 320.0, "std": null, "min": 320.0, "max": 320.0, "n": 1}}]
+    });
+    let answer = stored_answer(&serde_json::to_vec(&report).unwrap()).unwrap().remove(0);
+    assert_eq!(answer.sentences, ["Decode takes 5.00 ms per token."]);
+    assert_eq!(
+        answer.unknown,
+        ["How fast decode_all could be is unknown, for there is no complete timeline of a GPU: \
+          run it on a host with a GPU, in mode light or deep."]
+    );
 }
 
 #[test]

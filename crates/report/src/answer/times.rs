@@ -16,17 +16,42 @@ const EXCESS_PART: f64 = 0.05;
 /// Outliers in one sentence.
 const LISTED: usize = 3;
 
-/// Sentences on each stage, in the order of the ledger.
+/// Sentences on each stage: in the order of the ledger, then the stages that it lacks.
 pub fn sentences(records: &AnswerRecords) -> Vec<String> {
     let mut all = Vec::new();
     for stage in &records.ledger.stages {
         let row = records.stages.iter().find(|row| row.stage == stage.stage);
-        all.extend(of_stage(records, stage, row));
+        let ms = Nanos(stage.measured_ns).as_ms();
+        let each = stage.steps.filter(|steps| *steps > 0 && stage.stage == DECODE);
+        all.extend(of_stage(records, (&stage.stage, ms, each), row));
+        all.extend(floor(stage, each));
     }
-    let known = |stage: &str| records.ledger.stages.iter().any(|it| it.stage == stage);
-    let others = records.stages.iter().filter(|it| !known(&it.stage));
-    all.extend(others.map(|it| format!("{} takes {} ms.", named(&it.stage), figure(it.ms.mean))));
+    for row in without_ledger(records) {
+        let each = records.decode_steps.filter(|steps| *steps > 0 && row.stage == DECODE);
+        all.extend(of_stage(records, (&row.stage, row.ms.mean, each), Some(row)));
+    }
     all
+}
+
+/// The remedy for stages whose floor is unknown, because no timeline of theirs is complete.
+pub fn unknown(records: &AnswerRecords) -> Option<String> {
+    let stages: Vec<&str> = without_ledger(records).map(|it| it.stage.as_str()).collect();
+    let remedy = match records.only_traced {
+        true => "read the findings on the capture",
+        false => "run it on a host with a GPU, in mode light or deep",
+    };
+    (!stages.is_empty()).then(|| {
+        format!(
+            "How fast {} could be is unknown, for there is no complete timeline of a GPU: \
+             {remedy}.",
+            stages.join(" and ")
+        )
+    })
+}
+
+fn without_ledger<'a>(records: &'a AnswerRecords) -> impl Iterator<Item = &'a StageTiming> {
+    let known = |stage: &str| records.ledger.stages.iter().any(|it| it.stage == stage);
+    records.stages.iter().filter(move |it| !known(&it.stage))
 }
 
 /// A stage in the words of a reader.
@@ -38,33 +63,32 @@ fn named(stage: &str) -> &str {
     }
 }
 
+/// The time of a stage, which has decode steps where their number is given, and its outliers.
 fn of_stage(
     records: &AnswerRecords,
-    stage: &LedgerStage,
+    (stage, ms, each): (&str, f64, Option<u64>),
     row: Option<&StageTiming>,
 ) -> Vec<String> {
     // The sentences on steps have their times.
-    let class = match stage.stage.as_str() {
+    let class = match stage {
         PREFILL => Some(StepClass::Prefill),
         DECODE => Some(StepClass::Decode),
         _ => None,
     };
     let has_batches = records.step_batches.iter().any(|it| Some(it.class) == class);
-    let steps = records.step_times.iter().find(|it| it.stage == stage.stage);
-    let each = stage.steps.filter(|steps| *steps > 0 && stage.stage == DECODE);
-    let mean_ms = Nanos(stage.measured_ns).as_ms() / each.unwrap_or(1) as f64;
+    let steps = records.step_times.iter().find(|it| it.stage == stage);
+    let mean_ms = ms / each.unwrap_or(1) as f64;
     let typical = steps.filter(|it| it.typical_ms().is_some());
     let mut all = Vec::new();
     match typical {
         _ if has_batches => {}
-        Some(steps) => all.push(median(&stage.stage, steps)),
-        None => all.push(mean(&stage.stage, mean_ms, each, row)),
+        Some(steps) => all.push(median(stage, steps)),
+        None => all.push(mean(stage, mean_ms, each, row)),
     }
     let steps = steps.filter(|_| !has_batches);
     let between = each.and(steps).and_then(|it| it.between_pct(mean_ms));
     all.extend(between.map(|pct| between_steps(pct, typical.map(|_| mean_ms))));
     all.extend(steps.and_then(outliers));
-    all.extend(floor(stage, each));
     all
 }
 
@@ -142,7 +166,7 @@ fn outliers(steps: &StepTimes) -> Option<String> {
         }
     }
     let cause = match calls.as_slice() {
-        [] => " The capture does not show what the host did meanwhile.".to_owned(),
+        [] => " What delayed them is not recorded.".to_owned(),
         calls => {
             let each = calls.iter().map(|(call, ms)| format!("{call} ({})", ms.join(", ")));
             let each: Vec<String> = each.collect();

@@ -60,7 +60,7 @@ struct RunPageView {
     progress: Option<StepProgress>,
     log: Vec<LogLine>,
     tiles: Vec<Tile>,
-    /// The sentences, charts and savings of the report; one at most.
+    /// The first part of the report; one at most.
     answers: Vec<Answer>,
     /// Charts that can be zoomed and searched.
     explorer: Vec<ExplorerChart>,

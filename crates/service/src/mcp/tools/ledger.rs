@@ -1,10 +1,7 @@
 //! Tool `ledger`: where the time of a run goes, with reasons, causes and what is not known.
 
-use llmprof_analyze::{
-    ledger::{LedgerMember, LedgerRow},
-    stages::StageTiming,
-};
-use llmprof_report::{answer::stored_answer, format::ms};
+use llmprof_analyze::ledger::{LedgerMember, LedgerRow};
+use llmprof_report::answer::stored_answer;
 use rmcp::{
     model::Tool,
     schemars::{self, JsonSchema},
@@ -41,8 +38,6 @@ pub struct Arguments {
 struct StoredLedger {
     state: String,
     #[serde(default)]
-    stages: Vec<StageTiming>,
-    #[serde(default)]
     ledger: Vec<LedgerRow>,
     #[serde(default)]
     ledger_members: Vec<LedgerMember>,
@@ -60,9 +55,8 @@ pub fn tool() -> Tool {
          its distance from the hardware's floor, the largest reasons with what to try, the causes \
          that add up to the measured time with their largest kernels and operators, an upper \
          bound of what removing each saves, findings with advice, and what is unknown and how to \
-         measure it. A figure that is absent is unknown: \
-         never estimate it. Causes name the pass and counter of their evidence; prove one by table \
-         (ledger_members) or source_of_figure.",
+         measure it. A figure that is absent is unknown: never estimate it. Causes name the pass \
+         and counter of their evidence; prove one by table (ledger_members) or source_of_figure.",
         Effect::Reads,
     )
 }
@@ -101,7 +95,10 @@ pub async fn call(api: &impl ServiceApi, arguments: Arguments) -> Result<ToolAns
         );
     }
     if answers.is_empty() {
-        without_device(&mut answer, &stored.stages);
+        answer.field("sentences", json!([]));
+        answer.line("no stage has a time; read findings");
+    } else if stored.ledger.is_empty() {
+        answer.line("no ledger; table operators has the host's time of each module, if recorded");
     }
     answer.list("stages", stored.ledger_stages.clone(), "table with table=ledger_stages");
     let causes = causes(&stored, arguments.stage.as_deref());
@@ -109,24 +106,6 @@ pub async fn call(api: &impl ServiceApi, arguments: Arguments) -> Result<ToolAns
     findings(&mut answer, &stored.findings);
     answer.field("evidence", links(id));
     Ok(answer)
-}
-
-/// The times of a run without a timeline of a GPU.
-fn without_device(answer: &mut ToolAnswer, stages: &[StageTiming]) {
-    let sentence = |it: &StageTiming| {
-        format!(
-            "{} takes {} ms; its causes are unknown, since it has no timeline of a GPU.",
-            it.stage,
-            ms(it.ms.mean)
-        )
-    };
-    let sentences: Vec<String> = stages.iter().map(sentence).collect();
-    sentences.iter().for_each(|it| answer.line(it));
-    answer.line(match sentences.is_empty() {
-        true => "no stage has a time; read findings",
-        false => "no ledger; table operators has the host's time of each module, if recorded",
-    });
-    answer.field("sentences", json!(sentences));
 }
 
 /// Causes with their largest members, largest saving first; then what is not a cause.
