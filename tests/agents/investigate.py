@@ -115,7 +115,7 @@ async def profile(tools: Tools) -> None:
         state = await tools("wait_for_run", run_id=run, timeout_s=20)
     assert state["state"] in ("succeeded", "partial"), state
     answer = await tools("ledger", run_id=run)
-    assert any(it.startswith("Prefill takes ") for it in answer["sentences"]), answer
+    assert any(it["text"].startswith("Prefill takes ") for it in answer["sentences"]), answer
     proof = await tools("source_of_figure", run_id=run, table="aggregates", column="ttft")
     assert proof["pass"] == ["baseline"] and proof["counts"] == {"ms.n": 2}, proof
 

@@ -3,6 +3,7 @@
 //!
 //! From records of the report alone, so that stored reports give the same text.
 
+mod cited;
 mod latencies;
 mod ran;
 mod reasons;
@@ -25,11 +26,15 @@ use llmprof_analyze::{
 use llmprof_core::trace::environment::Environment;
 use serde::{Deserialize, Serialize};
 
-pub use self::reasons::Reason;
+use self::cited::Row;
+pub use self::{
+    cited::{Cited, Source},
+    reasons::Reason,
+};
 use super::{
     RunFacts,
     charts::waterfall::waterfall,
-    format::{ms, pct},
+    format::pct,
     profile::{ModelIdentity, gather::identity},
 };
 
@@ -41,16 +46,16 @@ const PROFILED: &str = "Times of stages and steps are of a profiled pass and inc
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Answer {
     /// The program and the machine.
-    pub ran: Option<String>,
+    pub ran: Option<Cited>,
     /// Times and their distance from the floor.
-    pub sentences: Vec<String>,
+    pub sentences: Vec<Cited>,
     pub charts: Vec<StageChart>,
     /// Causes of the time above the floor, largest first.
     pub reasons: Vec<Reason>,
     /// Figures that are unknown, each with its remedy, each once.
     pub unknown: Vec<String>,
     /// Differences of the figures from the unprofiled program's.
-    pub overhead: Vec<String>,
+    pub overhead: Vec<Cited>,
 }
 
 /// The waterfall of one stage.
@@ -117,7 +122,7 @@ struct AnswerRecords<'a> {
     longest_call: Option<&'a CallSum>,
     ranges: &'a [RangeSum],
     only_traced: bool,
-    ran: Option<String>,
+    ran: Option<Cited>,
 }
 
 /// The answer of an analysis.
@@ -171,6 +176,21 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
     Ok(is_known.then(|| answer(&records)).into_iter().collect())
 }
 
+impl Answer {
+    fn cited(&self) -> impl Iterator<Item = &Cited> {
+        let reasons = self.reasons.iter().flat_map(|it| [&it.text, &it.advice]);
+        self.ran.iter().chain(&self.sentences).chain(reasons).chain(&self.overhead)
+    }
+}
+
+/// The figures in the answer of a stored `report.json` that do not follow from its tables: none of
+/// a report of this version.
+pub fn unfounded(report: &[u8]) -> Result<Vec<String>, serde_json::Error> {
+    let tables = serde_json::from_slice(report)?;
+    let answers = stored_answer(report)?;
+    Ok(answers.iter().flat_map(Answer::cited).flat_map(|it| it.unfounded(&tables)).collect())
+}
+
 fn answer(records: &AnswerRecords) -> Answer {
     let ledger = records.ledger;
     let sentences = latencies::sentences(records.latencies)
@@ -179,13 +199,13 @@ fn answer(records: &AnswerRecords) -> Answer {
         .chain(steps::sentences(records.step_batches, records.stage_shares))
         .chain(times::unrecorded_waits(records.ledger))
         .chain(whole::sentences(records));
-    let sentences: Vec<String> = sentences.collect();
+    let sentences: Vec<Cited> = sentences.collect();
     let mut unknown = unknown(ledger);
     unknown.extend(times::unknown(records));
     unknown.extend(whole::unknown(records));
-    let mut overhead: Vec<String> = Vec::new();
+    let mut overhead: Vec<Cited> = Vec::new();
     if records.only_traced && !records.stages.is_empty() {
-        overhead.push(PROFILED.to_owned());
+        overhead.push(Cited::words(PROFILED));
     }
     overhead.extend(records.overhead.iter().filter_map(overhead_text));
     Answer {
@@ -216,15 +236,19 @@ fn unknown(ledger: &Ledger) -> Vec<String> {
     texts.into_iter().map(text).collect()
 }
 
-fn overhead_text(it: &OverheadRecord) -> Option<String> {
+fn overhead_text(it: &OverheadRecord) -> Option<Cited> {
     let share = it.overhead_pct?;
     let longer = if share < 0.0 { "shorter" } else { "longer" };
-    Some(format!(
-        "Tracing made {} {} {longer}: {} ms instead of {} ms.",
-        it.stage,
-        pct(share.abs()),
-        ms(it.traced_ms),
-        ms(it.plain_ms)
+    let row = Row::of("overhead").with("stage", &it.stage);
+    Some(Cited::of(
+        "Tracing made {} {} {}: {} ms instead of {} ms.",
+        [
+            Cited::name(&*it.stage),
+            row.figure("overhead_pct", share).shown(|it| pct(it.abs())),
+            Cited::words(longer),
+            row.figure("traced_ms", it.traced_ms).short(),
+            row.figure("plain_ms", it.plain_ms).short(),
+        ],
     ))
 }
 

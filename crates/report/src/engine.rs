@@ -2,7 +2,9 @@
 
 use std::{borrow::Cow, sync::LazyLock};
 
-use minijinja::{AutoEscape, Environment, UndefinedBehavior, syntax::SyntaxConfig, value::Value};
+use minijinja::{
+    AutoEscape, Environment, State, UndefinedBehavior, syntax::SyntaxConfig, value::Value,
+};
 
 use super::{html, markdown};
 
@@ -41,6 +43,12 @@ fn engine() -> Environment<'static> {
             value if value.is_safe() => Ok(out.write_str(&value.to_string())?),
             value => Ok(out.write_str(&markdown::escape(&value.to_string()))?),
         }
+    });
+    engine.add_filter("prose", |state: &State, text: &str| {
+        Value::from_safe_string(match *state.auto_escape() == MARKDOWN {
+            true => markdown::prose(text),
+            false => html::prose(text),
+        })
     });
     for (name, source) in TEMPLATES {
         engine

@@ -94,10 +94,12 @@ impl RunFacts<'_> {
 pub fn render(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Vec<(&'static str, String)> {
     let page = Value::from(Serde(view::page(facts, trace, analysis)));
     let text = |template: &str| engine::render(template, page.clone());
+    let report = json(&profile::profile(facts, trace, analysis));
+    debug_assert_eq!(answer::unfounded(report.as_bytes()).ok(), Some(vec![]));
     let mut files = vec![
         (layout::REPORT_MD, text("report.md")),
         (layout::REPORT_HTML, text("report.html")),
-        (layout::REPORT_JSON, json(&profile::profile(facts, trace, analysis))),
+        (layout::REPORT_JSON, report),
         (layout::SUMMARY_MD, text("stakeholder_summary.md")),
         (layout::OPERATORS_MD, text("operators.md")),
         (layout::KERNELS_MD, text("kernels.md")),

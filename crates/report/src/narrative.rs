@@ -2,17 +2,16 @@
 
 use llmprof_analyze::{
     Analysis,
-    requests::LatencyMetric,
     stages::{DECODE, PREFILL, STAGES, cold::COLD_PART},
     timeline::graphs,
 };
 use llmprof_core::domain::finding::{Finding, Severity};
 
-use super::format::{decimals, ms, pct, quantity, scaled};
+use super::format::{ms, pct, quantity, scaled};
 
 /// Sentences on where the time went, most general first.
 pub fn narrative(analysis: &Analysis) -> Vec<String> {
-    [requests(analysis), whole(analysis), tokens(analysis), vision(analysis)]
+    [whole(analysis), vision(analysis)]
         .into_iter()
         .chain(STAGES.map(|stage| operators(analysis, stage)))
         .chain([kernels(analysis)])
@@ -44,23 +43,6 @@ fn takeaways(findings: &[Finding]) -> impl Iterator<Item = &Finding> {
     })
 }
 
-/// Latencies of the load of a server, without a profiler.
-fn requests(analysis: &Analysis) -> Option<String> {
-    let latency = |metric: LatencyMetric| {
-        let it = analysis.requests.unprofiled(metric)?;
-        Some(format!("{} ms (p99 {} ms)", ms(it.p50_ms), ms(it.p99_ms)))
-    };
-    let first = latency(LatencyMetric::FirstToken)?;
-    let token = latency(LatencyMetric::OutputToken)
-        .map(|token| format!("time per output token is {token}, "))
-        .unwrap_or_default();
-    let all = latency(LatencyMetric::EndToEnd)?;
-    Some(format!(
-        "Of the load's requests without a profiler, the median time to first token is {first}, \
-         {token}and end to end {all}."
-    ))
-}
-
 fn whole(analysis: &Analysis) -> Option<String> {
     let stages = &analysis.stages;
     let wall = stages.wall_ms?;
@@ -76,25 +58,6 @@ fn whole(analysis: &Analysis) -> Option<String> {
     let parts: Vec<String> = STAGES.into_iter().filter_map(share).collect();
     let spread = wall.std.map(|std| format!(" ± {}", ms(std))).unwrap_or_default();
     Some(format!("One pass takes {}{spread} ms: {}.", ms(wall.mean), parts.join(", then ")))
-}
-
-fn tokens(analysis: &Analysis) -> Option<String> {
-    let stages = &analysis.stages;
-    let (first, each) = (stages.first_token_ms?, stages.per_token_ms?);
-    let rate = decimals(stages.row(DECODE)?.tokens_per_s?, 1);
-    let rate = match stages.sequences {
-        Some(1) => format!("which is {rate} tokens per second of decode"),
-        Some(batch) => format!("and the {batch} sequences decode {rate} tokens per second"),
-        None => format!("and all sequences together decode {rate} tokens per second"),
-    };
-    let steps = analysis.step_times.iter().find(|it| it.stage == DECODE);
-    let median = steps.and_then(|it| it.typical_of_stage_ms(each.mean));
-    let median = median.map(|it| format!(" on average (median step {} ms)", ms(it)));
-    let (first, each) = (ms(first.mean), ms(each.mean));
-    Some(format!(
-        "Time to first token is {first} ms; time per output token is {each} ms{}, {rate}.",
-        median.unwrap_or_default()
-    ))
 }
 
 fn vision(analysis: &Analysis) -> Option<String> {

@@ -6,6 +6,7 @@ pub mod collectives;
 mod duplicates;
 pub mod engine_steps;
 mod engines;
+mod first_page;
 mod foreign;
 pub mod fuzz;
 pub mod gemms;

@@ -1,5 +1,6 @@
 //! Servers under a load of llmprof's own client: requests, percentiles and failures of a run.
 
+use llmprof_report::format::figure;
 use serde_json::{Value, json};
 
 use super::commands::{finding, json, nsys, read, service, submit};
@@ -51,8 +52,8 @@ async fn a_run_of_a_server_has_each_request_of_its_load_and_their_percentiles() 
     }
     assert_eq!(read(&service, &id, "requests.csv").lines().count(), 13);
     let report = read(&service, &id, "report.md");
-    let median = format!("{:.3} ms", of("time_to_first_token")["p50_ms"].as_f64().unwrap());
-    let sentence = format!("the median time to first token is {median}");
+    let median = figure(of("time_to_first_token")["p50_ms"].as_f64().unwrap());
+    let sentence = format!("The first token of a request takes {median} ms: the median of 12");
     assert!(report.contains("Request Latency") && report.contains(&sentence), "{report}");
     let ttft = &service.json("/runs").await["runs"][0]["headline"]["ttft"];
     assert_eq!(*ttft, of("time_to_first_token")["mean_ms"]);

@@ -1,25 +1,28 @@
 //! Latencies of the requests of a load.
 
 use llmprof_analyze::requests::{LatencyMetric, LatencyRecord};
-use llmprof_core::{domain::units::plural, trace::requests::LoadPass};
+use llmprof_core::trace::requests::LoadPass;
 
-use crate::format::{count, figure};
+use super::cited::{Cited, Row};
 
 /// A sentence per metric, of the unprofiled load if there is one.
-pub fn sentences(latencies: &[LatencyRecord]) -> Vec<String> {
+pub fn sentences(latencies: &[LatencyRecord]) -> Vec<Cited> {
     let is_unprofiled = |it: &&LatencyRecord| it.pass == LoadPass::Unprofiled;
     let Some(pass) = latencies.iter().find(is_unprofiled).or(latencies.first()).map(|it| it.pass)
     else {
         return vec![];
     };
-    let sentence = |metric: LatencyMetric, what: &str| {
+    let sentence = |metric: LatencyMetric, what: &'static str| {
         let it = latencies.iter().find(|it| it.pass == pass && it.metric == metric)?;
-        Some(format!(
-            "{what} {} ms: the median of {} {}; p99 {} ms.",
-            figure(it.p50_ms),
-            count(it.n),
-            plural(it.n, "request"),
-            figure(it.p99_ms)
+        let row = Row::of("request_latency").with("pass", it.pass).with("metric", it.metric);
+        Some(Cited::of(
+            "{} {} ms: the median of {}; p99 {} ms.",
+            [
+                Cited::words(what),
+                row.figure("p50_ms", it.p50_ms).short(),
+                row.count("n", it.n).quantity("request"),
+                row.figure("p99_ms", it.p99_ms).short(),
+            ],
         ))
     };
     let all = [
@@ -27,13 +30,12 @@ pub fn sentences(latencies: &[LatencyRecord]) -> Vec<String> {
         sentence(LatencyMetric::OutputToken, "Each further token takes"),
         sentence(LatencyMetric::EndToEnd, "A whole request takes"),
     ];
-    let mut all: Vec<String> = all.into_iter().flatten().collect();
+    let mut all: Vec<Cited> = all.into_iter().flatten().collect();
     if pass != LoadPass::Unprofiled && !all.is_empty() {
-        all.push(
+        all.push(Cited::words(
             "These latencies include the profiler: do not quote them. The load has no unprofiled \
-             pass."
-                .into(),
-        );
+             pass.",
+        ));
     }
     all
 }

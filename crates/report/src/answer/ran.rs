@@ -4,20 +4,23 @@ use std::collections::BTreeMap;
 
 use llmprof_core::trace::environment::Environment;
 
-use crate::{
-    format::{count, quantity},
-    profile::ModelIdentity,
-};
+use super::cited::{Cited, Row};
+use crate::{format::count, profile::ModelIdentity};
 
 /// The GPU or processor, the sizes of the workload and the profiler, as far as they are known.
-pub fn ran(model: &ModelIdentity, environment: &Environment, only_traced: bool) -> Option<String> {
+pub fn ran(model: &ModelIdentity, environment: &Environment, only_traced: bool) -> Option<Cited> {
     let machine = machine(model, environment)?;
-    let mut facts: Vec<String> = Vec::new();
-    facts.extend(model.dtype.clone());
-    facts.extend(model.prompt_tokens.map(|it| format!("prompt of {}", quantity(it, "token"))));
-    facts.extend(model.batch.map(|it| quantity(it, "sequence")));
+    let row = Row::of("model");
+    let mut facts: Vec<Cited> = Vec::new();
+    facts.extend(model.dtype.clone().map(Cited::name));
+    let prompt = model.prompt_tokens.map(|it| row.count("prompt_tokens", it).quantity("token"));
+    facts.extend(prompt.map(|it| Cited::of("prompt of {}", [it])));
+    facts.extend(model.batch.map(|it| row.count("batch", it).quantity("sequence")));
     let name = model.name.clone().unwrap_or_else(|| "The program".to_owned());
-    let facts = if facts.is_empty() { String::new() } else { format!(" ({})", facts.join(", ")) };
+    let facts = match facts.is_empty() {
+        true => Cited::default(),
+        false => Cited::of(" ({})", [Cited::list(facts, ", ")]),
+    };
     let versions = [("driver", &environment.driver), ("CUDA", &environment.cuda)];
     let versions: Vec<String> = versions
         .into_iter()
@@ -33,7 +36,9 @@ pub fn ran(model: &ModelIdentity, environment: &Environment, only_traced: bool) 
         .clone()
         .or_else(|| Some(format!("nsys {}", environment.nsys.as_ref()?)));
     let tool = tool.filter(|_| only_traced).map(|it| format!(", recorded by {it}"));
-    Some(format!("{name}{facts} ran on {machine}{versions}{}.", tool.unwrap_or_default()))
+    let parts = [name, machine, versions, tool.unwrap_or_default()].map(Cited::name);
+    let [name, machine, versions, tool] = parts;
+    Some(Cited::of("{}{} ran on {}{}{}.", [name, facts, machine, versions, tool]))
 }
 
 fn machine(model: &ModelIdentity, environment: &Environment) -> Option<String> {

@@ -3,14 +3,15 @@
 
 use std::collections::BTreeSet;
 
-use llmprof_analyze::{
-    ledger::{Ledger, LedgerCause, LedgerRow},
-    stats::percent,
-};
-use llmprof_core::domain::{finding::catalogue, units::Nanos};
-use serde::Serialize;
+use llmprof_analyze::ledger::{Ledger, LedgerCause, LedgerRow};
+use llmprof_core::domain::finding::catalogue;
+use serde::{Serialize, Serializer};
 
-use crate::format::{figure, share, short_name};
+use super::{
+    cited::{Cited, Figure},
+    times::{row_of, row_of_cause, unrecorded_wait},
+};
+use crate::format::short_name;
 
 /// Listed reasons.
 const REASONS: usize = 3;
@@ -21,33 +22,39 @@ const LISTED_PCT: f64 = 1.0;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Reason {
     /// Share of the stage, and the cause in words.
-    pub text: String,
+    #[serde(flatten)]
+    pub text: Cited,
     /// The largest kernel or gap of the cause, with its evidence; empty if unknown.
     pub evidence: String,
     /// The remedy, and the upper bound of its saving; empty for causes that the program cannot
     /// change.
-    pub advice: String,
+    #[serde(serialize_with = "as_text")]
+    pub advice: Cited,
 }
 
-/// Time of a cause, nanoseconds.
-#[derive(Debug, Clone, Copy, PartialEq)]
+fn as_text<S: Serializer>(it: &Cited, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(it.as_str())
+}
+
+/// Time of a cause.
 enum CauseTime {
-    Is(i64),
+    Is(Figure),
     /// Tracing lengthens gaps: of the unprofiled time, this is the upper bound.
-    AtMost(i64),
+    AtMost(Figure),
 }
 
 impl CauseTime {
     fn of(row: &LedgerRow) -> Self {
+        let cells = row_of_cause(row);
         match row.cause.is_gap() && row.max_saving_ns < row.ns {
-            true => Self::AtMost(row.max_saving_ns),
-            false => Self::Is(row.ns),
+            true => Self::AtMost(cells.ns("max_saving_ns", row.max_saving_ns)),
+            false => Self::Is(cells.ns("ns", row.ns)),
         }
     }
 
-    const fn ns(self) -> i64 {
+    const fn figure(&self) -> &Figure {
         match self {
-            Self::Is(ns) | Self::AtMost(ns) => ns,
+            Self::Is(figure) | Self::AtMost(figure) => figure,
         }
     }
 }
@@ -60,31 +67,36 @@ pub fn reasons(ledger: &Ledger) -> Vec<Reason> {
         .filter(|it| it.cause.is_cause() && !is_of_recording(it.cause))
         .map(|it| (CauseTime::of(it), it))
         .collect();
-    rows.sort_by_key(|(time, _)| std::cmp::Reverse(time.ns()));
+    let longest = |a: &CauseTime, b: &CauseTime| b.figure().value().total_cmp(&a.figure().value());
+    rows.sort_by(|a, b| longest(&a.0, &b.0));
     let mut stages: BTreeSet<&str> = BTreeSet::new();
     let (first, others): (Vec<_>, Vec<_>) =
-        rows.iter().partition(|(_, row)| stages.insert(&row.stage));
+        rows.into_iter().partition(|(_, row)| stages.insert(&row.stage));
     let mut listed: Vec<(CauseTime, Reason)> = first
         .into_iter()
         .chain(others)
-        .filter_map(|(time, row)| Some((time, reason(ledger, time, row)?)))
+        .filter_map(|(time, row)| Some((reason(ledger, &time, row)?, time)))
+        .map(|(reason, time)| (time, reason))
         .take(REASONS)
         .collect();
-    listed.sort_by_key(|(time, _)| std::cmp::Reverse(time.ns()));
+    listed.sort_by(|a, b| longest(&a.0, &b.0));
     listed.into_iter().map(|it| it.1).collect()
 }
 
-fn reason(ledger: &Ledger, time: CauseTime, row: &LedgerRow) -> Option<Reason> {
+fn reason(ledger: &Ledger, time: &CauseTime, row: &LedgerRow) -> Option<Reason> {
     let stage = ledger.stages.iter().find(|it| it.stage == row.stage)?;
-    let wait = ledger.of_stage(&row.stage).find(|it| it.cause == LedgerCause::UnrecordedWait);
-    let (wait_ns, base) = match wait.map_or(0, |it| it.ns) {
-        0 => (0, row.stage.clone()),
-        ns => (ns, format!("{} without its unrecorded wait", row.stage)),
+    let measured = row_of(stage).ns("measured_ns", stage.measured_ns);
+    let name = Cited::name(&*row.stage);
+    let (whole, base) = match unrecorded_wait(ledger, stage).filter(|it| it.value() > 0.0) {
+        Some(wait) => {
+            (measured.minus(&wait), Cited::of("{} without its unrecorded wait", [name.clone()]))
+        }
+        None => (measured, name.clone()),
     };
-    let pct = percent(time.ns() as f64, (stage.measured_ns - wait_ns) as f64);
-    let pct = pct.filter(|pct| *pct >= LISTED_PCT)?;
+    let share = time.figure().share_of(&whole).filter(|it| it.pct() >= LISTED_PCT)?;
     let at_most = if let CauseTime::AtMost(_) = time { "At most " } else { "" };
-    let text = format!("{at_most}{} of {}: {}.", share(pct), base, plain(row.cause));
+    let cause = Cited::words(plain(row.cause));
+    let text = Cited::of("{}{} of {}: {}.", [Cited::words(at_most), share.text(), base, cause]);
     let member = ledger.members(&row.stage, row.cause).next();
     let pass = if row.pass.is_empty() { String::new() } else { format!(" ({})", row.pass) };
     let evidence = member.map(|it| {
@@ -99,14 +111,13 @@ fn reason(ledger: &Ledger, time: CauseTime, row: &LedgerRow) -> Option<Reason> {
         format!("{name}: {}{pass}.", it.evidence)
     });
     let kind = catalogue::named(&format!("ledger_{}", row.cause.as_str()));
-    let advice = kind.and_then(|it| it.advice).filter(|_| row.max_saving_ns > 0);
-    let saving = figure(Nanos(row.max_saving_ns).as_ms());
-    let advice = advice.map(|it| format!("{it} This saves at most {saving} ms of {}.", row.stage));
-    Some(Reason {
-        text,
-        evidence: evidence.unwrap_or_default(),
-        advice: advice.unwrap_or_default(),
-    })
+    let advice = kind.and_then(|it| it.advice).filter(|_| row.max_saving_ns > 0).map(|advice| {
+        let saving = row_of_cause(row).ns("max_saving_ns", row.max_saving_ns);
+        let parts = [Cited::name(advice), saving.short(), name];
+        Cited::of("{} This saves at most {} ms of {}.", parts)
+    });
+    let evidence = evidence.unwrap_or_default();
+    Some(Reason { text, evidence, advice: advice.unwrap_or_default() })
 }
 
 /// True for time that the recording adds, or whose reason lies before it.

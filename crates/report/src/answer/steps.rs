@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 
 use llmprof_analyze::{
-    stats::ratio,
     step_batches::StepBatch,
     timeline::time_shares::{OUTSIDE_STAGES, StageShare},
 };
 use llmprof_core::trace::engine_steps::StepClass;
 
-use crate::format::{count, decimals, figure, pct, quantity};
+use super::cited::{Cited, Figure, Row};
+use crate::format::{count, pct};
 
 /// Least share of device time outside all stages that is stated, percent.
 const STATED_PCT: f64 = 1.0;
 
 /// The steps by class, and the time outside them.
-pub fn sentences(batches: &[StepBatch], shares: &[StageShare]) -> Vec<String> {
+pub fn sentences(batches: &[StepBatch], shares: &[StageShare]) -> Vec<Cited> {
     let mut of_class: BTreeMap<(StepClass, Option<&str>), Vec<&StepBatch>> = BTreeMap::new();
     for it in batches {
         // The word of a known class adds nothing to it.
@@ -26,75 +26,111 @@ pub fn sentences(batches: &[StepBatch], shares: &[StageShare]) -> Vec<String> {
     steps.chain(shares.iter().find_map(outside)).collect()
 }
 
+fn row_of(it: &StepBatch) -> Row {
+    Row::of("step_batches")
+        .with("class", it.class)
+        .with("mode", &it.mode)
+        .with("requests", it.requests)
+        .with("context_min", it.context_min)
+        .with("context_max", it.context_max)
+}
+
 /// Number of steps of a class, their requests, times and tokens.
-fn of_steps(class: StepClass, mode: Option<&str>, rows: &[&StepBatch]) -> String {
-    let steps: u64 = rows.iter().map(|it| it.steps).sum();
-    let name = mode.map_or_else(|| class.to_string(), |mode| format!("{mode:?}"));
-    let requests = range(rows.iter().map(|it| it.requests.zip(it.requests)));
-    let of = requests.map(|(least, most)| match least == most {
-        true => format!(" of {}", quantity(least, "request")),
-        false => format!(" of {least} to {}", quantity(most, "request")),
-    });
-    let context = range(rows.iter().map(|it| it.context_min.zip(it.context_max)));
-    let context = context.map(|(least, most)| match least == most {
-        true => format!(" with a context of {}", quantity(least, "token")),
-        false => format!(" with contexts of {} to {}", count(least), quantity(most, "token")),
-    });
-    let least = rows.iter().map(|it| it.ms.min).fold(f64::INFINITY, f64::min);
-    let most = rows.iter().map(|it| it.ms.max).fold(0.0, f64::max);
-    let (least, most) = (figure(least), figure(most));
-    let time = match (steps, least == most) {
-        (1, _) => format!("{most} ms"),
-        (_, true) => format!("{most} ms each"),
-        (_, false) => format!("{least} to {most} ms each{}", typical(rows)),
+fn of_steps(class: StepClass, mode: Option<&str>, rows: &[&StepBatch]) -> Cited {
+    let each = |column: &'static str, of: fn(&StepBatch) -> f64| {
+        rows.iter().map(move |it| row_of(it).figure(column, of(it)))
     };
-    let rate = rate(rows).map(|it| format!(", {} tokens per second", decimals(it, 0)));
-    format!(
-        "{}{}{}: {time}{}.",
-        quantity(steps, &format!("{name} step")),
-        of.unwrap_or_default(),
-        context.unwrap_or_default(),
-        rate.unwrap_or_default(),
+    let steps = Figure::sum(each("steps", |it| it.steps as f64));
+    let name = mode.map_or_else(|| class.to_string(), |mode| format!("{mode:?}"));
+    let requests: Column = ("requests", |it| it.requests);
+    let requests =
+        range(rows, requests, requests).map(|(least, most)| match least.value() == most.value() {
+            true => Cited::of(" of {}", [least.quantity("request")]),
+            false => Cited::of(" of {} to {}", [counted(least), most.quantity("request")]),
+        });
+    let least: Column = ("context_min", |it| it.context_min);
+    let context = range(rows, least, ("context_max", |it| it.context_max));
+    let context = context.map(|(least, most)| match least.value() == most.value() {
+        true => Cited::of(" with a context of {}", [least.quantity("token")]),
+        false => Cited::of(" with contexts of {} to {}", [counted(least), most.quantity("token")]),
+    });
+    let least = Figure::least(each("ms.min", |it| it.ms.min)).map(Figure::short);
+    let most = Figure::most(each("ms.max", |it| it.ms.max)).map(Figure::short);
+    let (least, most) = (least.unwrap_or_default(), most.unwrap_or_default());
+    let time = match (steps.value() == 1.0, least.as_str() == most.as_str()) {
+        (true, _) => Cited::of("{} ms", [most]),
+        (_, true) => Cited::of("{} ms each", [most]),
+        (_, false) => Cited::of("{} to {} ms each{}", [least, most, typical(rows)]),
+    };
+    let rate = rate(rows).map(|it| Cited::of(", {} tokens per second", [it.decimals(0)]));
+    Cited::of(
+        "{}{}{}: {}{}.",
+        [
+            steps.quantity(&format!("{name} step")),
+            requests.unwrap_or_default(),
+            context.unwrap_or_default(),
+            time,
+            rate.unwrap_or_default(),
+        ],
     )
 }
 
-/// The median of the row with the most steps: no median stands for steps of different requests.
-fn typical(rows: &[&StepBatch]) -> String {
-    let Some(row) = rows.iter().max_by_key(|it| it.steps).filter(|it| it.steps > 1) else {
-        return String::new();
-    };
-    let of = match (rows.len(), row.requests) {
-        (1, _) => String::new(),
-        (_, Some(requests)) => {
-            format!(" of the {} with {}", count(row.steps), quantity(requests, "request"))
-        }
-        (_, None) => format!(" of {} of them", count(row.steps)),
-    };
-    format!(" (median{of}: {} ms)", figure(row.p50_ms))
+fn counted(figure: Figure) -> Cited {
+    figure.shown(|it| count(it as u64))
 }
 
-/// Least and most of all rows; `None` where a row has none.
-fn range(rows: impl Iterator<Item = Option<(u64, u64)>>) -> Option<(u64, u64)> {
-    let rows: Option<Vec<(u64, u64)>> = rows.collect();
-    rows?.into_iter().reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
+/// The median of the row with the most steps: no median stands for steps of different requests.
+fn typical(rows: &[&StepBatch]) -> Cited {
+    let Some(it) = rows.iter().max_by_key(|it| it.steps).filter(|it| it.steps > 1) else {
+        return Cited::default();
+    };
+    let row = row_of(it);
+    let steps = || row.count("steps", it.steps).shown(|it| count(it as u64));
+    let of = match (rows.len(), it.requests) {
+        (1, _) => Cited::default(),
+        (_, Some(requests)) => {
+            let requests = row.count("requests", requests).quantity("request");
+            Cited::of(" of the {} with {}", [steps(), requests])
+        }
+        (_, None) => Cited::of(" of {} of them", [steps()]),
+    };
+    Cited::of(" (median{}: {} ms)", [of, row.figure("p50_ms", it.p50_ms).short()])
+}
+
+type Column = (&'static str, fn(&StepBatch) -> Option<u64>);
+
+/// The least of one column and the most of another; `None` where a row has none.
+fn range(rows: &[&StepBatch], least: Column, most: Column) -> Option<(Figure, Figure)> {
+    let all = |(column, of): Column| -> Option<Vec<Figure>> {
+        rows.iter().map(|it| Some(row_of(it).count(column, of(it)?))).collect()
+    };
+    Figure::least(all(least)?).zip(Figure::most(all(most)?))
 }
 
 /// Tokens of all rows over their time, per second.
-fn rate(rows: &[&StepBatch]) -> Option<f64> {
-    let time = |it: &StepBatch| it.ms.mean * it.steps as f64;
-    let made: Option<f64> = rows.iter().map(|it| Some(it.tokens_per_s? * time(it))).sum();
-    ratio(made?, rows.iter().map(|it| time(it)).sum())
+fn rate(rows: &[&StepBatch]) -> Option<Figure> {
+    let time = |it: &StepBatch| {
+        let row = row_of(it);
+        row.figure("ms.mean", it.ms.mean).times(&row.count("steps", it.steps))
+    };
+    let made =
+        |it: &StepBatch| Some(row_of(it).figure("tokens_per_s", it.tokens_per_s?).times(&time(it)));
+    let made: Option<Vec<Figure>> = rows.iter().map(|it| made(it)).collect();
+    Figure::sum(made?).over(&Figure::sum(rows.iter().map(|it| time(it))))
 }
 
 /// The time outside all stages, where some work ran in it.
-fn outside(it: &StageShare) -> Option<String> {
+fn outside(it: &StageShare) -> Option<Cited> {
     let device = it.device_share_pct.filter(|share| *share >= STATED_PCT)?;
-    (it.stage == OUTSIDE_STAGES).then(|| {
-        format!(
+    let row = Row::of("stage_shares").with("stage", &it.stage);
+    let device = row.figure("device_share_pct", device).shown(pct);
+    let wall = it.wall_share_pct.map(|wall| row.figure("wall_share_pct", wall).shown(pct));
+    (it.stage == OUTSIDE_STAGES).then(|| match wall {
+        Some(wall) => Cited::of(
             "{} of all device time and {} of all wall time are outside the stages.",
-            pct(device),
-            pct(it.wall_share_pct.unwrap_or(0.0))
-        )
+            [device, wall],
+        ),
+        None => Cited::of("{} of all device time is outside the stages.", [device]),
     })
 }
 

@@ -56,7 +56,7 @@ fn a_stage_has_its_time_its_floor_and_its_largest_reasons() {
     assert_eq!(
         answer.sentences,
         [
-            "Decode takes 0.670 ms per token.",
+            "Decode takes 0.670 ms per token, 1,492 tokens per second.",
             "A decode step could take 0.280 ms on this GPU: it takes 2.4 times its floor.",
         ]
     );
@@ -66,7 +66,10 @@ fn a_stage_has_its_time_its_floor_and_its_largest_reasons() {
         "47 % of decode_all: parts of the GPU have no work, because kernels start too few blocks."
     );
     assert_eq!(reason.evidence, "attend<b> of decoder.attend: blocks for 35.4 % of the SMs (ncu).");
-    assert!(reason.advice.ends_with("This saves at most 12.8 ms of decode_all."), "{reason:?}");
+    assert!(
+        reason.advice.as_str().ends_with("This saves at most 12.8 ms of decode_all."),
+        "{reason:?}"
+    );
     assert_eq!(
         answer.reasons[1].text,
         "At most 9.3 % of decode_all: the GPU idles between the kernels of a replayed graph.",
@@ -76,14 +79,14 @@ fn a_stage_has_its_time_its_floor_and_its_largest_reasons() {
     assert_eq!(answer.unknown, ["No counters: collect some."]);
     assert_eq!(
         answer.overhead,
-        ["Tracing made decode_all 10.0 % longer: 44.000 ms instead of 40.000 ms."]
+        ["Tracing made decode_all 10.0 % longer: 44.0 ms instead of 40.0 ms."]
     );
 }
 
 #[test]
 fn a_stage_without_a_floor_has_no_ratio() {
     let answer = stored(stage(None), json!([row("unexplained", 42_880_000, 100.0, 0)]));
-    assert_eq!(answer.sentences, ["Decode takes 0.670 ms per token."]);
+    assert_eq!(answer.sentences, ["Decode takes 0.670 ms per token, 1,492 tokens per second."]);
     assert_eq!(answer.reasons, []);
 }
 
@@ -98,7 +101,7 @@ fn what_is_unknown_of_all_stages_is_written_once() {
     assert_eq!(stored(stages, json!([])).unknown, ["decode_all: No counters: collect some."]);
 }
 
-fn times(longest: serde_json::Value, p50_ms: f64, excess_ms: f64) -> Vec<String> {
+fn times(longest: serde_json::Value, p50_ms: f64, excess_ms: f64) -> Vec<Cited> {
     let report = json!({
         "ledger_stages": stage(None), "ledger": [], "ledger_members": [],
         "step_times": [{
@@ -130,7 +133,7 @@ fn steps_whose_mean_is_not_typical_are_stated_by_their_median_and_outliers() {
     let unnamed = json!([outlier(61.8, None), outlier(55.7, None)]);
     assert_eq!(times(unnamed.clone(), 0.66, 1.0), ["Decode takes 0.670 ms per step."]);
     assert!(
-        times(unnamed, 0.66, 20.0)[1].ends_with("What delayed them is not recorded."),
+        times(unnamed, 0.66, 20.0)[1].as_str().ends_with("What delayed them is not recorded."),
         "outliers that matter have no cause"
     );
 }
@@ -179,7 +182,7 @@ fn a_run_without_a_gpu_has_its_steps_and_the_remedy_for_its_floor() {
             "ms": {"mean": 320.0, "std": null, "min": 320.0, "max": 320.0, "n": 1}}]
     });
     let answer = stored_answer(&serde_json::to_vec(&report).unwrap()).unwrap().remove(0);
-    assert_eq!(answer.sentences, ["Decode takes 5.00 ms per token."]);
+    assert_eq!(answer.sentences, ["Decode takes 5.00 ms per token, 200 tokens per second."]);
     assert_eq!(
         answer.unknown,
         ["How fast decode_all could be is unknown, for there is no complete timeline of a GPU: \

@@ -1,13 +1,19 @@
 //! Times of stages, their steps and outliers, and their distance from the floor.
 
 use llmprof_analyze::{
-    ledger::{FloorOf, Ledger, LedgerCause, LedgerStage},
-    stages::{DECODE, PREFILL, StageTiming, step_times::StepTimes},
+    ledger::{FloorOf, Ledger, LedgerCause, LedgerRow, LedgerStage},
+    stages::{
+        DECODE, PREFILL, StageTiming,
+        step_times::{OutlierStep, StepTimes},
+    },
 };
-use llmprof_core::{domain::units::Nanos, trace::engine_steps::StepClass};
+use llmprof_core::trace::engine_steps::StepClass;
 
-use super::AnswerRecords;
-use crate::format::{decimals, figure, quantity, share};
+use super::{
+    AnswerRecords,
+    cited::{Cited, Figure, Row},
+};
+use crate::format::count;
 
 /// Min share of a stage, percent, of an unrecorded wait that a sentence names.
 const NAMED_PCT: f64 = 1.0;
@@ -16,21 +22,45 @@ const EXCESS_PART: f64 = 0.05;
 /// Outliers in one sentence.
 const LISTED: usize = 3;
 
+/// The time of a stage, of which decode has steps where their number is known.
+struct StageTime<'a> {
+    stage: &'a str,
+    ms: Figure,
+    steps: Option<Figure>,
+    row: Option<&'a StageTiming>,
+}
+
 /// Sentences on each stage: in the order of the ledger, then the stages that it lacks.
-pub fn sentences(records: &AnswerRecords) -> Vec<String> {
+pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     let mut all = Vec::new();
+    let is_known = |stage: &str, steps: &u64| *steps > 0 && stage == DECODE;
     for stage in &records.ledger.stages {
-        let row = records.stages.iter().find(|row| row.stage == stage.stage);
-        let ms = Nanos(stage.measured_ns).as_ms();
-        let each = stage.steps.filter(|steps| *steps > 0 && stage.stage == DECODE);
-        all.extend(of_stage(records, (&stage.stage, ms, each), row));
-        all.extend(floor(stage, each));
+        let cells = row_of(stage);
+        let steps = stage.steps.filter(|steps| is_known(&stage.stage, steps));
+        let time = StageTime {
+            stage: &stage.stage,
+            ms: cells.ns("measured_ns", stage.measured_ns),
+            steps: steps.map(|it| cells.count("steps", it)),
+            row: records.stages.iter().find(|row| row.stage == stage.stage),
+        };
+        all.extend(of_stage(records, &time));
+        all.extend(floor(stage, time.steps));
     }
     for row in without_ledger(records) {
-        let each = records.decode_steps.filter(|steps| *steps > 0 && row.stage == DECODE);
-        all.extend(of_stage(records, (&row.stage, row.ms.mean, each), Some(row)));
+        let steps = records.decode_steps.filter(|steps| is_known(&row.stage, steps));
+        let time = StageTime {
+            stage: &row.stage,
+            ms: Row::of("stages").with("stage", &row.stage).figure("ms.mean", row.ms.mean),
+            steps: steps.map(|it| Row::of("aggregates").count("decode_steps", it)),
+            row: Some(row),
+        };
+        all.extend(of_stage(records, &time));
     }
     all
+}
+
+pub fn row_of(stage: &LedgerStage) -> Row {
+    Row::of("ledger_stages").with("stage", &stage.stage)
 }
 
 /// The remedy for stages whose floor is unknown, because no timeline of theirs is complete.
@@ -63,168 +93,233 @@ fn named(stage: &str) -> &str {
     }
 }
 
-/// The time of a stage, which has decode steps where their number is given, and its outliers.
-fn of_stage(
-    records: &AnswerRecords,
-    (stage, ms, each): (&str, f64, Option<u64>),
-    row: Option<&StageTiming>,
-) -> Vec<String> {
+fn of_stage(records: &AnswerRecords, time: &StageTime) -> Vec<Cited> {
     // The sentences on steps have their times.
-    let class = match stage {
+    let class = match time.stage {
         PREFILL => Some(StepClass::Prefill),
         DECODE => Some(StepClass::Decode),
         _ => None,
     };
     let has_batches = records.step_batches.iter().any(|it| Some(it.class) == class);
-    let steps = records.step_times.iter().find(|it| it.stage == stage);
-    let mean_ms = ms / each.unwrap_or(1) as f64;
+    let steps = records.step_times.iter().find(|it| it.stage == time.stage);
+    let per_step = match &time.steps {
+        Some(steps) => time.ms.over(steps),
+        None => Some(time.ms.clone()),
+    };
+    let Some(per_step) = per_step else { return vec![] };
     let typical = steps.filter(|it| it.typical_ms().is_some());
     let mut all = Vec::new();
     match typical {
         _ if has_batches => {}
-        Some(steps) => all.push(median(stage, steps)),
-        None => all.push(mean(stage, mean_ms, each, row)),
+        Some(steps) => all.push(median(steps)),
+        None => all.push(mean(time, &per_step)),
     }
     let steps = steps.filter(|_| !has_batches);
-    let between = each.and(steps).and_then(|it| it.between_pct(mean_ms));
-    all.extend(between.map(|pct| between_steps(pct, typical.map(|_| mean_ms))));
+    let is_between = |it: &&StepTimes| it.between_pct(per_step.value()).is_some();
+    let between = steps.filter(|_| time.steps.is_some()).filter(is_between);
+    all.extend(between.and_then(|it| between_steps(it, &per_step, typical.is_some())));
     all.extend(steps.and_then(outliers));
     all
 }
 
+fn row_of_steps(steps: &StepTimes) -> Row {
+    Row::of("step_times").with("stage", &steps.stage)
+}
+
 /// The median of steps that a mean does not stand for.
-fn median(stage: &str, steps: &StepTimes) -> String {
-    let name = match stage {
-        DECODE => "A decode step",
-        other => named(other),
+fn median(steps: &StepTimes) -> Cited {
+    let row = row_of_steps(steps);
+    let (name, noun) = match steps.stage.as_str() {
+        DECODE => ("A decode step", "step"),
+        other => (named(other), "instance"),
     };
-    let noun = if stage == DECODE { "step" } else { "instance" };
-    format!(
-        "{name} takes {} ms: the median of {}, which take {} to {} ms and {} ms on average.",
-        figure(steps.p50_ms),
-        quantity(u64::from(steps.ms.n), noun),
-        figure(steps.ms.min),
-        figure(steps.ms.max),
-        figure(steps.ms.mean),
+    Cited::of(
+        "{} takes {} ms: the median of {}, which take {} to {} ms and {} ms on average.",
+        [
+            Cited::name(name),
+            row.figure("p50_ms", steps.p50_ms).short(),
+            row.count("ms.n", steps.ms.n.into()).quantity(noun),
+            row.figure("ms.min", steps.ms.min).short(),
+            row.figure("ms.max", steps.ms.max).short(),
+            row.figure("ms.mean", steps.ms.mean).short(),
+        ],
     )
 }
 
 /// The part of decode between its steps, with the time per step if no other sentence has it.
-fn between_steps(pct: f64, per_step_ms: Option<f64>) -> String {
-    let per_step = per_step_ms.map(|ms| format!(": decode takes {} ms per step", figure(ms)));
-    format!("{} of {DECODE} lies between its steps{}.", share(pct), per_step.unwrap_or_default())
+fn between_steps(steps: &StepTimes, per_step: &Figure, is_stated: bool) -> Option<Cited> {
+    let step = row_of_steps(steps).figure("ms.mean", steps.ms.mean);
+    let between = per_step.minus(&step).share_of(per_step)?.text();
+    let stage = Cited::name(DECODE);
+    Some(match is_stated {
+        true => Cited::of(
+            "{} of {} lies between its steps: decode takes {} ms per step.",
+            [between, stage, per_step.clone().short()],
+        ),
+        false => Cited::of("{} of {} lies between its steps.", [between, stage]),
+    })
 }
 
-fn mean(stage: &str, mean_ms: f64, steps: Option<u64>, row: Option<&StageTiming>) -> String {
-    let per = steps.map(|steps| per_step(steps, row)).unwrap_or_default();
-    let spread = row.filter(|row| row.ms.n > 1).map(|row| {
-        let of = if steps.is_some() { "repeat" } else { "instance" };
-        let least = row.ms.min / steps.unwrap_or(1) as f64;
-        let most = row.ms.max / steps.unwrap_or(1) as f64;
-        let (least, most) = (figure(least), figure(most));
-        let range = if least == most { String::new() } else { format!(", {least} to {most} ms") };
-        format!(" (mean of {}{range})", quantity(u64::from(row.ms.n), of))
+fn mean(time: &StageTime, per_step: &Figure) -> Cited {
+    let per = time.steps.as_ref().map(|steps| self::per_step(steps, time.row)).unwrap_or_default();
+    let spread = time.row.filter(|row| row.ms.n > 1).and_then(|row| {
+        let noun = if time.steps.is_some() { "repeat" } else { "instance" };
+        let cells = Row::of("stages").with("stage", &row.stage);
+        let each = |column: &'static str, ms: f64| {
+            let ms = cells.figure(column, ms);
+            Some(time.steps.as_ref().map_or(Some(ms.clone()), |steps| ms.over(steps))?.short())
+        };
+        let (least, most) = (each("ms.min", row.ms.min)?, each("ms.max", row.ms.max)?);
+        let n = cells.count("ms.n", row.ms.n.into()).quantity(noun);
+        Some(match least.as_str() == most.as_str() {
+            true => Cited::of(" (mean of {})", [n]),
+            false => Cited::of(" (mean of {}, {} to {} ms)", [n, least, most]),
+        })
     });
-    format!("{} takes {} ms{per}{}.", named(stage), figure(mean_ms), spread.unwrap_or_default())
+    Cited::of(
+        "{} takes {} ms{}{}{}.",
+        [
+            Cited::name(named(time.stage)),
+            per_step.clone().short(),
+            per,
+            spread.unwrap_or_default(),
+            time.row.filter(|_| time.steps.is_some()).and_then(rate).unwrap_or_default(),
+        ],
+    )
+}
+
+fn rate(row: &StageTiming) -> Option<Cited> {
+    let row_of_stage = Row::of("stages").with("stage", &row.stage);
+    let rate = row_of_stage.figure("tokens_per_s", row.tokens_per_s?);
+    Some(Cited::of(", {} tokens per second", [rate.short()]))
 }
 
 /// The product of a decode step: a token, or one of each of several sequences; without the row of
 /// the stage, unknown.
-fn per_step(steps: u64, row: Option<&StageTiming>) -> String {
-    let made = row.and_then(|row| row.tokens);
-    match made.and_then(|made| made.checked_div(steps)) {
-        Some(1) => " per token".to_owned(),
-        Some(sequences) if sequences > 1 => format!(" per step of {sequences} sequences"),
-        _ => " per step".to_owned(),
+fn per_step(steps: &Figure, row: Option<&StageTiming>) -> Cited {
+    let made = row.and_then(|row| {
+        let tokens = Row::of("stages").with("stage", &row.stage).count("tokens", row.tokens?);
+        tokens.over(steps)
+    });
+    match made {
+        Some(made) if made.value() == 1.0 => Cited::words(" per token"),
+        Some(made) if made.value() > 1.0 && made.value().fract() == 0.0 => {
+            Cited::of(" per step of {}", [made.quantity("sequence")])
+        }
+        _ => Cited::words(" per step"),
     }
 }
 
 /// Steps that take more than twice the median, and the calls of the host in them.
-fn outliers(steps: &StepTimes) -> Option<String> {
+fn outliers(steps: &StepTimes) -> Option<Cited> {
     let is_named = steps.longest.iter().any(|it| it.host_call.is_some());
     let all_ms = steps.ms.mean * f64::from(steps.ms.n);
     if steps.outliers == 0 || (!is_named && steps.excess_ms < EXCESS_PART * all_ms) {
         return None;
     }
+    let row = row_of_steps(steps);
+    let n = row.count("ms.n", steps.ms.n.into());
     let all = match steps.stage.as_str() {
-        DECODE => quantity(u64::from(steps.ms.n), "decode step"),
-        stage => format!("{} of {stage}", quantity(u64::from(steps.ms.n), "instance")),
+        DECODE => n.quantity("decode step"),
+        stage => Cited::of("{} of {}", [n.quantity("instance"), Cited::name(stage)]),
     };
-    let longest: Vec<String> =
-        steps.longest.iter().take(LISTED).map(|it| format!("{} ms", figure(it.ms))).collect();
-    let more = steps.outliers.saturating_sub(longest.len() as u64);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let mut calls: Vec<(&str, Vec<String>)> = Vec::new();
-    let mut named = 0;
-    for it in steps.longest.iter().take(LISTED) {
+    let listed = || steps.longest.iter().take(LISTED).enumerate();
+    let ms = |(at, it): (usize, &OutlierStep)| row.figure(format!("longest.{at}.ms"), it.ms);
+    let number = row.count("outliers", steps.outliers);
+    let more = number.minus(&Figure::number(listed().map(ms)));
+    let more = match more.value() > 0.0 {
+        true => Cited::of(" and {} more", [more.shown(|it| count(it as u64))]),
+        false => Cited::default(),
+    };
+    let mut calls: Vec<(&str, Vec<Figure>)> = Vec::new();
+    for (at, it) in listed() {
         let Some((call, ms)) = it.host_call.as_deref().zip(it.host_call_ms) else { continue };
-        let ms = format!("{} ms", figure(ms));
-        named += 1;
+        let ms = row.figure(format!("longest.{at}.host_call_ms"), ms);
         match calls.iter_mut().find(|known| known.0 == call) {
             Some(known) => known.1.push(ms),
             None => calls.push((call, vec![ms])),
         }
     }
-    let cause = match calls.as_slice() {
-        [] => " What delayed them is not recorded.".to_owned(),
-        calls => {
-            let each = calls.iter().map(|(call, ms)| format!("{call} ({})", ms.join(", ")));
-            let each: Vec<String> = each.collect();
-            format!(
-                " In {} the GPU idles while the host is inside one call that launches nothing: \
-                 {}.",
-                in_which(named, steps.outliers),
-                each.join("; ")
-            )
-        }
-    };
     let verb = if steps.outliers == 1 { "takes" } else { "take" };
-    Some(format!(
-        "{} of {all} {verb} more than twice the median: {}{more}.{cause}",
-        steps.outliers,
-        longest.join(", "),
+    Some(Cited::of(
+        "{} of {} {} more than twice the median: {}{}.{}",
+        [
+            number.shown(|it| count(it as u64)),
+            all,
+            Cited::words(verb),
+            Cited::list(listed().map(|it| milliseconds(ms(it))), ", "),
+            more,
+            delay(&calls, steps.outliers),
+        ],
     ))
 }
 
-/// The outliers whose calls are known.
-fn in_which(named: u64, outliers: u64) -> String {
-    match (named, outliers) {
-        (1, 1) => "it".to_owned(),
-        (named, all) if named == all => "them".to_owned(),
-        (named, _) => format!("{named} of them"),
+fn milliseconds(figure: Figure) -> Cited {
+    Cited::of("{} ms", [figure.short()])
+}
+
+/// The calls of the host in outliers.
+fn delay(calls: &[(&str, Vec<Figure>)], outliers: u64) -> Cited {
+    if calls.is_empty() {
+        return Cited::words(" What delayed them is not recorded.");
     }
+    let named = Figure::number(calls.iter().flat_map(|it| it.1.clone()));
+    let which = match (named.value() as u64, outliers) {
+        (1, 1) => Cited::words("it"),
+        (named, all) if named == all => Cited::words("them"),
+        _ => Cited::of("{} of them", [named.shown(|it| count(it as u64))]),
+    };
+    let each = calls.iter().map(|(call, ms)| {
+        let ms = Cited::list(ms.iter().cloned().map(milliseconds), ", ");
+        Cited::of("{} ({})", [Cited::name(*call), ms])
+    });
+    Cited::of(
+        " In {} the GPU idles while the host is inside one call that launches nothing: {}.",
+        [which, Cited::list(each, "; ")],
+    )
 }
 
 /// Sentences on waits whose reason lies before the recording, and the time without them.
-pub fn unrecorded_waits(ledger: &Ledger) -> Vec<String> {
+pub fn unrecorded_waits(ledger: &Ledger) -> Vec<Cited> {
     let wait = |stage: &LedgerStage| {
-        let row =
-            ledger.of_stage(&stage.stage).find(|row| row.cause == LedgerCause::UnrecordedWait)?;
-        let pct = row.share_pct.filter(|pct| *pct >= NAMED_PCT)?;
-        Some(format!(
+        let wait = unrecorded_wait(ledger, stage)?;
+        let measured = row_of(stage).ns("measured_ns", stage.measured_ns);
+        let share = wait.share_of(&measured).filter(|it| it.pct() >= NAMED_PCT)?;
+        Some(Cited::of(
             "{} of {} is a wait before the first recorded work of a stream: the capture does not \
              record its reason. The rest takes {} ms.",
-            share(pct),
-            stage.stage,
-            figure(Nanos(stage.measured_ns - row.ns).as_ms())
+            [share.text(), Cited::name(&*stage.stage), measured.minus(&wait).short()],
         ))
     };
     ledger.stages.iter().filter_map(wait).collect()
 }
 
+/// The wait of a stage whose reason lies before the recording, milliseconds.
+pub fn unrecorded_wait(ledger: &Ledger, stage: &LedgerStage) -> Option<Figure> {
+    let row = ledger.of_stage(&stage.stage).find(|row| row.cause == LedgerCause::UnrecordedWait)?;
+    Some(row_of_cause(row).ns("ns", row.ns))
+}
+
+pub fn row_of_cause(row: &LedgerRow) -> Row {
+    Row::of("ledger").with("stage", &row.stage).with("cause", row.cause)
+}
+
 /// The floor, if it is of all work of the stage.
-fn floor(stage: &LedgerStage, each: Option<u64>) -> Option<String> {
+fn floor(stage: &LedgerStage, steps: Option<Figure>) -> Option<Cited> {
     let (floor, times) = (stage.floor_ns?, stage.times_floor?);
-    let floor = figure(Nanos(floor).as_ms() / each.unwrap_or(1) as f64);
-    let times = decimals(times, 1);
-    let of = if each.is_some() { "A decode step" } else { named(&stage.stage) };
+    let cells = row_of(stage);
+    let floor = cells.ns("floor_ns", floor);
+    let name = if steps.is_some() { "A decode step" } else { named(&stage.stage) };
+    let floor = steps.map_or(Some(floor.clone()), |steps| floor.over(&steps))?.short();
+    let parts = [Cited::name(name), floor, cells.figure("times_floor", times).decimals(1)];
     Some(match stage.floor_of? {
         FloorOf::Model => {
-            format!("{of} could take {floor} ms on this GPU: it takes {times} times its floor.")
+            Cited::of("{} could take {} ms on this GPU: it takes {} times its floor.", parts)
         }
-        FloorOf::Kernels => format!(
-            "{of} could take {floor} ms on this GPU with the work that its kernels do: it takes \
-             {times} times that floor."
+        FloorOf::Kernels => Cited::of(
+            "{} could take {} ms on this GPU with the work that its kernels do: it takes {} times \
+             that floor.",
+            parts,
         ),
     })
 }

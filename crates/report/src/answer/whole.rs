@@ -1,65 +1,98 @@
 //! Sentences on a capture without stages: its devices, kernels, copies and calls.
 
-use llmprof_analyze::{stages::StageTiming, stats::percent};
+use llmprof_analyze::{
+    kernels::KernelRecord,
+    stages::StageTiming,
+    stats::percent,
+    timeline::device_totals::{DeviceTotals, TransferTotal},
+};
 
-use super::AnswerRecords;
-use crate::format::{bytes, figure, quantity, share, short_name};
+use super::{
+    AnswerRecords,
+    cited::{Cited, Row},
+};
+use crate::format::{count, share, short_name};
 
 /// Ranges that are listed.
 const RANGES: usize = 3;
 /// Least share of the busy time, percent, of copies that a sentence names.
 const NAMED_PCT: f64 = 5.0;
 
-pub fn sentences(records: &AnswerRecords) -> Vec<String> {
+pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     let Some(totals) = records.device_totals.filter(|_| is_without_stages(records)) else {
         return vec![];
     };
     if totals.devices == 0 {
-        return vec!["The capture records no kernel, copy or graph of a GPU.".into()];
+        return vec![Cited::words("The capture records no kernel, copy or graph of a GPU.")];
     }
+    let row = Row::of("aggregates");
     let gpus = match totals.devices {
-        1 => "The GPU works".to_owned(),
-        gpus => format!("{gpus} GPUs work"),
+        1 => Cited::words("The GPU works"),
+        gpus => {
+            let gpus = row.count("devices.devices", gpus).shown(|it| count(it as u64));
+            Cited::of("{} GPUs work", [gpus])
+        }
     };
     let busy = totals.busy_pct.map(|pct| {
-        format!(
-            "{gpus} {} of the {} ms from the first recorded work to the last.",
-            share(pct),
-            figure(totals.window_ms)
+        Cited::of(
+            "{} {} of the {} ms from the first recorded work to the last.",
+            [
+                gpus,
+                row.figure("devices.busy_pct", pct).shown(share),
+                row.figure("devices.window_ms", totals.window_ms).short(),
+            ],
         )
     });
-    let kernel = records.longest_kernel.and_then(|it| {
-        let pct = percent(it.total_ms, totals.kernel_ms)?;
-        Some(format!(
-            "The kernel {} takes {} of the kernel time, in {}.",
-            short_name(&it.kernel_name),
-            share(pct),
-            quantity(it.calls, "launch")
-        ))
-    });
-    let copied = totals.transfers.first().and_then(|it| {
-        percent(it.total_ms, totals.busy_ms).filter(|pct| *pct >= NAMED_PCT)?;
-        let what = match it.kind.as_str() {
-            "set" => "Filling memory".to_owned(),
-            "other" => "Copying unified memory or between other places".to_owned(),
-            kind => format!("Copying {}", kind.replace('_', " ")),
-        };
-        Some(format!(
-            "{what} takes {} ms: {} in {}.",
-            figure(it.total_ms),
-            bytes(it.bytes),
-            quantity(it.calls, "operation")
-        ))
-    });
+    let kernel = records.longest_kernel.and_then(|it| longest_kernel(it, totals));
+    let copied = totals.transfers.first().and_then(|it| longest_transfer(it, totals));
     let called = records.longest_call.map(|it| {
-        format!(
+        let row = Row::of("api_calls").with("name", &it.name);
+        Cited::of(
             "The host spends most time in {}: {} ms in {}.",
-            without_version(&it.name),
-            figure(it.ns.total as f64 / 1e6),
-            quantity(it.ns.count, "call")
+            [
+                Cited::name(without_version(&it.name)),
+                row.ns("ns.total", it.ns.total).short(),
+                row.count("ns.count", it.ns.count).quantity("call"),
+            ],
         )
     });
     [busy, kernel, copied, called].into_iter().flatten().collect()
+}
+
+fn longest_kernel(it: &KernelRecord, totals: &DeviceTotals) -> Option<Cited> {
+    let row = Row::of("kernels_topk")
+        .with("stage", &it.stage)
+        .with("kernel_name", &it.kernel_name)
+        .with("full_name", &it.full_name);
+    let all = Row::of("aggregates").figure("devices.kernel_ms", totals.kernel_ms);
+    Some(Cited::of(
+        "The kernel {} takes {} of the kernel time, in {}.",
+        [
+            Cited::name(short_name(&it.kernel_name)),
+            row.figure("total_ms", it.total_ms).share_of(&all)?.text(),
+            row.count("calls", it.calls).quantity("launch"),
+        ],
+    ))
+}
+
+/// Copies that take much of the busy time.
+fn longest_transfer(it: &TransferTotal, totals: &DeviceTotals) -> Option<Cited> {
+    percent(it.total_ms, totals.busy_ms).filter(|pct| *pct >= NAMED_PCT)?;
+    let what = match it.kind.as_str() {
+        "set" => Cited::words("Filling memory"),
+        "other" => Cited::words("Copying unified memory or between other places"),
+        kind => Cited::of("Copying {}", [Cited::name(kind.replace('_', " "))]),
+    };
+    let row = Row::of("aggregates.devices.transfers").with("kind", &it.kind);
+    Some(Cited::of(
+        "{} takes {} ms: {} in {}.",
+        [
+            what,
+            row.figure("total_ms", it.total_ms).short(),
+            row.count("bytes", it.bytes).bytes(),
+            row.count("calls", it.calls).quantity("operation"),
+        ],
+    ))
 }
 
 /// The figures that a capture without stages leaves unknown, and their remedy.

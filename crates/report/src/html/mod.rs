@@ -14,6 +14,20 @@ pub fn escape(text: &str) -> String {
     HtmlEscape(&format::visible(text)).to_string()
 }
 
+/// The same; text between a pair of backticks is code.
+pub fn prose(text: &str) -> String {
+    let escaped = escape(text);
+    let mut parts = escaped.split('`');
+    let mut html = parts.next().unwrap_or_default().to_owned();
+    while let Some(code) = parts.next() {
+        match parts.next() {
+            Some(after) => html.extend(["<code>", code, "</code>", after]),
+            None => html.extend(["`", code]),
+        }
+    }
+    html
+}
+
 /// Writes a value of a template: text as by [`escape`], except HTML that was built from such text.
 pub fn write_value(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
     match value.as_str().filter(|_| !value.is_safe()) {
@@ -29,5 +43,10 @@ mod tests {
     #[test]
     fn changes_of_direction_are_visible() {
         assert_eq!(escape("gemm\u{202e}<b>\u{2069}"), "gemm‹U+202E›&lt;b&gt;‹U+2069›");
+    }
+
+    #[test]
+    fn code_is_escaped_and_a_backtick_without_another_stays() {
+        assert_eq!(prose("a `b<i>` c` d"), "a <code>b&lt;i&gt;</code> c` d");
     }
 }

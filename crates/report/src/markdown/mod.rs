@@ -4,12 +4,33 @@ use super::format;
 
 /// Escapes text for a paragraph, a list item or a table's cell.
 pub fn escape(text: &str) -> String {
+    escape_but(text, |_| None)
+}
+
+/// The same; text between a pair of backticks is code.
+pub fn prose(text: &str) -> String {
+    escape_but(text, |rest| {
+        let (code, _) = rest.split_once('`')?;
+        let is_plain = |c: char| !c.is_control() && !matches!(c, '|' | '\u{2028}' | '\u{2029}');
+        (!code.trim().is_empty() && code.chars().all(is_plain)).then_some(code)
+    })
+}
+
+/// Escapes text but the code that `code_of` finds after a backtick.
+fn escape_but(text: &str, code_of: impl Fn(&str) -> Option<&str>) -> String {
     let text = format::visible(text);
     let mut escaped = String::with_capacity(text.len() + 8);
     let mut before = ' ';
-    let mut rest = text.trim().chars().peekable();
+    let mut rest = text.trim().chars();
     let mut first = true;
     while let Some(mut c) = rest.next() {
+        if let Some(code) = code_of(rest.as_str()).filter(|_| c == '`') {
+            escaped.extend(["`", code, "`"]);
+            rest = rest.as_str()[code.len() + 1..].chars();
+            (before, first) = ('`', false);
+            continue;
+        }
+        let mut rest = rest.clone().peekable();
         if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') {
             c = ' ';
         }

@@ -4,7 +4,7 @@ use llmprof_analyze::{Analysis, stats::Spread};
 use llmprof_core::trace::command::Timed;
 
 use super::report_table::ReportTable;
-use crate::format::{UNKNOWN, bytes, count, decimals, known, ms};
+use crate::format::{UNKNOWN, bytes, count, decimals, known, ms, pct, quantity};
 
 /// Latencies, rates, memory.
 pub fn aggregates(analysis: &Analysis) -> ReportTable {
@@ -27,6 +27,7 @@ pub fn aggregates(analysis: &Analysis) -> ReportTable {
     );
     spreads(analysis).into_iter().flatten().for_each(|row| table.row(row));
     singles(analysis).into_iter().flatten().for_each(|row| table.row(row));
+    devices(analysis).into_iter().flatten().for_each(|row| table.row(row));
     let (why, remedy) = analysis.why_no_stages();
     table.or_gap(why, remedy)
 }
@@ -85,4 +86,22 @@ fn singles(analysis: &Analysis) -> Vec<Row> {
         ),
         single("Loading the model", load, "ms, once"),
     ]
+}
+
+/// Work of the devices of a capture without stages.
+fn devices(analysis: &Analysis) -> Vec<Row> {
+    let Some(totals) = analysis.device_totals.as_ref().filter(|it| it.devices > 0) else {
+        return vec![];
+    };
+    let window = format!("from the first work to the last of {}", quantity(totals.devices, "GPU"));
+    let mut rows = vec![
+        single("Window", Some(ms(totals.window_ms)), &format!("ms, {window}")),
+        single("GPU busy", totals.busy_pct.map(pct), "of the window"),
+        single("Kernels", Some(ms(totals.kernel_ms)), &format!("ms in {}", count(totals.kernels))),
+    ];
+    rows.extend(totals.transfers.iter().map(|it| {
+        let unit = format!("ms in {}, {}", count(it.calls), bytes(it.bytes));
+        single(&format!("Copies: {}", it.kind.replace('_', " ")), Some(ms(it.total_ms)), &unit)
+    }));
+    rows
 }

@@ -15,7 +15,7 @@ use super::{
         TableCell, TableColumn, bytes, count, flag, id, millis, nanos, nested, percent,
         span_columns, text,
     },
-    traced::{stage_or_outside, upper_bound_note},
+    traced::{repeats_note, stage_or_outside, upper_bound_note},
 };
 use crate::format::{UNKNOWN, bytes as scaled_bytes, count as counted, known, ms, pct};
 
@@ -181,6 +181,7 @@ pub fn stage_gpu(analysis: &Analysis) -> ReportTable {
         ReportTable::of("stage-gpu", "GPU per stage", caption, (&columns(), &shown), rows);
     if !table.rows.is_empty() {
         table.notes.extend(upper_bound_note(analysis));
+        table.notes.extend(repeats_note(analysis));
     }
     table
 }

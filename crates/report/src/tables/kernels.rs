@@ -16,7 +16,7 @@ use super::{
     report_table::ReportTable,
     samples::{COUNTERS_OF_FIRST, first_sample_note},
     schema::{TableColumn, count, id, millis, nanos, number, percent, size, span_columns, text},
-    traced::{recorded_only_note, stage_or_outside},
+    traced::{stage_or_outside, sum_notes},
 };
 use crate::{
     RunFacts,
@@ -169,7 +169,7 @@ pub fn kernels(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> ReportTa
         table.notes.extend(first_sample_note(analysis, COUNTERS_OF_FIRST));
     }
     if !table.rows.is_empty() {
-        table.notes.extend(recorded_only_note(analysis));
+        table.notes.extend(sum_notes(analysis));
     }
     if let Some(it) = analysis.kernels.stages.iter().find(|it| it.stage == OUTSIDE) {
         let time = known(it.kernel_ms, |total| format!(", {} ms", ms(total)));
@@ -250,7 +250,7 @@ pub fn stage_kernels(analysis: &Analysis) -> ReportTable {
         &analysis.kernels.stages,
     );
     if !table.rows.is_empty() {
-        table.notes.extend(recorded_only_note(analysis));
+        table.notes.extend(sum_notes(analysis));
     }
     table
 }

@@ -8,7 +8,7 @@ use super::{
         TableCell, TableColumn, bytes, bytes_per_s, count, flops, flops_per_s, millis, nested,
         percent, spread_columns, text,
     },
-    traced::recorded_only_note,
+    traced::sum_notes,
 };
 use crate::format::shapes;
 
@@ -116,9 +116,13 @@ pub fn operators(analysis: &Analysis) -> ReportTable {
         ),
         _ => (analysis.times_of(), analysis.stages.repeats),
     };
+    let of = match repeats {
+        0 => String::new(),
+        1 => ", its measured repeat".to_owned(),
+        repeats => format!(", sums over its {repeats} measured repeats"),
+    };
     let caption = format!(
-        "Operators of {pass}, all {repeats} measured repeats, layers and experts rolled up (*), \
-         sorted by {}.",
+        "Operators of {pass}{of}, layers and experts rolled up (*), sorted by {}.",
         if on_device { "device time" } else { "inclusive time" },
     );
     let mut table = ReportTable::of(
@@ -140,8 +144,8 @@ pub fn operators(analysis: &Analysis) -> ReportTable {
     if analysis.listed_operators().rolled.iter().any(|record| record.captured_calls > 0) {
         table.note("Calls replayed by a graph have no host time: the host only replays.");
     }
-    if on_device {
-        table.notes.extend(recorded_only_note(analysis));
+    if !table.rows.is_empty() {
+        table.notes.extend(sum_notes(analysis));
     }
     if analysis.stages.rows.is_empty() {
         let (why, remedy) = analysis.why_no_stages();
@@ -153,13 +157,16 @@ pub fn operators(analysis: &Analysis) -> ReportTable {
 
 /// Every operator of every layer, longest first.
 pub fn operators_by_path(analysis: &Analysis) -> ReportTable {
-    let table = ReportTable::of(
+    let mut table = ReportTable::of(
         "operators-by-path",
         "Operators by layer",
         "Each operator of each layer over all measured repeats, longest first.",
         (&columns(), &shown(analysis)),
         analysis.listed_operators().by_path.iter().filter(|record| record.op != "module"),
     );
+    if !table.rows.is_empty() {
+        table.notes.extend(sum_notes(analysis));
+    }
     let (why, remedy) = analysis.why_no_operators();
     table.or_gap(why, remedy)
 }
@@ -170,13 +177,16 @@ pub fn modules(analysis: &Analysis) -> ReportTable {
     if analysis.listed_operators().modules().any(|it| it.device.is_some()) {
         shown.push("device.inclusive_ms");
     }
-    let table = ReportTable::of(
+    let mut table = ReportTable::of(
         "modules",
         "Modules",
         "Inclusive times contain everything in the module; exclusive times exclude its parts.",
         (&columns(), &shown),
         analysis.listed_operators().modules(),
     );
+    if !table.rows.is_empty() {
+        table.notes.extend(sum_notes(analysis));
+    }
     table.or_gap(
         "No operator lies inside another one.",
         "Nothing is missing: operators are listed one by one.",

@@ -6,7 +6,7 @@ use super::{
     report_table::ReportTable,
     samples::{COUNTERS_OF_FIRST, first_sample_note},
     schema::{TableCell, TableColumn, count, millis, nested, percent, text},
-    traced::recorded_only_note,
+    traced::sum_notes,
 };
 use crate::format::{UNKNOWN, known, pct};
 
@@ -87,8 +87,8 @@ pub fn regions(analysis: &Analysis) -> ReportTable {
         (&columns(), &shown),
         analysis.regions.iter().filter(with_work),
     );
-    if graphs {
-        table.notes.extend(recorded_only_note(analysis));
+    if !table.rows.is_empty() {
+        table.notes.extend(sum_notes(analysis));
     }
     if analysis.regions.iter().any(|region| region.counters.is_some()) {
         table.notes.extend(first_sample_note(analysis, COUNTERS_OF_FIRST));

@@ -7,6 +7,7 @@ use llmprof_analyze::{
         call_sites::CallSite,
         nsys_sums::{CallSum, RangeSum},
     },
+    stages::STAGES,
     timeline::graphs,
 };
 use llmprof_core::domain::finding::catalogue;
@@ -15,7 +16,7 @@ use super::{
     report_table::ReportTable,
     schema::{TableColumn, count, millis, nanos, percent, span_columns, text},
 };
-use crate::format::{count as counted, ms, pct};
+use crate::format::{count as counted, ms, pct, quantity};
 
 /// Columns of [`ClassRecord`].
 pub fn class_columns() -> Vec<TableColumn<ClassRecord>> {
@@ -89,6 +90,11 @@ pub fn upper_bound_note(analysis: &Analysis) -> Option<String> {
     ))
 }
 
+/// Notes on what the times of a table are sums of.
+pub fn sum_notes(analysis: &Analysis) -> impl Iterator<Item = String> {
+    recorded_only_note(analysis).into_iter().chain(repeats_note(analysis))
+}
+
 /// The note that sums of kernels exclude whole-traced graphs; `None` without any.
 pub fn recorded_only_note(analysis: &Analysis) -> Option<String> {
     let launches = launches_by_stage(analysis)?;
@@ -96,6 +102,22 @@ pub fn recorded_only_note(analysis: &Analysis) -> Option<String> {
         "Sums and shares are of recorded kernels only. Launches of CUDA graphs whose kernels are \
          not recorded: {launches}."
     ))
+}
+
+/// The note that times of a table are sums, where the times of stages are of one repeat.
+pub fn repeats_note(analysis: &Analysis) -> Option<String> {
+    let totals = analysis.stage_gpu.totals.iter().filter(|it| STAGES.contains(&it.stage.as_str()));
+    let mut numbers: Vec<(&str, u64)> = totals.map(|it| (&*it.stage, it.instances)).collect();
+    if numbers.is_empty() {
+        let repeats = u64::from(analysis.stages.repeats);
+        numbers = analysis.stages.rows.iter().map(|it| (&*it.stage, repeats)).collect();
+    }
+    numbers.retain(|it| it.1 > 1);
+    let of = |(stage, number): &(&str, u64)| format!("{} of {stage}", quantity(*number, "repeat"));
+    let of: Vec<String> = numbers.iter().map(of).collect();
+    (!of.is_empty()).then(|| {
+        format!("Times are sums over {}; the times of stages are of one repeat.", of.join(" and "))
+    })
 }
 
 /// Kernel time by class.
@@ -109,7 +131,7 @@ pub fn classes(analysis: &Analysis) -> ReportTable {
         &analysis.kernels.classes,
     );
     if !table.rows.is_empty() {
-        table.notes.extend(recorded_only_note(analysis));
+        table.notes.extend(sum_notes(analysis));
     }
     if let Some(share) = analysis.kernels.classified_pct {
         table.note(format!("The class of {} of all kernel time is known.", pct(share)));
@@ -122,13 +144,17 @@ pub fn call_sites(analysis: &Analysis) -> ReportTable {
     let shown = ["call_site", "stage", "kernels", "kernel_ms", "share_pct"];
     let caption = "Kernels by the innermost line of the program around the launching call, outside \
                    PyTorch and Python's own library.";
-    ReportTable::of(
+    let mut table = ReportTable::of(
         "call-sites",
         "Lines of code",
         caption,
         (&call_site_columns(), &shown),
         &analysis.call_sites,
-    )
+    );
+    if !table.rows.is_empty() {
+        table.notes.extend(sum_notes(analysis));
+    }
+    table
 }
 
 /// CUDA calls by name.

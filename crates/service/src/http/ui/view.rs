@@ -64,6 +64,9 @@ fn engine() -> Environment<'static> {
     engine.set_undefined_behavior(UndefinedBehavior::Strict);
     engine.set_auto_escape_callback(|_| AutoEscape::Html);
     engine.set_formatter(llmprof_report::html::write_value);
+    engine.add_filter("prose", |text: &str| {
+        Value::from_safe_string(llmprof_report::html::prose(text))
+    });
     engine.add_filter("time", |text: &str| time(text));
     engine.add_filter("duration", |from: &str, to: Option<&str>| duration(from, to));
     engine.add_filter("bytes", format::bytes);

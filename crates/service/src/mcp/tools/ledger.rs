@@ -55,8 +55,10 @@ pub fn tool() -> Tool {
          its distance from the hardware's floor, the largest reasons with what to try, the causes \
          that add up to the measured time with their largest kernels and operators, an upper \
          bound of what removing each saves, findings with advice, and what is unknown and how to \
-         measure it. A figure that is absent is unknown: never estimate it. Causes name the pass \
-         and counter of their evidence; prove one by table (ledger_members) or source_of_figure.",
+         measure it. A figure that is absent is unknown: never estimate it. Sentences and reasons \
+         name the tables and columns that their figures are from (`sources`). Causes name the \
+         pass and counter of their evidence; prove one by table (ledger_members) or \
+         source_of_figure.",
         Effect::Reads,
     )
 }
@@ -83,7 +85,7 @@ pub async fn call(api: &impl ServiceApi, arguments: Arguments) -> Result<ToolAns
         answer.line("partial: something could not be collected; see findings");
     }
     for part in &answers {
-        part.sentences.iter().for_each(|it| answer.line(it));
+        part.sentences.iter().for_each(|it| answer.line(it.as_str()));
         part.reasons.iter().for_each(|it| answer.line(format!("reason: {}", it.text)));
         answer.field("sentences", json!(part.sentences));
         answer.field("reasons", json!(part.reasons));
