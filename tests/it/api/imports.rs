@@ -11,6 +11,7 @@ use tempfile::tempdir;
 
 use crate::{
     api::router::{Answer, Api},
+    parse::sums::llmprof,
     support::{
         captures::{self, E2E, MOCK},
         service::{self, Service, Setup, command, script},
@@ -312,6 +313,9 @@ async fn an_nsys_report_is_exported_by_the_hosts_nsys() {
         stem.with_extension("nsys-rep").exists()
     });
     assert!(made, "nsys left no report");
+    let made = stem.with_extension("nsys-rep");
+    let (good, page, error) = llmprof(&[made.to_str().unwrap()]);
+    assert!(good && page.starts_with("# Profile of true\n"), "{error}");
     let data = tempdir().unwrap();
     let service = Service::start(data.path(), &Setup { nsys, ..Setup::default() });
     let report = fs::read(stem.with_extension("nsys-rep")).unwrap();

@@ -53,13 +53,15 @@ const UNTAR: &str = "unpack it: tar xf FILE";
 const WAL: &str = "a write-ahead log of SQLite";
 const PASS_DATABASE: &str =
     "pass the database next to it, whose name has no suffix -wal or -journal";
+/// Start of every report of nsys.
+const NSYS_REPORT: &[u8] = b"NVIDIA Tegra Profiler Report";
 /// Captures that are not exports, by their first bytes.
 const CAPTURES: [(&[u8], &str, &str); 2] = [
     (
-        b"NVIDIA Tegra Profiler Report",
+        NSYS_REPORT,
         "a report of nsys",
-        "export it (nsys export --type sqlite FILE) and pass the export, or import the report \
-         into a service whose host has nsys",
+        "export it (nsys export --type sqlite FILE) and pass the export, or install nsys here: \
+         it is then exported by itself",
     ),
     (
         b"NVR\0",
@@ -113,6 +115,13 @@ const COMPRESSIONS: [Compression; 5] = [
         command: "lz4 -d",
     },
 ];
+
+/// True for a report of nsys, which only nsys exports.
+pub fn is_nsys_report(path: &Path) -> bool {
+    let mut head = Vec::new();
+    let read = File::open(path).and_then(|it| it.take(HEAD).read_to_end(&mut head));
+    read.is_ok() && head.starts_with(NSYS_REPORT)
+}
 
 /// The message for a file that neither analysis nor import reads; `None` for every other file.
 /// `name` stands in its commands.

@@ -5,28 +5,38 @@ use std::{
     fs,
     io::Write,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use glob::Pattern;
+use llmprof_analyze::parse::foreign;
 use llmprof_core::{
     domain::ids::RunId,
     layout,
     trace::stage::{StageRule, StageRules},
 };
 use llmprof_report::pipeline::{self, Analyzed, Statements};
-use llmprof_service::config;
+use llmprof_service::{
+    collect::{Collector, ProcessLimits},
+    config,
+};
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{ReportFormat, stated::StatedOptions};
+use super::{ReportFormat, serve, stated::StatedOptions};
+
+/// Maximum time to export a report, seconds.
+const EXPORT_S: u64 = 3600;
 
 /// Analyse a saved run again, or a capture by nsys or PyTorch, and print its report
 ///
 /// PATH is the folder of a run or an unpacked bundle, an SQLite export of nsys (`nsys export --type
-/// sqlite`), or a trace by the profiler of PyTorch (`.json`, `.json.gz`, `.json.zst`), or several
-/// traces or a folder of them: one per rank, and graph captures. What is
-/// there is read as it is; nothing is measured.
+/// sqlite`) or a report, if nsys is installed, or a trace by the profiler of PyTorch (`.json`,
+/// `.json.gz`, `.json.zst`), or several traces or a folder of them: one per rank, and graph
+/// captures. What is there is read as it is; nothing is measured.
 #[derive(Debug, Args)]
 pub struct AnalyzeOptions {
     /// Folder of a run, an SQLite export of nsys, traces of PyTorch, or a folder of them
@@ -92,6 +102,8 @@ fn analyze(options: &AnalyzeOptions) -> Result<(RunId, Analyzed)> {
         [path] => capture(path)?,
         paths => several(paths)?,
     };
+    let exported = exported(&files)?;
+    let files = exported.as_ref().map_or(files, |(_, export)| vec![export.clone()]);
     if !files.is_empty() {
         // It was not submitted, so it has no id.
         return Ok((
@@ -105,6 +117,30 @@ fn analyze(options: &AnalyzeOptions) -> Result<(RunId, Analyzed)> {
     let path = options.paths.first().context("no path given")?;
     let analyzed = pipeline::analyze_with(path, stated, &config::devices()?)?;
     Ok((run_id(path)?, analyzed))
+}
+
+/// The export of a report of nsys, in a folder of its own; `None` for other captures, and on a host
+/// without nsys, where the refusal of a report has the command that exports it.
+fn exported(files: &[PathBuf]) -> Result<Option<(TempDir, PathBuf)>> {
+    let [report] = files else { return Ok(None) };
+    let collector = Collector::find(None, None, None);
+    if collector.nsys.is_none() || !foreign::is_nsys_report(report) {
+        return Ok(None);
+    }
+    let folder = tempfile::tempdir().context("cannot make a folder for the export")?;
+    let cannot = || format!("cannot export {}", report.display());
+    let report = report.canonicalize().with_context(cannot)?;
+    let link = folder.path().join(layout::NSYS_REPORT);
+    link.parent().map_or(Ok(()), fs::create_dir_all).with_context(cannot)?;
+    std::os::unix::fs::symlink(&report, link).with_context(cannot)?;
+    let (run, limit) = (RunId(Uuid::now_v7()), Duration::from_secs(EXPORT_S));
+    let limits = ProcessLimits::new(run, limit, CancellationToken::new());
+    serve::runtime()?.block_on(collector.export(folder.path(), &limits)).with_context(cannot)?;
+    // The report is named after its file.
+    let name = report.file_stem().unwrap_or_default();
+    let export = folder.path().join(name).with_added_extension("sqlite");
+    fs::rename(folder.path().join(layout::NSYS_EXPORT), &export).with_context(cannot)?;
+    Ok(Some((folder, export)))
 }
 
 /// The traces of several ranks, which are files.
