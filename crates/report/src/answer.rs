@@ -195,9 +195,9 @@ fn answer(records: &AnswerRecords) -> Answer {
     let ledger = records.ledger;
     let sentences = latencies::sentences(records.latencies)
         .into_iter()
-        .chain(times::sentences(records))
-        .chain(steps::sentences(records.step_batches, records.stage_shares))
         .chain(times::unrecorded_waits(records.ledger))
+        .chain(times::sentences(records))
+        .chain(steps::sentences(records))
         .chain(whole::sentences(records));
     let sentences: Vec<Cited> = sentences.collect();
     let mut unknown = unknown(ledger);

@@ -28,7 +28,8 @@ const ALL_ROWS: usize = 500;
 /// Values of the templates.
 #[derive(Serialize)]
 pub(super) struct ReportView<'a> {
-    id: String,
+    /// `None` for a capture that is no run of a service.
+    id: Option<String>,
     name: &'a str,
     description: String,
     mode: Option<String>,
@@ -177,7 +178,7 @@ pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis)
     let linked = LinkedTables::of(facts, analysis, &six);
     let LinkedTables { six: six_cut, ledger_members, counters, sampled_kernels, roofline } = linked;
     ReportView {
-        id: facts.id.to_string(),
+        id: (!facts.id.0.is_nil()).then(|| facts.id.to_string()),
         name: facts.spec.name(),
         description: facts.description(),
         mode: facts.spec.mode().map(Mode::to_string),

@@ -2,11 +2,15 @@
 
 use std::borrow::Cow;
 
+use super::foreign::quoted;
+
 const UTF8_MARK: &[u8] = b"\xef\xbb\xbf";
 const UTF16_MARKS: [&[u8]; 2] = [b"\xff\xfe", b"\xfe\xff"];
-/// Reason to refuse a long text in UTF-16, with its remedy.
-pub const UTF16_REFUSED: &str =
-    "text in UTF-16; convert it: iconv -f UTF-16 -t UTF-8 FILE > CONVERTED";
+/// Reason to refuse the long text in UTF-16 of the file `name`, with its remedy.
+pub fn utf16_refused(name: &str) -> String {
+    let (from, to) = (quoted(name), quoted(&format!("utf-8-{name}")));
+    format!("text in UTF-16; convert it: iconv -f UTF-16 -t UTF-8 {from} > {to}")
+}
 
 /// True for the start of a text in UTF-16.
 pub fn is_utf16(head: &[u8]) -> bool {

@@ -54,7 +54,7 @@ const WAL: &str = "a write-ahead log of SQLite";
 const PASS_DATABASE: &str =
     "pass the database next to it, whose name has no suffix -wal or -journal";
 /// Start of every report of nsys.
-const NSYS_REPORT: &[u8] = b"NVIDIA Tegra Profiler Report";
+pub const NSYS_REPORT: &[u8] = b"NVIDIA Tegra Profiler Report";
 /// Captures that are not exports, by their first bytes.
 const CAPTURES: [(&[u8], &str, &str); 2] = [
     (
@@ -281,7 +281,7 @@ fn expected(head: &[u8], wanted: &str, remedy: &'static str) -> Foreign {
 }
 
 /// A name as a shell reads it.
-fn quoted(name: &str) -> String {
+pub fn quoted(name: &str) -> String {
     let is_plain = |it: char| it.is_ascii_alphanumeric() || "-_./+=:@,%".contains(it);
     if name.chars().all(is_plain) && !name.starts_with('-') {
         name.to_owned()

@@ -3,27 +3,42 @@
 use std::collections::BTreeMap;
 
 use llmprof_analyze::{
+    ledger::Ledger,
     step_batches::StepBatch,
     timeline::time_shares::{OUTSIDE_STAGES, StageShare},
 };
 use llmprof_core::trace::engine_steps::StepClass;
 
-use super::cited::{Cited, Figure, Row};
+use super::{
+    AnswerRecords,
+    cited::{Cited, Figure, Row},
+    times,
+};
 use crate::format::{count, pct};
 
 /// Least share of device time outside all stages that is stated, percent.
 const STATED_PCT: f64 = 1.0;
 
 /// The steps by class, and the time outside them.
-pub fn sentences(batches: &[StepBatch], shares: &[StageShare]) -> Vec<Cited> {
+pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
+    let mut all = of_batches(records.step_batches, records.ledger);
+    all.extend(records.stage_shares.iter().find_map(outside));
+    all
+}
+
+fn of_batches(batches: &[StepBatch], ledger: &Ledger) -> Vec<Cited> {
     let mut of_class: BTreeMap<(StepClass, Option<&str>), Vec<&StepBatch>> = BTreeMap::new();
     for it in batches {
         // The word of a known class adds nothing to it.
         let mode = it.mode.as_deref().filter(|_| it.class == StepClass::Other);
         of_class.entry((it.class, mode)).or_default().push(it);
     }
-    let steps = of_class.iter().map(|((class, mode), rows)| of_steps(*class, *mode, rows));
-    steps.chain(shares.iter().find_map(outside)).collect()
+    let of_class = of_class.iter().map(|((class, mode), rows)| {
+        let stage = class.stage();
+        let waits = stage.is_some_and(|it| times::has_unrecorded_wait(ledger, it));
+        of_steps(*class, *mode, rows, waits)
+    });
+    of_class.collect()
 }
 
 fn row_of(it: &StepBatch) -> Row {
@@ -36,7 +51,7 @@ fn row_of(it: &StepBatch) -> Row {
 }
 
 /// Number of steps of a class, their requests, times and tokens.
-fn of_steps(class: StepClass, mode: Option<&str>, rows: &[&StepBatch]) -> Cited {
+fn of_steps(class: StepClass, mode: Option<&str>, rows: &[&StepBatch], waits: bool) -> Cited {
     let each = |column: &'static str, of: fn(&StepBatch) -> f64| {
         rows.iter().map(move |it| row_of(it).figure(column, of(it)))
     };
@@ -64,12 +79,13 @@ fn of_steps(class: StepClass, mode: Option<&str>, rows: &[&StepBatch]) -> Cited 
     };
     let rate = rate(rows).map(|it| Cited::of(", {} tokens per second", [it.decimals(0)]));
     Cited::of(
-        "{}{}{}: {}{}.",
+        "{}{}{}: {}{}{}.",
         [
             steps.quantity(&format!("{name} step")),
             requests.unwrap_or_default(),
             context.unwrap_or_default(),
             time,
+            Cited::words(if waits { times::WITH_WAIT } else { "" }),
             rate.unwrap_or_default(),
         ],
     )
@@ -161,11 +177,14 @@ mod tests {
     fn steps_of_several_batches_are_stated_by_their_ends_and_never_averaged() {
         let rows = [row(Some(4), &[2.0, 2.0], Some(2000.0)), row(Some(8), &[4.0], Some(2000.0))];
         assert_eq!(
-            sentences(&rows, &[]),
+            of_batches(&rows, &Ledger::default()),
             ["3 decode steps of 4 to 8 requests with contexts of 400 to 800 tokens: 2.00 to 4.00 \
                  ms each (median of the 2 with 4 requests: 2.00 ms), 2,000 tokens per second."]
         );
         let rows = [row(Some(4), &[2.0], Some(2000.0)), row(None, &[4.0], None)];
-        assert_eq!(sentences(&rows, &[]), ["2 decode steps: 2.00 to 4.00 ms each."]);
+        assert_eq!(
+            of_batches(&rows, &Ledger::default()),
+            ["2 decode steps: 2.00 to 4.00 ms each."]
+        );
     }
 }

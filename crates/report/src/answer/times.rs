@@ -19,12 +19,16 @@ use crate::format::count;
 const NAMED_PCT: f64 = 1.0;
 /// Min part of the time of all steps above the median, of outliers without a cause.
 const EXCESS_PART: f64 = 0.05;
+/// Of a time that contains a wait named before.
+pub const WITH_WAIT: &str = ", that wait included";
 /// Outliers in one sentence.
 const LISTED: usize = 3;
 
 /// The time of a stage, of which decode has steps where their number is known.
 struct StageTime<'a> {
     stage: &'a str,
+    /// The time contains a wait that a sentence before has named.
+    waits: bool,
     ms: Figure,
     steps: Option<Figure>,
     row: Option<&'a StageTiming>,
@@ -39,6 +43,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         let steps = stage.steps.filter(|steps| is_known(&stage.stage, steps));
         let time = StageTime {
             stage: &stage.stage,
+            waits: has_unrecorded_wait(records.ledger, &stage.stage),
             ms: cells.ns("measured_ns", stage.measured_ns),
             steps: steps.map(|it| cells.count("steps", it)),
             row: records.stages.iter().find(|row| row.stage == stage.stage),
@@ -50,6 +55,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         let steps = records.decode_steps.filter(|steps| is_known(&row.stage, steps));
         let time = StageTime {
             stage: &row.stage,
+            waits: false,
             ms: Row::of("stages").with("stage", &row.stage).figure("ms.mean", row.ms.mean),
             steps: steps.map(|it| Row::of("aggregates").count("decode_steps", it)),
             row: Some(row),
@@ -177,11 +183,12 @@ fn mean(time: &StageTime, per_step: &Figure) -> Cited {
         })
     });
     Cited::of(
-        "{} takes {} ms{}{}{}.",
+        "{} takes {} ms{}{}{}{}.",
         [
             Cited::name(named(time.stage)),
             per_step.clone().short(),
             per,
+            Cited::words(if time.waits { WITH_WAIT } else { "" }),
             spread.unwrap_or_default(),
             time.row.filter(|_| time.steps.is_some()).and_then(rate).unwrap_or_default(),
         ],
@@ -277,6 +284,12 @@ fn delay(calls: &[(&str, Vec<Figure>)], outliers: u64) -> Cited {
         " In {} the GPU idles while the host is inside one call that launches nothing: {}.",
         [which, Cited::list(each, "; ")],
     )
+}
+
+/// True for a stage with a wait that a sentence names.
+pub fn has_unrecorded_wait(ledger: &Ledger, stage: &str) -> bool {
+    let row = ledger.of_stage(stage).find(|row| row.cause == LedgerCause::UnrecordedWait);
+    row.and_then(|row| row.share_pct).is_some_and(|pct| pct >= NAMED_PCT)
 }
 
 /// Sentences on waits whose reason lies before the recording, and the time without them.

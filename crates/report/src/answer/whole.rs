@@ -13,6 +13,8 @@ use super::{
 };
 use crate::format::{count, share, short_name};
 
+/// Kinds of work, kernels and copies, that are listed.
+const WORK: usize = 3;
 /// Ranges that are listed.
 const RANGES: usize = 3;
 /// Least share of the busy time, percent, of copies that a sentence names.
@@ -43,8 +45,13 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
             ],
         )
     });
-    let kernel = records.longest_kernel.and_then(|it| longest_kernel(it, totals));
-    let copied = totals.transfers.first().and_then(|it| longest_transfer(it, totals));
+    let kernels = records.longest_kernel.and_then(|it| kernels(it, totals));
+    let kernels = kernels.map(|it| (totals.kernel_ms, it));
+    let copies = totals.transfers.iter().filter_map(|it| Some((it.total_ms, copies(it, totals)?)));
+    let mut work: Vec<(f64, Cited)> = kernels.into_iter().chain(copies).collect();
+    work.sort_by(|a, b| b.0.total_cmp(&a.0));
+    work.truncate(WORK);
+    let work = work.into_iter().map(|it| it.1);
     let called = records.longest_call.map(|it| {
         let row = Row::of("api_calls").with("name", &it.name);
         Cited::of(
@@ -56,27 +63,30 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
             ],
         )
     });
-    [busy, kernel, copied, called].into_iter().flatten().collect()
+    busy.into_iter().chain(work).chain(called).collect()
 }
 
-fn longest_kernel(it: &KernelRecord, totals: &DeviceTotals) -> Option<Cited> {
+/// The kernels, and the one that takes most of their time.
+fn kernels(longest: &KernelRecord, totals: &DeviceTotals) -> Option<Cited> {
     let row = Row::of("kernels_topk")
-        .with("stage", &it.stage)
-        .with("kernel_name", &it.kernel_name)
-        .with("full_name", &it.full_name);
-    let all = Row::of("aggregates").figure("devices.kernel_ms", totals.kernel_ms);
+        .with("stage", &longest.stage)
+        .with("kernel_name", &longest.kernel_name)
+        .with("full_name", &longest.full_name);
+    let all = Row::of("aggregates");
+    let all_ms = all.figure("devices.kernel_ms", totals.kernel_ms);
     Some(Cited::of(
-        "The kernel {} takes {} of the kernel time, in {}.",
+        "Kernels take {} ms in {}: {} of it in {}.",
         [
-            Cited::name(short_name(&it.kernel_name)),
-            row.figure("total_ms", it.total_ms).share_of(&all)?.text(),
-            row.count("calls", it.calls).quantity("launch"),
+            all_ms.clone().short(),
+            all.count("devices.kernels", totals.kernels).quantity("launch"),
+            row.figure("total_ms", longest.total_ms).share_of(&all_ms)?.text(),
+            Cited::name(short_name(&longest.kernel_name)),
         ],
     ))
 }
 
 /// Copies that take much of the busy time.
-fn longest_transfer(it: &TransferTotal, totals: &DeviceTotals) -> Option<Cited> {
+fn copies(it: &TransferTotal, totals: &DeviceTotals) -> Option<Cited> {
     percent(it.total_ms, totals.busy_ms).filter(|pct| *pct >= NAMED_PCT)?;
     let what = match it.kind.as_str() {
         "set" => Cited::words("Filling memory"),

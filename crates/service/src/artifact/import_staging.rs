@@ -186,7 +186,7 @@ fn kind(head: &[u8], name: &str) -> Result<CaptureKind, String> {
     if head.starts_with(foreign::SQLITE) {
         return Ok(CaptureKind::Timeline);
     }
-    if head.starts_with(b"NVIDIA Tegra Profiler Report") {
+    if head.starts_with(foreign::NSYS_REPORT) {
         return Ok(CaptureKind::Report);
     }
     if head.starts_with(b"NVR\0") {
@@ -199,7 +199,7 @@ fn kind(head: &[u8], name: &str) -> Result<CaptureKind, String> {
             .into());
     }
     match text.trim_start().starts_with(['{', '[']) {
-        true if encoding::is_utf16(head) => Err(encoding::UTF16_REFUSED.into()),
+        true if encoding::is_utf16(head) => Err(encoding::utf16_refused(name)),
         true => Ok(CaptureKind::PytorchTrace),
         false => Ok(CaptureKind::Counters),
     }

@@ -28,7 +28,9 @@ pub fn open(path: &Path) -> io::Result<TraceText> {
     let mut text = unpacked(path)?;
     let head = text.fill_buf()?;
     if encoding::is_utf16(head) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, encoding::UTF16_REFUSED));
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let refused = encoding::utf16_refused(&name);
+        return Err(io::Error::new(io::ErrorKind::InvalidData, refused));
     }
     let mark = head.len() - encoding::without_mark(head).len();
     text.consume(mark);

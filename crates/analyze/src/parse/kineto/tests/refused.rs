@@ -42,7 +42,7 @@ fn a_mark_of_utf_8_is_read_and_other_encodings_are_named() {
         let wide: Vec<u8> =
             std::iter::once(mark).chain(text.encode_utf16()).flat_map(bytes).collect();
         let error = read_all(&[&wide]).unwrap_err();
-        assert!(error.contains("0.json") && error.contains("UTF-16"), "{error}");
+        assert!(error.contains("-t UTF-8 0.json > utf-8-0.json"), "{error}");
     }
     let broken = [br#"{"traceEvents": [{"name": ""#.as_slice(), b"\xff\xfe\"}]}"].concat();
     let error = read_all(&[&broken]).unwrap_err();
