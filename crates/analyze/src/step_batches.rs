@@ -7,6 +7,7 @@ use llmprof_core::trace::engine_steps::StepClass;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    stages::step_times::TYPICAL_PART,
     stats::{Spread, median, ratio},
     timeline::engine_steps::EngineStepRecord,
 };
@@ -39,6 +40,22 @@ pub struct StepBatch {
     /// Tokens that these steps computed or generated over their time, of all requests; `null` where
     /// the tokens of a step are unknown, or its time is not its own.
     pub tokens_per_s: Option<f64>,
+}
+
+/// The only row, or the one with the most steps if it has several: no figure stands for steps of
+/// different requests.
+pub fn common_batch<'a>(rows: impl IntoIterator<Item = &'a StepBatch>) -> Option<&'a StepBatch> {
+    let rows: Vec<&StepBatch> = rows.into_iter().collect();
+    let most = rows.iter().max_by_key(|it| it.steps)?;
+    (rows.len() == 1 || most.steps > 1).then_some(*most)
+}
+
+impl StepBatch {
+    /// Tokens per second, if the mean of the steps stands for their median.
+    pub fn typical_tokens_per_s(&self) -> Option<f64> {
+        let is_typical = (self.ms.mean - self.p50_ms).abs() <= TYPICAL_PART * self.p50_ms;
+        self.tokens_per_s.filter(|_| is_typical)
+    }
 }
 
 /// Min part of an unrecorded wait in a step whose time is not its own.

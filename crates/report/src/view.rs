@@ -28,7 +28,7 @@ const ALL_ROWS: usize = 500;
 /// Values of the templates.
 #[derive(Serialize)]
 pub(super) struct ReportView<'a> {
-    /// `None` for a capture that is no run of a service.
+    /// `None` for a capture without a run.
     id: Option<String>,
     name: &'a str,
     description: String,

@@ -15,7 +15,7 @@ use crate::{
 const OUTLIER_MEDIANS: f64 = 2.0;
 /// A mean stands for steps whose median differs from it by at most this part, and steps for their
 /// stage if they take all but this part of it.
-const TYPICAL_PART: f64 = 0.05;
+pub const TYPICAL_PART: f64 = 0.05;
 /// Listed outliers of a stage.
 const LISTED: usize = 10;
 

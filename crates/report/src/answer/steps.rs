@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use llmprof_analyze::{
     ledger::Ledger,
-    step_batches::StepBatch,
+    step_batches::{StepBatch, common_batch},
     timeline::time_shares::{OUTSIDE_STAGES, StageShare},
 };
 use llmprof_core::trace::engine_steps::StepClass;
@@ -72,21 +72,25 @@ fn of_steps(class: StepClass, mode: Option<&str>, rows: &[&StepBatch], waits: bo
     let least = Figure::least(each("ms.min", |it| it.ms.min)).map(Figure::short);
     let most = Figure::most(each("ms.max", |it| it.ms.max)).map(Figure::short);
     let (least, most) = (least.unwrap_or_default(), most.unwrap_or_default());
-    let time = match (steps.value() == 1.0, least.as_str() == most.as_str()) {
-        (true, _) => Cited::of("{} ms", [most]),
-        (_, true) => Cited::of("{} ms each", [most]),
-        (_, false) => Cited::of("{} to {} ms each{}", [least, most, typical(rows)]),
+    // A rate of steps of different requests, or with an outlier, is that of none of them.
+    let rate =
+        common_batch(rows.iter().copied()).filter(|_| !waits).and_then(rate).unwrap_or_default();
+    let time = match (steps.value() == 1.0, least.as_str() == most.as_str(), typical(rows)) {
+        (true, ..) => Cited::of("{} ms{}", [most, rate]),
+        (_, true, _) => Cited::of("{} ms each{}", [most, rate]),
+        (_, _, Some(typical)) => {
+            Cited::of("{}{}; all take {} to {} ms", [typical, rate, least, most])
+        }
+        (_, _, None) => Cited::of("{} to {} ms each", [least, most]),
     };
-    let rate = rate(rows).map(|it| Cited::of(", {} tokens per second", [it.decimals(0)]));
     Cited::of(
-        "{}{}{}: {}{}{}.",
+        "{}{}{}: {}{}.",
         [
             steps.quantity(&format!("{name} step")),
             requests.unwrap_or_default(),
             context.unwrap_or_default(),
             time,
             Cited::words(if waits { times::WITH_WAIT } else { "" }),
-            rate.unwrap_or_default(),
         ],
     )
 }
@@ -95,22 +99,21 @@ fn counted(figure: Figure) -> Cited {
     figure.shown(|it| count(it as u64))
 }
 
-/// The median of the row with the most steps: no median stands for steps of different requests.
-fn typical(rows: &[&StepBatch]) -> Cited {
-    let Some(it) = rows.iter().max_by_key(|it| it.steps).filter(|it| it.steps > 1) else {
-        return Cited::default();
-    };
+/// The median of the most common steps: none stands for steps of different requests.
+fn typical(rows: &[&StepBatch]) -> Option<Cited> {
+    let it = common_batch(rows.iter().copied())?;
     let row = row_of(it);
-    let steps = || row.count("steps", it.steps).shown(|it| count(it as u64));
-    let of = match (rows.len(), it.requests) {
-        (1, _) => Cited::default(),
-        (_, Some(requests)) => {
-            let requests = row.count("requests", requests).quantity("request");
-            Cited::of(" of the {} with {}", [steps(), requests])
-        }
-        (_, None) => Cited::of(" of {} of them", [steps()]),
-    };
-    Cited::of(" (median{}: {} ms)", [of, row.figure("p50_ms", it.p50_ms).short()])
+    let requests = it.requests.filter(|_| rows.len() > 1).map(|requests| {
+        Cited::of(" with {}", [row.count("requests", requests).quantity("request")])
+    });
+    Some(Cited::of(
+        "{} ms{} (median of {})",
+        [
+            row.figure("p50_ms", it.p50_ms).short(),
+            requests.unwrap_or_default(),
+            row.count("steps", it.steps).quantity("step"),
+        ],
+    ))
 }
 
 type Column = (&'static str, fn(&StepBatch) -> Option<u64>);
@@ -123,16 +126,9 @@ fn range(rows: &[&StepBatch], least: Column, most: Column) -> Option<(Figure, Fi
     Figure::least(all(least)?).zip(Figure::most(all(most)?))
 }
 
-/// Tokens of all rows over their time, per second.
-fn rate(rows: &[&StepBatch]) -> Option<Figure> {
-    let time = |it: &StepBatch| {
-        let row = row_of(it);
-        row.figure("ms.mean", it.ms.mean).times(&row.count("steps", it.steps))
-    };
-    let made =
-        |it: &StepBatch| Some(row_of(it).figure("tokens_per_s", it.tokens_per_s?).times(&time(it)));
-    let made: Option<Vec<Figure>> = rows.iter().map(|it| made(it)).collect();
-    Figure::sum(made?).over(&Figure::sum(rows.iter().map(|it| time(it))))
+fn rate(it: &StepBatch) -> Option<Cited> {
+    let rate = row_of(it).figure("tokens_per_s", it.typical_tokens_per_s()?).decimals(0);
+    Some(Cited::of(", {} tokens per second", [rate]))
 }
 
 /// The time outside all stages, where some work ran in it.
@@ -174,17 +170,26 @@ mod tests {
     }
 
     #[test]
-    fn steps_of_several_batches_are_stated_by_their_ends_and_never_averaged() {
+    fn steps_of_several_batches_are_stated_by_the_common_batch_and_never_averaged() {
         let rows = [row(Some(4), &[2.0, 2.0], Some(2000.0)), row(Some(8), &[4.0], Some(2000.0))];
         assert_eq!(
             of_batches(&rows, &Ledger::default()),
-            ["3 decode steps of 4 to 8 requests with contexts of 400 to 800 tokens: 2.00 to 4.00 \
-                 ms each (median of the 2 with 4 requests: 2.00 ms), 2,000 tokens per second."]
+            ["3 decode steps of 4 to 8 requests with contexts of 400 to 800 tokens: 2.00 ms \
+                 with 4 requests (median of 2 steps), 2,000 tokens per second; all take 2.00 to \
+                 4.00 ms."]
         );
         let rows = [row(Some(4), &[2.0], Some(2000.0)), row(None, &[4.0], None)];
+        let text = of_batches(&rows, &Ledger::default());
+        assert_eq!(text, ["2 decode steps: 2.00 to 4.00 ms each."]);
+    }
+
+    #[test]
+    fn a_rate_with_an_outlier_is_not_stated() {
+        let rows = [row(Some(1), &[2.0, 2.0, 900.0], Some(3.3))];
         assert_eq!(
             of_batches(&rows, &Ledger::default()),
-            ["2 decode steps: 2.00 to 4.00 ms each."]
+            ["3 decode steps of 1 request with a context of 100 tokens: 2.00 ms (median of 3 \
+              steps); all take 2.00 to 900 ms."]
         );
     }
 }

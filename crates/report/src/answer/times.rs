@@ -20,7 +20,7 @@ const NAMED_PCT: f64 = 1.0;
 /// Min part of the time of all steps above the median, of outliers without a cause.
 const EXCESS_PART: f64 = 0.05;
 /// Of a time that contains a wait named before.
-pub const WITH_WAIT: &str = ", that wait included";
+pub const WITH_WAIT: &str = ", with this wait";
 /// Outliers in one sentence.
 const LISTED: usize = 3;
 

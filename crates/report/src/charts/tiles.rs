@@ -6,12 +6,14 @@ use llmprof_analyze::{
     roofline::mfu::{ALL_STAGES, MfuRecord},
     stages::{DECODE, StageTiming, step_times::StepTimes},
     stats::{Spread, percent},
+    step_batches::{StepBatch, common_batch},
     timeline::gpu::StageGpu,
 };
+use llmprof_core::trace::engine_steps::StepClass;
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 
 use crate::{
-    format::{decimals, ms, pct, quantity, scaled},
+    format::{decimals, figure, pct, quantity, scaled},
     profile::Aggregates,
 };
 
@@ -32,6 +34,8 @@ struct Headline {
     mfu: Vec<MfuRecord>,
     #[serde(default)]
     step_times: Vec<StepTimes>,
+    #[serde(default)]
+    step_batches: Vec<StepBatch>,
     #[serde(default)]
     stage_gpu: Vec<StageGpu>,
     #[serde(default)]
@@ -71,6 +75,7 @@ pub fn tiles(analysis: &Analysis) -> Vec<Tile> {
         stages: stages.rows.clone(),
         mfu: analysis.mfu.rows.clone(),
         step_times: analysis.step_times.clone(),
+        step_batches: analysis.step_batches.clone(),
         stage_gpu: analysis.stage_gpu.totals.clone(),
         power: analysis.power.as_ref().map(|it| HeadlinePower { stages: it.stages.clone() }),
         only_traced: analysis.only_traced,
@@ -104,9 +109,12 @@ impl Headline {
     fn tiles(&self) -> Vec<Tile> {
         let times = &self.aggregates;
         let tiles = [
-            self.timed("First token", times.first_token),
-            self.typical_token()
-                .or_else(|| Some(self.with_rate(self.timed("Per token", times.per_token)?))),
+            self.step(StepClass::Prefill, "Prefill step")
+                .unwrap_or_else(|| self.timed("First token", times.first_token)),
+            self.step(StepClass::Decode, "Decode step").unwrap_or_else(|| {
+                self.typical_token()
+                    .or_else(|| Some(self.with_rate(self.timed("Per token", times.per_token)?)))
+            }),
             self.busy(),
             self.utilisation(),
             self.energy(),
@@ -120,22 +128,43 @@ impl Headline {
             0 => String::new(),
             samples => format!(" of {samples} samples"),
         };
-        let note = value.std.map(|std| format!("± {} over {} repeats{of}", ms(std), value.n));
+        let note = value.std.map(|std| format!("± {} over {} repeats{of}", figure(std), value.n));
         let pass = if self.only_traced { ", traced" } else { "" };
         let note = note.unwrap_or_else(|| "one repeat".into()) + pass;
-        Some(Tile { label, value: ms(value.mean), unit: "ms", note })
+        Some(Tile { label, value: figure(value.mean), unit: "ms", note })
+    }
+
+    /// The median of the most common steps of an engine, of which no mean stands for all; `None`
+    /// for a program without steps of this class.
+    fn step(&self, class: StepClass, label: &'static str) -> Option<Option<Tile>> {
+        let rows = || self.step_batches.iter().filter(|it| it.class == class);
+        rows().next()?;
+        let tile = |it: &StepBatch| {
+            let requests =
+                it.requests.map(|requests| format!(" of {}", quantity(requests, "request")));
+            let rate = it.typical_tokens_per_s().map(|rate| format!("; {} tokens/s", figure(rate)));
+            let note = format!(
+                "median of {}{}{}{}",
+                quantity(it.steps, "step"),
+                requests.unwrap_or_default(),
+                if self.only_traced { ", traced" } else { "" },
+                rate.unwrap_or_default()
+            );
+            Tile { label, value: figure(it.p50_ms), unit: "ms", note }
+        };
+        Some(common_batch(rows()).map(tile))
     }
 
     /// The median step, if outliers make the mean one of no step.
     fn typical_token(&self) -> Option<Tile> {
         let mean_ms = self.aggregates.per_token?.mean;
         let steps = self.step_times.iter().find(|it| it.stage == DECODE && it.outliers > 0)?;
-        let value = ms(steps.typical_of_stage_ms(mean_ms)?);
+        let value = figure(steps.typical_of_stage_ms(mean_ms)?);
         let pass = if self.only_traced { ", traced" } else { "" };
         let note = format!(
             "median of {}{pass}; mean {} ms with {}",
             quantity(u64::from(steps.ms.n), "step"),
-            ms(mean_ms),
+            figure(mean_ms),
             quantity(steps.outliers, "outlier")
         );
         Some(Tile { label: "Per token", value, unit: "ms", note })
@@ -145,7 +174,7 @@ impl Headline {
     fn with_rate(&self, tile: Tile) -> Tile {
         let decode = self.stages.iter().find(|row| row.stage == DECODE);
         let rate = decode.and_then(|row| row.tokens_per_s);
-        let rate = rate.map(|rate| format!("; decode {} tokens/s", decimals(rate, 1)));
+        let rate = rate.map(|rate| format!("; decode {} tokens/s", figure(rate)));
         Tile { note: tile.note + &rate.unwrap_or_default(), ..tile }
     }
 
