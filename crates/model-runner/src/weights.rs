@@ -30,6 +30,8 @@ pub enum WeightsError {
     Index { path: PathBuf, reason: String },
     #[error("invalid or truncated safetensors file {path}: {reason}")]
     Open { path: PathBuf, reason: String },
+    #[error("{name} in {path} is quantised ({dtype}); expected weights in f32, f16 or bf16")]
+    Quantised { path: PathBuf, name: String, dtype: String },
 }
 
 /// Weights of `folder`: every file in its index, or every `*.safetensors` in it.
@@ -89,9 +91,22 @@ fn check(path: &Path) -> std::result::Result<(), WeightsError> {
     let file = fs::File::open(path).map_err(read)?;
     // SAFETY: mapped during this call, and only read.
     let map = unsafe { memmap2::Mmap::map(&file) }.map_err(read)?;
-    safetensors::SafeTensors::deserialize(&map)
-        .map(drop)
-        .map_err(|error| WeightsError::Open { path: path.to_owned(), reason: error.to_string() })
+    let tensors = safetensors::SafeTensors::deserialize(&map)
+        .map_err(|error| WeightsError::Open { path: path.to_owned(), reason: error.to_string() })?;
+    let is_quantised = |dtype| {
+        use safetensors::Dtype::{BF16, F16, F32, F64};
+        !matches!(dtype, BF16 | F16 | F32 | F64)
+    };
+    let quantised =
+        tensors.iter().find(|(name, it)| name.ends_with(".weight") && is_quantised(it.dtype()));
+    match quantised {
+        Some((name, it)) => Err(WeightsError::Quantised {
+            path: path.to_owned(),
+            name: name.to_owned(),
+            dtype: format!("{:?}", it.dtype()),
+        }),
+        None => Ok(()),
+    }
 }
 
 /// Weights drawn from `seed`, each tensor by its name and its layer's scale.
@@ -224,6 +239,16 @@ mod tests {
         saved.save_safetensors("w", folder.path().join("x.safetensors"))?;
         let loaded = load(folder.path(), DType::F32, &Device::Cpu)?.get((2, 2), "w")?;
         assert_eq!(loaded.to_vec2::<f32>()?, [[1.0, 2.0], [3.0, 4.0]]);
+        Ok(())
+    }
+
+    #[test]
+    fn quantised_weights_are_refused_by_name() -> anyhow::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("x.safetensors");
+        Tensor::ones((2, 2), DType::U8, &Device::Cpu)?.save_safetensors("q.weight", &path)?;
+        let refused = load(folder.path(), DType::F32, &Device::Cpu).err().expect("refused");
+        assert!(refused.to_string().contains("is quantised (U8)"), "{refused}");
         Ok(())
     }
 

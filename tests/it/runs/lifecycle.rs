@@ -368,8 +368,7 @@ async fn a_service_starts_with_an_unusable_model_and_lists_it_with_the_reason() 
     let mut command = service::command(data.path(), &Setup::default());
     let service = Service::spawn(command.env("LLMPROF__SERVER__MODELS", &models), data.path());
     let listed = service.json("/models").await;
-    let why =
-        "the model has a sliding_window of 64 in a context of 128, which the runner cannot build";
+    let why = "the model has a sliding_window of 64 in a context of 128, which is not supported";
     assert_eq!(listed["refused"], json!([{ "name": "mistral", "reason": why }]));
     assert!(listed["models"].as_array().unwrap().iter().any(|model| model["name"] == "llama-tiny"));
     let (status, refused) = service.post("/runs", &json!({ "model": "mistral" })).await;

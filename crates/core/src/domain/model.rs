@@ -22,8 +22,13 @@ pub enum ModelError {
     Parse(String),
     #[error("the model's description lacks {0}")]
     Missing(String),
-    #[error("the model has {0}, which the runner cannot build")]
+    #[error("the model has {0}, which is not supported")]
     Unsupported(String),
+    #[error(
+        "the model's weights are quantised ({0}); bytes and peak rates of this format are not \
+         supported yet. To use the unquantised model instead, remove that key from config.json"
+    )]
+    Quantised(String),
     #[error("impossible dimensions: {0}")]
     Impossible(String),
 }

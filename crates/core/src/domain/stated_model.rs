@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{
     dtype::Dtype,
-    model::{ModelSpec, hf},
+    model::{ModelError, ModelSpec, hf},
     settings::nearest,
 };
 
@@ -76,6 +76,13 @@ pub enum StatementError {
     UnknownModel { name: String, hint: String },
     #[error("model_config: {0}")]
     Config(String),
+    #[error(
+        "model_config: {0}; without model_config, the report has no floors, costs and MFU of a \
+         model"
+    )]
+    Quantised(String),
+    #[error("dtype: missing; config.json has no torch_dtype: state f32, f16 or bf16")]
+    WithoutDtype,
     #[error("{field}: {text:?} is not a whole number from {min} to {max}")]
     Number { field: &'static str, text: String, min: u64, max: u64 },
     #[error("dtype: {text:?}; expected f32, f16 or bf16")]
@@ -130,6 +137,9 @@ impl ModelStatement {
             Some(text) => {
                 text.parse().map_err(|_| StatementError::Dtype { text: shortened(text) })?
             }
+            None if is_config(config) && !hf::states_dtype(config) => {
+                return Err(StatementError::WithoutDtype);
+            }
             None => model.dtype,
         };
         let needed = prompt_tokens + new_tokens.unwrap_or(0);
@@ -142,14 +152,21 @@ impl ModelStatement {
     }
 }
 
+/// True for the text of a `config.json`, false for the name of a model.
+fn is_config(text: &str) -> bool {
+    text.trim_start().starts_with('{')
+}
+
 /// The model of a name or of the text of a `config.json`, without this host's folders.
 fn model_of(
     config: &str,
     models: &BTreeMap<String, ModelSpec>,
 ) -> Result<ModelSpec, StatementError> {
-    let model = if config.trim_start().starts_with('{') {
-        hf::parse_config("config.json", config)
-            .map_err(|error| StatementError::Config(error.to_string()))?
+    let model = if is_config(config) {
+        hf::parse_config("config.json", config).map_err(|error| match error {
+            ModelError::Quantised(_) => StatementError::Quantised(error.to_string()),
+            _ => StatementError::Config(error.to_string()),
+        })?
     } else {
         models.get(config).cloned().ok_or_else(|| {
             let near = nearest(config, models.keys().map(String::as_str));
@@ -228,7 +245,14 @@ mod tests {
         let stated = resolve(&fields).unwrap().unwrap();
         assert_eq!((stated.model.decoder.kv_heads, stated.batch), (2, 4));
         let long = [("model_config", config), ("prompt_tokens", "100"), ("new_tokens", "29")];
+        let long = [&long[..], &[("dtype", "f16")]].concat();
         assert!(resolve(&long).unwrap_err().contains("129 positions exceed"));
+        assert!(resolve(&fields[..2]).unwrap_err().contains("dtype: missing"));
+        let quantised =
+            config.replacen('{', r#"{"quantization_config": {"quant_method": "fp8"}, "#, 1);
+        let error = resolve(&[("model_config", &quantised), ("prompt_tokens", "1")]).unwrap_err();
+        assert!(error.contains("quantised (quantization_config: fp8)"), "{error}");
+        assert!(error.contains("without model_config"), "{error}");
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub struct RefusedModel {
     pub name: String,
     /// In one line.
     #[schema(example = "the model has a sliding_window of 4096 in a context of 32768, \
-                        which the runner cannot build")]
+                        which is not supported")]
     pub reason: String,
 }
 

@@ -44,7 +44,7 @@ fn read(root: &ConfigFields) -> Result<ModelSpec, ModelError> {
     Ok(ModelSpec {
         name: String::new(),
         description: root.architecture(),
-        dtype: root.dtype(),
+        dtype: root.dtype()?,
         cpu_dtype: Dtype::F32,
         weights: None,
         decoder,

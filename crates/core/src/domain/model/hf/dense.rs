@@ -10,6 +10,16 @@ use crate::domain::dtype::Dtype;
 /// Dense decoders that [`DecoderSpec`] describes.
 const MODEL_TYPES: &[&str] = &["llama", "mistral", "qwen2", "qwen3"];
 
+/// Experts and encoders, which a dense decoder lacks.
+const OTHER_PARTS: [&str; 6] = [
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "vision_config",
+    "audio_config",
+    "text_config",
+];
+
 pub const FAMILY: Family = Family { matches, read };
 
 fn matches(root: &ConfigFields) -> bool {
@@ -19,6 +29,8 @@ fn matches(root: &ConfigFields) -> bool {
 fn read(root: &ConfigFields) -> Result<ModelSpec, ModelError> {
     let kind = root.text("model_type").unwrap_or_default();
     root.reject_true(&["attention_bias", "mlp_bias"])?;
+    root.reject_other_architectures()?;
+    root.reject_present(&OTHER_PARTS)?;
     reject_window(root, kind == "mistral" || root.flag("use_sliding_window"))?;
     // Constants of each family's published code, absent in the config.
     let decoder =
@@ -26,7 +38,7 @@ fn read(root: &ConfigFields) -> Result<ModelSpec, ModelError> {
     Ok(ModelSpec {
         name: String::new(),
         description: root.architecture(),
-        dtype: root.dtype(),
+        dtype: root.dtype()?,
         cpu_dtype: Dtype::F32,
         weights: None,
         decoder,
@@ -105,6 +117,41 @@ mod tests {
         )?;
         assert_eq!((read.decoder, read.dtype), (preset.decoder, preset.dtype));
         Ok(())
+    }
+
+    #[test]
+    fn fields_that_change_the_work_are_rejected_by_name() {
+        let config = serde_json::json!({ "model_type": "llama", "hidden_size": 64,
+            "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 300,
+            "num_attention_heads": 4, "max_position_embeddings": 128,
+            "architectures": ["LlamaForCausalLM"], "num_local_experts": 0,
+            "num_nextn_predict_layers": null, "torch_dtype": "float16" });
+        let read = |name: &str, value: serde_json::Value| {
+            let mut config = config.clone();
+            config[name] = value;
+            parse_config("x", &config.to_string()).map_err(|error| error.to_string())
+        };
+        assert!(read("num_nextn_predict_layers", 0.into()).is_ok());
+        for (name, value, named) in [
+            ("num_nextn_predict_layers", 1.into(), "num_nextn_predict_layers"),
+            ("kv_lora_rank", 512.into(), "kv_lora_rank"),
+            ("num_local_experts", 8.into(), "num_local_experts"),
+            ("vision_config", serde_json::json!({ "depth": 1 }), "vision_config"),
+            ("torch_dtype", "float8_e4m3fn".into(), "torch_dtype \"float8_e4m3fn\""),
+            (
+                "architectures",
+                serde_json::json!(["LlamaForCausalLMEagle3"]),
+                "LlamaForCausalLMEagle3",
+            ),
+            (
+                "architectures",
+                serde_json::json!(["LlamaForSequenceClassification"]),
+                "Classification",
+            ),
+        ] {
+            let error = read(name, value).unwrap_err();
+            assert!(error.contains(named) && error.contains("is not supported"), "{error}");
+        }
     }
 
     #[test]

@@ -94,11 +94,40 @@ impl<'a> ConfigFields<'a> {
         }
     }
 
-    pub fn dtype(&self) -> Dtype {
-        match self.text("torch_dtype").or(self.text("dtype")) {
-            Some("float32") => Dtype::F32,
-            Some("float16") => Dtype::F16,
-            _ => Dtype::Bf16,
+    pub fn dtype_name(&self) -> Option<&'a str> {
+        self.text("torch_dtype").or(self.text("dtype"))
+    }
+
+    /// The dtype of the weights, bf16 if it is absent; others are rejected by name.
+    pub fn dtype(&self) -> Result<Dtype, ModelError> {
+        match self.dtype_name().map(|it| it.trim_start_matches("torch.")) {
+            Some("float32" | "float") => Ok(Dtype::F32),
+            Some("float16" | "half") => Ok(Dtype::F16),
+            None | Some("bfloat16") => Ok(Dtype::Bf16),
+            Some(other) => Err(ModelError::Unsupported(format!("torch_dtype {other:?}"))),
+        }
+    }
+
+    /// Rejects objects and sizes above 0 that the work of a decoder would depend on.
+    pub fn reject_present(&self, names: &[&str]) -> Result<(), ModelError> {
+        let present = |name: &&&str| match self.value(name) {
+            Some(Value::Number(number)) => number.as_f64().is_some_and(|it| it > 0.0),
+            Some(Value::Object(fields)) => !fields.is_empty(),
+            _ => false,
+        };
+        match names.iter().find(present) {
+            Some(name) => Err(ModelError::Unsupported((*name).to_owned())),
+            None => Ok(()),
+        }
+    }
+
+    /// Rejects architectures that are not a decoder with a head: of drafts, embeddings, classes.
+    pub fn reject_other_architectures(&self) -> Result<(), ModelError> {
+        let named = self.value("architectures").and_then(Value::as_array);
+        let names = named.into_iter().flatten().filter_map(Value::as_str);
+        match names.into_iter().find(|it| !it.to_lowercase().ends_with("forcausallm")) {
+            Some(name) => Err(ModelError::Unsupported(format!("the architecture {name}"))),
+            None => Ok(()),
         }
     }
 
@@ -112,6 +141,8 @@ impl<'a> ConfigFields<'a> {
         self.reject_other("hidden_act", "silu")?;
         self.reject_other("layer_types", "full_attention")?;
         self.reject_scale("partial_rotary_factor")?;
+        // Layers that predict further tokens, and low-rank keys and values.
+        self.reject_present(&["num_nextn_predict_layers", "kv_lora_rank", "q_lora_rank"])?;
         // Newer configs have scaling and theta in one object, older ones in separate fields.
         let rope = self.at("rope_parameters").or(self.at("rope_scaling"));
         let theta =

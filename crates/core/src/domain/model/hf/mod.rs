@@ -1,11 +1,13 @@
 //! Conversion of a Hugging Face `config.json` into a [`ModelSpec`].
 //!
-//! Pure: takes the text. Architectures that the runner cannot build are rejected by name, not
-//! approximated. A further family is a file here and an entry in `FAMILIES`.
+//! Pure: takes the text. Architectures that the runner cannot build, quantised weights and other
+//! fields that change the work are rejected by name, not approximated. A further family is a file
+//! here and an entry in `FAMILIES`.
 
 mod deepseek_ocr;
 mod dense;
 mod fields;
+mod quantisation;
 
 use serde_json::Value;
 
@@ -25,6 +27,7 @@ const FAMILIES: &[Family] = &[deepseek_ocr::FAMILY, dense::FAMILY];
 /// Converts the text of a `config.json`.
 pub fn parse_config(name: &str, text: &str) -> Result<ModelSpec, ModelError> {
     let json: Value = serde_json::from_str(text).map_err(|e| ModelError::Parse(e.to_string()))?;
+    quantisation::reject(&json)?;
     let root = ConfigFields::of(&json);
     let unknown = || {
         ModelError::Unsupported(format!(
@@ -36,6 +39,12 @@ pub fn parse_config(name: &str, text: &str) -> Result<ModelSpec, ModelError> {
     let spec = ModelSpec { name: name.to_owned(), ..(family.read)(&root)? };
     spec.validate()?;
     Ok(spec)
+}
+
+/// True if the text of a `config.json` states the dtype of the weights.
+pub fn states_dtype(text: &str) -> bool {
+    let json: Option<Value> = serde_json::from_str(text).ok();
+    json.is_some_and(|json| ConfigFields::of(&json).dtype_name().is_some())
 }
 
 #[cfg(test)]
