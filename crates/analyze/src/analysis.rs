@@ -35,11 +35,13 @@ use crate::{
     model_work::{KnownModel, ModelWork},
     operators::{self, Operators, framework::framework, profiled::ProfiledOperators},
     power::{self, Power},
+    refutation::{self, Refutation},
     requests::{self, Requests},
     roofline::Roofline,
     roofline::{
         self,
         ceilings::DeviceCeilings,
+        limits::{self, RemovedRate},
         mfu::{self, Mfu},
     },
     sampled::{self, SampledMetrics},
@@ -106,7 +108,11 @@ pub struct Analysis {
     pub cost: Option<Cost>,
     /// The model that the operator of a command or the sender of a capture states.
     pub stated: Option<StatedModel>,
+    /// Proofs that it is another model; no figure is of the stated one then.
+    pub refutations: Vec<Refutation>,
     pub mfu: Mfu,
+    /// Rates above the device's peaks, highest share first.
+    pub removed_rates: Vec<RemovedRate>,
     pub overhead: Vec<OverheadRecord>,
     /// Floor, causes and rest of each stage's time.
     pub ledger: Ledger,
@@ -163,8 +169,28 @@ pub struct Analysis {
     pub findings: Vec<Finding>,
 }
 
-/// Analyses the data of all passes of one run.
+/// Analyses the data of all passes of one run. A stated model that cannot be that of the capture is
+/// left out, with the proofs.
 pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePeaks>) -> Analysis {
+    let analysis = analyze_as(trace, model, peaks, Analysis::default());
+    match model {
+        Some(KnownModel::Stated(stated)) if !analysis.refutations.is_empty() => {
+            let refutations = analysis.refutations;
+            let without =
+                Analysis { stated: Some(stated.clone()), refutations, ..Analysis::default() };
+            analyze_as(trace, None, peaks, without)
+        }
+        _ => analysis,
+    }
+}
+
+/// Fills an analysis from the data of all passes.
+fn analyze_as(
+    trace: &Trace,
+    model: Option<KnownModel>,
+    peaks: Option<&DevicePeaks>,
+    empty: Analysis,
+) -> Analysis {
     // Without runner events, events are derived from the ranges of the capture.
     let only_traced = trace.baseline.is_empty() && trace.traced.is_empty();
     let outside = if only_traced { "" } else { kernels::SETUP };
@@ -176,7 +202,7 @@ pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePe
         subject: trace.subject,
         tool: trace.nsys.as_ref().map(|it| it.tool).unwrap_or_default(),
         only_traced: only_traced && trace.nsys.is_some(),
-        ..Analysis::default()
+        ..empty
     };
     let mut derived = CaptureEvents::default();
     // Both read all kernels of the capture, each in part on one core.
@@ -203,6 +229,10 @@ pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePe
     analysis.cost = work.as_ref().and_then(ModelWork::cost);
     analysis.step = analysis.step.take().or_else(|| decode_timeline::unprofiled_step(&baseline));
     analysis.add_utilisation(trace, &baseline, (work.as_ref(), peaks));
+    if let (Some(KnownModel::Stated(stated)), Some(work)) = (model, &work) {
+        let ceilings = DeviceCeilings::of(&baseline, peaks, analysis.power.as_ref());
+        analysis.refutations = refutation::refutations(&analysis, stated, work, trace, &ceilings);
+    }
     analysis.add_ledger(trace, work.as_ref(), &baseline, (&splits, peaks));
     analysis.remove_impossible_shares();
     analysis.add_findings(trace);
@@ -361,6 +391,7 @@ impl Analysis {
         self.gemms.add_ceilings(&ceilings);
         self.roofline = roofline::roofline(&self.counters, &self.kernels, &ceilings);
         self.mfu = mfu;
+        self.removed_rates = limits::remove(self, peaks.filter(|_| !on_cpu));
     }
 
     fn remove_impossible_shares(&mut self) {

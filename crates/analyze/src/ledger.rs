@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 pub use self::{evidence::tile_fills, necessary::work};
 
 use llmprof_core::{
-    domain::{dtype::Dtype, named_values::named_values},
+    domain::{dtype::Dtype, finding::catalogue, named_values::named_values},
     trace::{framework::TimelineTool, timeline::Timeline},
 };
 
@@ -318,7 +318,9 @@ pub fn ledger(analysis: &Analysis, input: &LedgerInput) -> Ledger {
         let split = input.splits.stages.iter().find(|it| it.stage == stage);
         let split = split.filter(|_| is_complete(analysis, stage));
         let Some(times) = StageTimes::of(analysis, stage, split) else { continue };
-        let floors = Floors::of(stage, input.work.as_deref(), &rates, l2_bytes);
+        let mut floors = Floors::of(stage, input.work.as_deref(), &rates, l2_bytes);
+        let advice = catalogue::STATED_MODEL_REFUTED.advice.unwrap_or_default();
+        floors.missing.extend(analysis.why_refuted().map(|why| format!("{why} {advice}")));
         if times.split.is_none() && !floors.is_model {
             continue;
         }

@@ -29,6 +29,7 @@
 //! | [`kernels`] | kernels by name and class, their counters, GEMMs, call sites |
 //! | [`operators`], [`cost`] | operators, and the FLOPs and bytes of a model |
 //! | [`roofline`], [`ledger`] | floors, MFU, and each cause of the time above the floor |
+//! | [`refutation`] | proofs that a stated model is not that of the capture |
 //! | [`sampled`], [`power`] | sampled metrics, power and clocks |
 //! | [`findings`] | rules, each with its evidence and the time that its advice saves at most |
 //! | [`align`], [`compare`], [`series`] | two captures, two runs, many runs |
@@ -48,6 +49,7 @@ pub mod model_work;
 pub mod operators;
 pub mod parse;
 pub mod power;
+pub mod refutation;
 pub mod requests;
 pub mod roofline;
 pub mod sampled;

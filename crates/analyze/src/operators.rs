@@ -8,6 +8,7 @@ pub mod formulas;
 pub mod framework;
 mod host;
 mod kinds;
+pub mod products;
 pub mod profiled;
 pub mod rolled_paths;
 
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use self::{
     host::{CallKey, HostTimeSum, exclusive_times},
+    products::ProductCalls,
     rolled_paths::{RolledPaths, collapse},
 };
 use super::{
@@ -133,6 +135,8 @@ pub struct Operators {
     /// Kernel time inside the calls with FLOPs, by stage and path; only of a framework, whose
     /// inner calls launch the kernels.
     pub working_ns: Option<BTreeMap<(String, String), i64>>,
+    /// Products with weights of each stage whose products are all recorded by a framework.
+    pub products: BTreeMap<String, ProductCalls>,
 }
 
 /// Time of an operator without enclosed operators.
@@ -251,7 +255,7 @@ pub fn operators(events: &Events, stages: &Stages) -> Operators {
         .map(|((stage, path, op), sum)| (key((stage, paths.path(path), op)), sum))
         .collect();
     let (by_path, rolled) = (records(by_path, total_ms), records(rolled, total_ms));
-    Operators { by_path, rolled, work, working_ns: None }
+    Operators { by_path, rolled, work, ..Operators::default() }
 }
 
 /// The records of sums, sorted. `stage_ms` returns the time of a stage.

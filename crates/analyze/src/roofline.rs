@@ -332,6 +332,7 @@ fn impossible(point: &RooflinePoint, dtype: &str, pct: f64) -> Finding {
 }
 
 pub mod ceilings;
+pub mod limits;
 pub mod mfu;
 #[cfg(test)]
 mod tests;

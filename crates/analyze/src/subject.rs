@@ -178,6 +178,20 @@ impl Analysis {
         }
     }
 
+    /// Reason why no figure of the stated model is given; `None` if it may be that of the capture.
+    pub fn why_refuted(&self) -> Option<String> {
+        let (stated, proof) = self.stated.as_ref().zip(self.refutations.first())?;
+        let batch = match stated.batch {
+            1 => String::new(),
+            batch => format!(", batch {batch}"),
+        };
+        Some(format!(
+            "The stated model ({}, {}, {} prompt tokens{batch}) cannot be the model of the capture: \
+             {}. Its floors, costs and MFU are absent.",
+            stated.model.name, stated.dtype, stated.prompt_tokens, proof.0
+        ))
+    }
+
     /// Returns true for a timeline by the profiler of PyTorch.
     pub const fn is_of_pytorch(&self) -> bool {
         matches!(self.tool, TimelineTool::Pytorch)

@@ -23,7 +23,13 @@ use llmprof_analyze::{
     step_batches::StepBatch,
     timeline::{device_totals::DeviceTotals, time_shares::StageShare},
 };
-use llmprof_core::trace::environment::Environment;
+use llmprof_core::{
+    domain::finding::{
+        Finding,
+        catalogue::{self, FindingId},
+    },
+    trace::environment::Environment,
+};
 use serde::{Deserialize, Serialize};
 
 use self::cited::Row;
@@ -96,6 +102,8 @@ struct StoredAnswer {
     ranges: Vec<RangeSum>,
     #[serde(default)]
     only_traced: bool,
+    #[serde(default)]
+    findings: Vec<Finding>,
     model: Option<ModelIdentity>,
     environment: Option<Environment>,
 }
@@ -122,6 +130,7 @@ struct AnswerRecords<'a> {
     longest_call: Option<&'a CallSum>,
     ranges: &'a [RangeSum],
     only_traced: bool,
+    findings: &'a [Finding],
     ran: Option<Cited>,
 }
 
@@ -142,6 +151,7 @@ pub fn of_analysis(facts: &RunFacts, analysis: &Analysis) -> Answer {
         longest_call: analysis.sums.calls.first(),
         ranges: &analysis.sums.ranges,
         only_traced: analysis.only_traced,
+        findings: &analysis.findings,
         ran: ran::ran(&model, facts.environment, analysis.only_traced),
     })
 }
@@ -168,6 +178,7 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
         longest_call: it.api_calls.first(),
         ranges: &it.ranges,
         only_traced: it.only_traced,
+        findings: &it.findings,
         ran: it
             .model
             .zip(it.environment)
@@ -203,11 +214,18 @@ fn answer(records: &AnswerRecords) -> Answer {
     let mut unknown = unknown(ledger);
     unknown.extend(times::unknown(records));
     unknown.extend(whole::unknown(records));
+    for text in messages(records.findings, &[catalogue::STATED_MODEL_REFUTED]) {
+        if !unknown.contains(&text) {
+            unknown.insert(0, text);
+        }
+    }
     let mut overhead: Vec<Cited> = Vec::new();
     if records.only_traced && !records.stages.is_empty() {
         overhead.push(Cited::words(PROFILED));
     }
     overhead.extend(records.overhead.iter().filter_map(overhead_text));
+    let stated = [catalogue::STATED_STEPS_DIFFER, catalogue::STATED_MODEL_ON_SEVERAL_GPUS];
+    overhead.extend(messages(records.findings, &stated).map(Cited::name));
     Answer {
         ran: records.ran.clone(),
         sentences,
@@ -216,6 +234,15 @@ fn answer(records: &AnswerRecords) -> Answer {
         unknown,
         overhead,
     }
+}
+
+/// The messages of these findings, with their advice.
+fn messages<'a>(
+    findings: &'a [Finding],
+    ids: &'a [FindingId],
+) -> impl Iterator<Item = String> + 'a {
+    let known = findings.iter().filter(|it| ids.iter().any(|id| it.id == *id));
+    known.map(|it| format!("{} {}", it.message, it.advice.as_deref().unwrap_or_default()))
 }
 
 /// The missing data, each text once, with its stages unless all have it.

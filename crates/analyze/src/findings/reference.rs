@@ -11,7 +11,10 @@ use llmprof_core::{
 use super::Rule;
 use crate::{
     Analysis,
-    roofline::mfu::MfuRecord,
+    roofline::{
+        limits::{RateOf, RemovedRate},
+        mfu::MfuRecord,
+    },
     stages::{PREFILL, STAGES},
     stats::percent,
 };
@@ -19,8 +22,16 @@ use crate::{
 /// Counted and modelled FLOPs should agree within this, percent.
 const COST_TOLERANCE_PCT: f64 = 0.1;
 
+/// Omitted rates that a finding names.
+const LISTED_RATES: usize = 20;
+
 pub const RULES: &[Rule] = &[
     Rule { id: catalogue::COST_DISAGREES, find: cost_disagrees },
+    Rule { id: catalogue::RATE_ABOVE_PEAK, find: |it, _| removed_rates(it, RateOf::Flops) },
+    Rule {
+        id: catalogue::OPERAND_RATE_ABOVE_BANDWIDTH,
+        find: |it, _| removed_rates(it, RateOf::Bytes),
+    },
     Rule { id: catalogue::NO_DATASHEET_PEAK, find: no_datasheet_peak },
     Rule { id: catalogue::NO_MEASURED_PEAK, find: no_measured_peak },
     Rule { id: catalogue::NO_KERNEL_DATA, find: no_kernel_data },
@@ -55,6 +66,31 @@ fn cost_disagrees(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         .filter(|row| STAGES.contains(&row.scope.as_str()))
         .filter_map(disagrees)
         .collect()
+}
+
+fn removed_rates(analysis: &Analysis, of: RateOf) -> Vec<Finding> {
+    let all: Vec<&RemovedRate> = analysis.removed_rates.iter().filter(|it| it.of == of).collect();
+    let Some(first) = all.first() else { return vec![] };
+    let others = match all.len() - 1 {
+        0 => String::new(),
+        1 => " One other rate is omitted as well.".into(),
+        others => format!(" {others} other rates are omitted as well."),
+    };
+    let (id, what, unit) = match of {
+        RateOf::Flops => (catalogue::RATE_ABOVE_PEAK, "compute", "TFLOP/s"),
+        RateOf::Bytes => (catalogue::OPERAND_RATE_ABOVE_BANDWIDTH, "move operands at", "TB/s"),
+    };
+    let rate = |it: &RemovedRate| format!("{:.2} {unit}, {:.0} %", it.per_s / 1e12, it.pct);
+    let message = format!(
+        "{} would {what} {} of the device's peak: the rate is omitted.{others}",
+        first.row,
+        rate(first)
+    );
+    let finding = Finding::new(id, message).with("omitted rates", all.len());
+    let listed = all.iter().take(LISTED_RATES).enumerate();
+    vec![listed.fold(finding, |finding, (at, it)| {
+        finding.with(&format!("rate ({:02})", at + 1), format!("{}: {}", it.row, rate(it)))
+    })]
 }
 
 fn no_datasheet_peak(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {

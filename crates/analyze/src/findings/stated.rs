@@ -10,6 +10,7 @@ use crate::Analysis;
 
 pub const RULES: &[Rule] = &[
     Rule { id: catalogue::STATED_MODEL_ON_SEVERAL_GPUS, find: several_gpus },
+    Rule { id: catalogue::STATED_MODEL_REFUTED, find: refuted },
     Rule { id: catalogue::STATED_STEPS_DIFFER, find: other_steps },
 ];
 
@@ -25,8 +26,18 @@ fn several_gpus(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     vec![Finding::new(catalogue::STATED_MODEL_ON_SEVERAL_GPUS, message).with("devices", devices)]
 }
 
+fn refuted(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let Some(message) = analysis.why_refuted() else { return vec![] };
+    let mut finding = Finding::new(catalogue::STATED_MODEL_REFUTED, message);
+    for (at, it) in analysis.refutations.iter().enumerate() {
+        finding = finding.with(&format!("proof ({})", at + 1), &it.0);
+    }
+    vec![finding]
+}
+
 fn other_steps(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    let stated = analysis.stated.as_ref().and_then(|it| it.new_tokens);
+    let stated = analysis.stated.as_ref().filter(|_| analysis.refutations.is_empty());
+    let stated = stated.and_then(|it| it.new_tokens);
     let Some((stated, steps)) = stated.zip(analysis.stages.decode_steps) else { return vec![] };
     // The first token is sampled at the end of prefill.
     if stated == steps || stated == steps.saturating_add(1) {

@@ -86,7 +86,7 @@ impl StageRows<'_> {
     }
 
     fn add_missing(&self, sums: &StageSums, missing: &mut Vec<String>) {
-        if !self.floors.is_model && !sums.is_any_floor {
+        if !self.floors.is_model && !sums.is_any_floor && self.floors.missing.is_empty() {
             missing.push(
                 "How fast it could be is unknown, for neither the model nor the work of the \
                  kernels is: state the model (`model_config`), or collect counters with ncu."

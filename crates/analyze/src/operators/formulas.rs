@@ -3,7 +3,7 @@
 //! A multiply-add is two FLOPs; attention counts both products over all pairs of positions, where
 //! it is called as causal over those of a query and the keys that it attends to. Pairs that a mask
 //! hides count, since its values are not recorded. Bytes are those of operands and result, each
-//! once. An operator without a formula here has none of either.
+//! once, and absent of products by group. An operator without a formula here has none of either.
 
 use llmprof_core::trace::{framework::OperatorSignature, gemm::GemmShape};
 
@@ -16,7 +16,7 @@ const MAX_FLOPS: u64 = 1 << 62;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OperatorWork {
     pub flops: u64,
-    /// 0 where the type of the elements is unknown.
+    /// 0 where the type of the elements or the part of the operands that is read is unknown.
     pub bytes: u64,
 }
 
@@ -144,13 +144,13 @@ fn linear(input: &[u64], weight: &[u64]) -> Option<Counts> {
     Some((times(&[2, rows, *k, *n])?, elements))
 }
 
-/// Rows of `a` are each multiplied by the matrix of their group.
+/// Rows of `a` are each multiplied by the matrix of their group. Its bytes are unknown: the matrices
+/// of groups without rows are not read, and the sizes of the groups are data.
 fn grouped(a: &[u64], b: &[u64]) -> Option<Counts> {
     match (a, b) {
         ([m, k], [groups, inner, n]) if k == inner => {
-            let elements =
-                sum(&[times(&[*m, *k])?, times(&[*groups, *k, *n])?, times(&[*m, *n])?])?;
-            Some((times(&[2, *m, *k, *n])?, elements))
+            times(&[*groups, *k, *n])?;
+            Some((times(&[2, *m, *k, *n])?, 0))
         }
         ([_, _, _], [_, _, _]) => product(a, b),
         // Other forms depend on the sizes of the groups, which are data.
@@ -263,7 +263,7 @@ mod tests {
         assert_eq!(of("aten::bmm", &[&[4, 2, 3], &[4, 3, 5]]), Some((240, 248)));
         assert_eq!(of("aten::baddbmm", &[&[4, 2, 5], &[4, 2, 3], &[4, 3, 5]]), Some((240, 328)));
         assert_eq!(of("aten::linear", &[&[7, 2, 3], &[5, 3]]), Some((420, 254)));
-        assert_eq!(of("aten::_grouped_mm", &[&[6, 3], &[2, 3, 5], &[2]]), Some((180, 156)));
+        assert_eq!(of("aten::_grouped_mm", &[&[6, 3], &[2, 3, 5], &[2]]), Some((180, 0)));
     }
 
     #[test]

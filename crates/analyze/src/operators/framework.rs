@@ -12,6 +12,7 @@ use super::{
     CallKey, HostTimeSum, Operators, StageWork,
     formulas::{OperatorWork, dtype, work},
     kinds::kind,
+    products::{ProductCalls, WeightProduct},
     records,
     rolled_paths::collapse,
 };
@@ -44,6 +45,7 @@ pub fn framework(capture: &Capture, index: &FrameworkIndex, stages: &Stages) -> 
         .collect();
     let mut sums = FrameworkSums::default();
     let mut calls = CallCache::default();
+    let products = Products::of(capture.trace);
     for (thread, counts) in index.threads.iter().zip(&counted).take(index.hosts) {
         let stage_of = stage_names(thread, capture);
         let own = own_times(thread, capture.trace);
@@ -54,6 +56,9 @@ pub fn framework(capture: &Capture, index: &FrameworkIndex, stages: &Stages) -> 
             }
             let (call, flops) = calls.of(*item, capture.trace, &works);
             let flops = if counts[entry] { flops } else { OperatorWork::default() };
+            if counts[entry] {
+                sums.add_product(products.of_item(*item, capture.trace), stage, 1);
+            }
             (call.start_ns, call.end_ns) = item.span(capture.trace);
             (call.flops, call.bytes) = (flops.flops, flops.bytes);
             if call.stage != stage {
@@ -72,10 +77,11 @@ pub fn framework(capture: &Capture, index: &FrameworkIndex, stages: &Stages) -> 
             }
         }
     }
-    replayed(capture, index, (&works, &counted), &mut sums);
+    replayed(capture, index, (&works, &counted, &products), &mut sums);
     let mut operators = sums.finish(stages);
     for stage in uncounted(capture, index, &counted) {
         // The rest of the stage's work is unknown.
+        operators.products.remove(&stage);
         operators.work.entry(stage).or_default().flops = 0;
     }
     operators.working_ns = Some(working_kernels(capture, index, &counted));
@@ -87,7 +93,7 @@ pub fn framework(capture: &Capture, index: &FrameworkIndex, stages: &Stages) -> 
 fn replayed<'a>(
     capture: &'a Capture,
     index: &FrameworkIndex,
-    (works, counted): (&[Option<OperatorWork>], &[Vec<bool>]),
+    (works, counted, products): (&[Option<OperatorWork>], &[Vec<bool>], &Products),
     sums: &mut FrameworkSums<'a>,
 ) {
     let mut calls = CallCache::default();
@@ -101,6 +107,9 @@ fn replayed<'a>(
         for (item, counts) in index.threads[at].items.iter().zip(&counted[at]) {
             let (call, work) = calls.of(*item, capture.trace, works);
             let work = if *counts { work } else { OperatorWork::default() };
+            if *counts {
+                sums.add_product(products.of_item(*item, capture.trace), stage, count);
+            }
             (call.flops, call.bytes) = (work.flops, work.bytes);
             if call.stage != stage {
                 call.stage = stage.to_owned();
@@ -226,6 +235,19 @@ fn own_times(thread: &ThreadNest, trace: &Timeline) -> Vec<i64> {
     own
 }
 
+/// The product of each signature.
+struct Products(Vec<Option<WeightProduct>>);
+
+impl Products {
+    fn of(trace: &Timeline) -> Self {
+        Self(trace.framework.signatures.iter().map(WeightProduct::of).collect())
+    }
+
+    fn of_item(&self, item: NestItem, trace: &Timeline) -> Option<&WeightProduct> {
+        self.0[item.signature(trace)?].as_ref()
+    }
+}
+
 /// One call per signature, reused for all calls of it.
 #[derive(Default)]
 struct CallCache {
@@ -284,6 +306,7 @@ struct FrameworkSums<'a> {
     by_path: BTreeMap<CallKey, HostTimeSum>,
     rolled: BTreeMap<CallKey, HostTimeSum>,
     work: BTreeMap<String, StageWork>,
+    products: BTreeMap<String, ProductCalls>,
     /// Outermost calls by stage and thread: stages of several threads may run at once.
     spans: BTreeMap<(&'a str, i64), Vec<(i64, i64)>>,
 }
@@ -316,6 +339,18 @@ impl FrameworkSums<'_> {
         }
     }
 
+    fn add_product(&mut self, product: Option<&WeightProduct>, stage: &str, count: u64) {
+        let Some(product) = product else { return };
+        let of_stage = match self.products.get_mut(stage) {
+            Some(known) => known,
+            None => self.products.entry(stage.to_owned()).or_default(),
+        };
+        match of_stage.get_mut(product) {
+            Some(calls) => *calls += count,
+            None => drop(of_stage.insert(product.clone(), count)),
+        }
+    }
+
     /// Adds a call that a graph replayed `count` times.
     fn replayed(&mut self, call: &OperatorCall, count: u64) {
         let own_path = self.by_path.entry(CallKey::of(call, call.path.clone())).or_default();
@@ -341,9 +376,9 @@ impl FrameworkSums<'_> {
             }
         }
         let (by_path, rolled) = (records(self.by_path, total_ms), records(self.rolled, total_ms));
-        Operators { by_path, rolled, work: self.work, working_ns: None }
+        Operators { by_path, rolled, work: self.work, working_ns: None, products: self.products }
     }
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

@@ -131,7 +131,7 @@ pub fn mfu(
         row.datasheet_pct = share(peaks.datasheet_flops_per_s, "the datasheet's peak FLOP/s");
         row.measured_pct = share(peaks.measured_flops_per_s, "the measured matrix product");
         row.clocked_pct = share(clocked_flops, "the datasheet's peak at the observed clocks");
-        // Bytes are counted per operand: a share above 100 % means that caches served some.
+        // Bytes are counted per operand: caches may serve some.
         let bandwidth = |ceiling: Option<f64>| percent(row.bytes_per_s?, ceiling?);
         row.datasheet_bandwidth_pct = bandwidth(peaks.datasheet_bytes_per_s);
         row.measured_bandwidth_pct = bandwidth(peaks.measured_bytes_per_s);

@@ -5,6 +5,7 @@ use llmprof_analyze::{
     cost::{CONVENTIONS, Cost, CostOfModule, ModuleCost},
     stages::{DECODE, PREFILL},
 };
+use llmprof_core::domain::finding::catalogue;
 
 use super::{
     report_table::ReportTable,
@@ -152,6 +153,9 @@ pub fn costs(analysis: &Analysis) -> ReportTable {
             "A static cost describes one prompt; this run has several samples.",
             "`llmprof cost` counts the operators of the model for one of them.",
         ),
+        None if let Some(why) = analysis.why_refuted() => {
+            gap(&why, catalogue::STATED_MODEL_REFUTED.advice.unwrap_or_default())
+        }
         None if analysis.stated.is_some() && analysis.processes.devices() < 2 => gap(
             "Repeats differ in their decode steps; a static cost is that of one number.",
             "`llmprof cost` counts the operators of a configured model.",

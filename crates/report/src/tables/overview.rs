@@ -32,7 +32,9 @@ pub fn environment(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
     if let Some(start) = &analysis.start {
         rows.extend(model_rows(start, &analysis.samples.rows));
     }
-    rows.extend(analysis.stated.iter().map(|stated| ("Stated model", Some(stated_text(stated)))));
+    let property =
+        if analysis.refutations.is_empty() { "Stated model" } else { "Stated model, not used" };
+    rows.extend(analysis.stated.iter().map(|stated| (property, Some(stated_text(stated)))));
     for file in facts.spec.import().iter().flat_map(|import| &import.files) {
         let size = bytes(file.bytes);
         rows.push(("Imported", Some(format!("{} ({}, {size})", file.name, file.kind))));

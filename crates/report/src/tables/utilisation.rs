@@ -5,6 +5,7 @@ use llmprof_analyze::{
     roofline::mfu::{ALL_STAGES, Ceilings, MfuRecord, OperatorMfu},
     stages::{DECODE, PREFILL},
 };
+use llmprof_core::domain::finding::catalogue;
 
 use super::{
     report_table::ReportTable,
@@ -101,6 +102,9 @@ pub fn mfu(analysis: &Analysis) -> ReportTable {
         ReportTable::of("mfu", "MFU", caption, (&columns(), &SHOWN), &analysis.mfu.rows);
     if let Some(ceilings) = analysis.mfu.ceilings.as_ref().filter(|_| !table.rows.is_empty()) {
         table.notes.extend(ceiling_notes(analysis, ceilings));
+    }
+    if let Some(why) = analysis.why_refuted() {
+        return table.or_gap(&why, catalogue::STATED_MODEL_REFUTED.advice.unwrap_or_default());
     }
     let (why, remedy) = analysis.why_no_utilisation();
     table.or_gap(why, remedy)

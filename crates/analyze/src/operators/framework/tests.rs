@@ -1,18 +1,23 @@
 //! Operators of a framework on sketches of captures.
 
-use llmprof_core::trace::{
-    Trace,
-    framework::{FrameworkCall, OperatorSignature},
+use llmprof_core::{
+    domain::device_peaks::DevicePeaks,
+    trace::{
+        Trace,
+        framework::{FrameworkCall, OperatorSignature},
+    },
 };
+use proptest::prelude::*;
 
 use crate::{
     analyze,
     kernels::tests::capture,
     operators::{OperatorRecord, Operators},
+    roofline::limits::RateOf,
 };
 
 /// A capture of a sketch, with operators from lines `NAME START..END SHAPES` on thread 1.
-fn with_operators(sketch: &str, operators: &[(&str, i64, i64, &[&[u64]])]) -> Trace {
+pub fn with_operators(sketch: &str, operators: &[(&str, i64, i64, &[&[u64]])]) -> Trace {
     let mut nsys = capture(sketch);
     for (name, start_ns, end_ns, shapes) in operators {
         let signature = nsys.framework.signatures.len() as u32;
@@ -38,6 +43,60 @@ fn operators(trace: &Trace) -> Operators {
 
 fn find<'a>(all: &'a Operators, path: &str) -> &'a OperatorRecord {
     all.rolled.iter().find(|it| it.path == path).unwrap()
+}
+
+proptest! {
+    #[test]
+    fn no_rate_of_any_shape_is_above_the_peaks_without_a_finding_that_names_it(
+        calls in prop::collection::vec((1_u64..3000, 1_u64..3000, 1_u64..3000, 1_i64..40), 1..8)
+    ) {
+        let mut sketch = "range 1 prefill 0..1000000".to_owned();
+        let shapes: Vec<[Vec<u64>; 2]> =
+            calls.iter().map(|(m, n, k, _)| [vec![*m, *k], vec![*k, *n]]).collect();
+        let shapes: Vec<[&[u64]; 2]> = shapes.iter().map(|[a, b]| [&a[..], &b[..]]).collect();
+        let mut operators: Vec<(&str, i64, i64, &[&[u64]])> = vec![];
+        for (at, ((.., us), shapes)) in calls.iter().zip(&shapes).enumerate() {
+            let start = 100 + 50_000 * at as i64;
+            let (call, kernel) = (start + 1, start + 10);
+            sketch += &format!(
+                "\ncall 1 {at} {call}..{}\nkernel {at} gemm {kernel}..{} 7",
+                call + 1,
+                kernel + us * 1000
+            );
+            let name = ["aten::mm", "aten::matmul"][at % 2];
+            operators.push((name, start, start + 5, shapes));
+        }
+        let trace = with_operators(&sketch, &operators);
+        let peaks = DevicePeaks {
+            name: "d".into(),
+            reported_as: vec![],
+            dense_tflops: [("bf16".to_owned(), 100.0)].into(),
+            boost_mhz: [].into(),
+            memory_gb_s: 1000.0,
+            source: "s".into(),
+        };
+        let analysis = analyze(&trace, None, Some(&peaks));
+        let found = analyze(&trace, None, None).operators;
+        let named = |row: &str, of: RateOf| {
+            analysis.removed_rates.iter().any(|it| it.of == of && it.row == row)
+        };
+        for (kept, all) in analysis.operators.rolled.iter().zip(&found.rolled) {
+            let row = format!("{} in {}", kept.path, kept.stage);
+            let device = |it: &OperatorRecord| it.device.map(|it| (it.flops_per_s, it.bytes_per_s));
+            let (Some(kept), Some(all)) = (device(kept), device(all)) else { continue };
+            let limits = [(RateOf::Flops, 100e12), (RateOf::Bytes, 1e12)];
+            for ((of, peak), (kept, all)) in
+                limits.into_iter().zip([(kept.0, all.0), (kept.1, all.1)])
+            {
+                prop_assert!(kept.is_none_or(|it| it <= peak * 1.01));
+                prop_assert!(kept == all || named(&row, of));
+            }
+        }
+        let ids: Vec<&str> = analysis.findings.iter().map(|it| it.id.as_str()).collect();
+        let has = |of| analysis.removed_rates.iter().any(|it| it.of == of);
+        prop_assert_eq!(ids.contains(&"rate_above_peak"), has(RateOf::Flops));
+        prop_assert_eq!(ids.contains(&"operand_rate_above_bandwidth"), has(RateOf::Bytes));
+    }
 }
 
 const A: &[u64] = &[2, 3];

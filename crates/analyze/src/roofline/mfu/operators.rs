@@ -35,7 +35,7 @@ pub struct OperatorMfu {
     pub exclusive_pct: Option<f64>,
     /// `null` for an operator without FLOPs.
     pub flops_per_s: Option<f64>,
-    /// Operands and results, each counted once.
+    /// Operands and results, each counted once; `null` above the device's bandwidth.
     pub bytes_per_s: Option<f64>,
     /// FLOPs per byte of operands and results.
     pub flops_per_byte: Option<f64>,
@@ -45,9 +45,10 @@ pub struct OperatorMfu {
     pub measured_pct: Option<f64>,
     /// Percent of the datasheet's peak at the stage's mean SM clock.
     pub clocked_pct: Option<f64>,
-    /// Percent of the datasheet's memory bandwidth; above 100 when caches served operands, as in
-    /// the next two.
+    /// Percent of the datasheet's memory bandwidth.
     pub datasheet_bandwidth_pct: Option<f64>,
+    /// Percent of the copy measured on this device; above 100 when caches served operands, as in
+    /// the next.
     pub measured_bandwidth_pct: Option<f64>,
     pub clocked_bandwidth_pct: Option<f64>,
 }

@@ -36,6 +36,11 @@ findings! {
     STATED_MODEL_ON_SEVERAL_GPUS = "stated_model_on_several_gpus", [Warning],
         fires_on: "a model is stated, and the capture has work of several GPUs or processes",
         advice: "Run it on one GPU for floors and MFU.";
+    STATED_MODEL_REFUTED = "stated_model_refuted", [Critical],
+        fires_on: "the stated model, its dtype or its sizes need more than the device can do, or \
+                   contradict the capture's shapes, kernels or steps: no figure of it is given",
+        advice: "State the model, dtype and sizes that ran, or omit model_config. If they are \
+                 right, the ranges of the stages do not contain all of their work.";
     STATED_STEPS_DIFFER = "stated_steps_differ", [Warning],
         fires_on: "the stated `new_tokens` is neither the number of decode steps nor one more",
         advice: "State the tokens of one repeat, or leave new_tokens out.";

@@ -18,6 +18,16 @@ findings! {
     MFU_IMPOSSIBLE = "mfu_impossible", [Critical],
         fires_on: "utilisation above 101 % of a ceiling",
         advice: "Check the device's name, the dtype and the operand sizes of the ceiling.";
+    RATE_ABOVE_PEAK = "rate_above_peak", [Critical],
+        fires_on: "FLOPs of shapes over a time exceed 101 % of the datasheet's peak of the dtype; \
+                   the rates are withheld",
+        advice: "Check the device's name and its peaks, and that the operator's kernels are all \
+                 recorded.";
+    OPERAND_RATE_ABOVE_BANDWIDTH = "operand_rate_above_bandwidth", [Info],
+        fires_on: "bytes of operands over a time exceed 101 % of the datasheet's bandwidth; the \
+                   rates are withheld",
+        advice: "Use counted bytes of device memory (ncu) instead: caches served part of the \
+                 operands, or the operator did not read all of them.";
     ROOFLINE_IMPOSSIBLE = "roofline_impossible", [Critical],
         fires_on: "a profiled kernel above 101 % of the datasheet's roof",
         advice: "Discard this figure; check the device's name and peaks, and that the ncu pages \

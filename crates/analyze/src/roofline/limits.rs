@@ -1,0 +1,125 @@
+//! Removal of rates above what the device can do.
+//!
+//! FLOPs and bytes of operators are those of their shapes, so a rate above the datasheet's peak
+//! proves that the shapes are not the work: caches served operands, a call read a part of them, or
+//! the times are not those of the work. Such a rate, and its shares of ceilings, are in no table; a
+//! finding names the row.
+
+use std::collections::BTreeMap;
+
+use llmprof_core::domain::device_peaks::DevicePeaks;
+
+use super::mfu::TOLERANCE_PCT;
+use crate::{Analysis, operators::OperatorRecord, stats::percent};
+
+/// The amount of a rate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RateOf {
+    Flops,
+    /// Bytes of operands and results, or counted bytes of device memory.
+    Bytes,
+}
+
+/// A removed rate.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RemovedRate {
+    pub of: RateOf,
+    /// Operator or product, and stage.
+    pub row: String,
+    pub per_s: f64,
+    /// Of the device's peak, percent.
+    pub pct: f64,
+}
+
+/// Calls `visit` with each rate: its amount, its dtype, the name of its row, and the rate.
+fn visit_rates(
+    analysis: &mut Analysis,
+    visit: &mut impl FnMut(RateOf, &str, &dyn Fn() -> String, &mut Option<f64>),
+) {
+    let in_stage = |name: &str, stage: &str| match stage {
+        "" => format!("{name} outside all stages"),
+        stage => format!("{name} in {stage}"),
+    };
+    let Analysis { operators, mfu, gemms, roofline, .. } = analysis;
+    for it in operators.by_path.iter_mut().chain(&mut operators.rolled) {
+        let OperatorRecord { path, stage, dtype, flops_per_s, bytes_per_s, device, .. } = it;
+        let row = || in_stage(path, stage);
+        visit(RateOf::Flops, dtype, &row, flops_per_s);
+        visit(RateOf::Bytes, dtype, &row, bytes_per_s);
+        if let Some(device) = device {
+            visit(RateOf::Flops, dtype, &row, &mut device.flops_per_s);
+            visit(RateOf::Bytes, dtype, &row, &mut device.bytes_per_s);
+        }
+    }
+    let dtype = mfu.ceilings.as_ref().map_or("", |it| &it.dtype);
+    for it in &mut mfu.rows {
+        let row = || it.scope.clone();
+        visit(RateOf::Flops, dtype, &row, &mut it.flops_per_s);
+        visit(RateOf::Bytes, dtype, &row, &mut it.bytes_per_s);
+    }
+    for it in &mut mfu.operators {
+        let row = || in_stage(&it.path, &it.stage);
+        visit(RateOf::Flops, &it.dtype, &row, &mut it.flops_per_s);
+        visit(RateOf::Bytes, &it.dtype, &row, &mut it.bytes_per_s);
+    }
+    for it in &mut gemms.records {
+        let row = || in_stage(&format!("product of {} x {} x {}", it.m, it.n, it.k), &it.stage);
+        let dtype = if it.left_type == it.right_type { &it.left_type } else { "" };
+        visit(RateOf::Flops, dtype, &row, &mut it.flops_per_s);
+    }
+    for it in &mut roofline.points {
+        let row = || in_stage(&it.kernel_name, &it.stage);
+        visit(RateOf::Flops, it.roof_dtype.as_deref().unwrap_or(""), &row, &mut it.flops_per_s);
+        visit(RateOf::Bytes, "", &row, &mut it.bytes_per_s);
+    }
+}
+
+/// Peak of the amount; `None` where it is unknown. Products of f32 may use the rate of tf32, which
+/// is at most that of bf16.
+fn limit(of: RateOf, dtype: &str, peaks: &DevicePeaks) -> Option<f64> {
+    match (of, dtype) {
+        (RateOf::Bytes, _) => Some(peaks.bytes_per_s()),
+        (RateOf::Flops, "f32") => {
+            let peaks = ["f32", "bf16"].map(|dtype| peaks.flops_per_s(dtype));
+            peaks.into_iter().flatten().max_by(f64::total_cmp)
+        }
+        (RateOf::Flops, dtype) => peaks.flops_per_s(dtype),
+    }
+}
+
+/// Removes the rates above their limit, and the shares that they have of ceilings.
+pub fn remove(analysis: &mut Analysis, peaks: Option<&DevicePeaks>) -> Vec<RemovedRate> {
+    let Some(peaks) = peaks else { return vec![] };
+    let mut removed: BTreeMap<(RateOf, String), RemovedRate> = BTreeMap::new();
+    visit_rates(analysis, &mut |of, dtype, row, rate| {
+        let share = rate.and_then(|per_s| Some((per_s, percent(per_s, limit(of, dtype, peaks)?)?)));
+        let Some((per_s, pct)) = share.filter(|it| it.1 > 100.0 + TOLERANCE_PCT) else { return };
+        *rate = None;
+        let found = RemovedRate { of, row: row(), per_s, pct };
+        let worst = removed.entry((of, found.row.clone())).or_insert_with(|| found.clone());
+        if worst.pct < pct {
+            *worst = found;
+        }
+    });
+    for it in &mut analysis.mfu.rows {
+        if it.flops_per_s.is_none() {
+            (it.datasheet_pct, it.measured_pct, it.clocked_pct) = (None, None, None);
+        }
+        if it.bytes_per_s.is_none() {
+            (it.datasheet_bandwidth_pct, it.measured_bandwidth_pct) = (None, None);
+            it.clocked_bandwidth_pct = None;
+        }
+    }
+    for it in &mut analysis.mfu.operators {
+        if it.flops_per_s.is_none() {
+            (it.datasheet_pct, it.measured_pct, it.clocked_pct) = (None, None, None);
+        }
+        if it.bytes_per_s.is_none() {
+            (it.datasheet_bandwidth_pct, it.measured_bandwidth_pct) = (None, None);
+            it.clocked_bandwidth_pct = None;
+        }
+    }
+    let mut removed: Vec<RemovedRate> = removed.into_values().collect();
+    removed.sort_by(|a, b| b.pct.total_cmp(&a.pct));
+    removed
+}
