@@ -118,3 +118,59 @@ fn a_statement_that_contradicts_the_capture_is_reported() {
     assert_eq!(floor(&wrong, "decode_all"), floor(&right, "decode_all"));
     assert_eq!(wrong["costs"]["decode_steps"], 32);
 }
+
+/// True if no figure is of the stated model, and the reason stands where they would be.
+fn is_refuted(report: &Value) -> bool {
+    let stages = report["ledger_stages"].as_array().unwrap();
+    let is_without = |it: &Value| {
+        let missing = it["missing"].as_array().unwrap();
+        it["floor_of"] != "model"
+            && missing.iter().any(|why| why.as_str().unwrap().contains("cannot be the model"))
+    };
+    let modelled = report["mfu"].as_array().unwrap().iter();
+    findings(report).contains(&"stated_model_refuted")
+        && report["costs"].is_null()
+        && modelled.clone().all(|row| row["flops_source"] == "counted")
+        && !stages.is_empty()
+        && stages.iter().all(is_without)
+}
+
+#[test]
+fn a_model_that_the_capture_cannot_be_of_has_no_figure() {
+    let (right, wide) = (LLAMA, LLAMA.replace("5632", "8192"));
+    let large = LLAMA.replace("2048", "4096").replace("5632", "22528");
+    let deep = LLAMA.replace("\"num_hidden_layers\": 8", "\"num_hidden_layers\": 36");
+    let eager =
+        |text: &str| text.replace("layers\": 8", "layers\": 6").replace("heads\": 8", "heads\": 4");
+    let of = |capture: &str, model: &str, more: &[(&str, &str)]| {
+        let fields = [("model_config", model), ("prompt_tokens", "512")];
+        is_refuted(&report(capture, &[&fields[..], more].concat()))
+    };
+    // Of the kernels' names, their number and the device's peaks alone.
+    assert!(!of("hf-llama-e2e", right, &[("new_tokens", "16")]));
+    for (model, more) in [
+        (large.as_str(), ("batch", "1")),
+        (deep.as_str(), ("batch", "1")),
+        (right, ("new_tokens", "64")),
+        (right, ("new_tokens", "4")),
+        (right, ("batch", "16")),
+    ] {
+        assert!(of("hf-llama-e2e", model, &[more]), "{model} {more:?}");
+    }
+    // With shapes.
+    let of_trace = |model: &str, more: &[(&str, &str)]| {
+        let fields = [("model_config", model), ("prompt_tokens", "512")];
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/fixtures/captures/torch-kineto-eager.json.gz");
+        is_refuted(&analyzed(&path, &[&fields[..], more].concat()))
+    };
+    assert!(!of_trace(&eager(right), &[]));
+    for (model, more) in [
+        (right.to_owned(), ("batch", "1")),
+        (eager(&wide), ("batch", "1")),
+        (eager(right), ("batch", "2")),
+        (eager(right), ("dtype", "f16")),
+    ] {
+        assert!(of_trace(&model, &[more]), "{model} {more:?}");
+    }
+}

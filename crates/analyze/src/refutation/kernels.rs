@@ -7,8 +7,6 @@ use crate::{kernels::KernelRecord, stages::DECODE};
 
 /// Share of GEMM time whose kernels name their dtype, from which the names prove it.
 const NAMED_SHARE: f64 = 0.5;
-/// Share of the attention time from which a kernel is the only one.
-const ALONE_SHARE: f64 = 0.9;
 /// Distance of the calls from a multiple of the layers, in layers, that no cut step explains.
 const CUT_LAYERS: f64 = 0.1;
 
@@ -24,14 +22,14 @@ pub fn layers(claim: &Claim, stage: &str) -> Option<Refutation> {
         let sum = names.entry(&it.kernel_name).or_default();
         *sum = (sum.0 + it.total_ms, sum.1 + it.calls);
     }
-    let (all_ms, all_calls) =
-        names.values().fold((0.0, 0), |(ms, calls), it| (ms + it.0, calls + it.1));
-    let (ms, calls) = names.into_values().max_by(|a, b| a.0.total_cmp(&b.0))?;
+    let all_calls: u64 = names.values().map(|it| it.1).sum();
+    let is_each_once = names.values().all(|it| it.1 * names.len() as u64 == all_calls);
+    let (_, calls) = names.into_values().max_by(|a, b| a.0.total_cmp(&b.0))?;
     let layers = model.decoder.layers as u64;
     let once = layers.saturating_mul(claim.repeats(stage)?);
     let Some(forwards) = claim.forwards(stage) else {
-        let is_alone = ms >= all_ms * ALONE_SHARE && claim.stated.batch == 1;
-        return stated_steps(claim, stage, (calls, once)).filter(|_| is_alone);
+        let is_of_steps = is_each_once && claim.stated.batch == 1;
+        return stated_steps(claim, stage, (calls, once)).filter(|_| is_of_steps);
     };
     let each = forwards.saturating_mul(layers);
     let per_layer = calls as f64 / each as f64;
@@ -52,8 +50,8 @@ pub fn layers(claim: &Claim, stage: &str) -> Option<Refutation> {
     }
 }
 
-/// Stated steps that are not the launches of the only attention kernel per layer and repeat, where
-/// the steps of the capture are not known.
+/// Stated steps that are not the launches of each attention kernel per layer and repeat, where the
+/// steps of the capture are not known.
 fn stated_steps(claim: &Claim, stage: &str, (calls, once): (u64, u64)) -> Option<Refutation> {
     let stated = claim.stated.new_tokens.filter(|_| stage == DECODE)?;
     let found = calls.checked_div(once).filter(|_| calls.is_multiple_of(once))?;

@@ -159,6 +159,32 @@ fn kernels_named_after_another_dtype_or_of_other_layers_refute_the_statement() {
     assert!(three.contains("3 times, not a multiple of the model's 2 layers"), "{three}");
 }
 
+#[test]
+fn attention_of_other_steps_refutes_stated_new_tokens() {
+    let of_steps = |new_tokens| {
+        let mut sketch = "range 1 decode_all 0..100000".to_owned();
+        // Two layers in three steps, each with two kernels.
+        for at in 1..=12 {
+            let (start, name) = (100 * at, ["flash_fwd", "flash_fwd_combine"][at % 2]);
+            sketch += &format!(
+                "\ncall 1 {at} {start}..{}\nkernel {at} {name} {}..{} 7",
+                start + 1,
+                start + 10,
+                start + 90
+            );
+        }
+        let trace = Trace { nsys: Some(capture(&sketch)), ..Trace::default() };
+        let analysis = of(&trace, &StatedModel { new_tokens: Some(new_tokens), ..stated() }, None);
+        (proofs(&analysis).join("; "), is_without_model(&analysis))
+    };
+    assert_eq!([of_steps(3).0, of_steps(4).0], ["", ""]);
+    for tokens in [1, 2, 5, 6, 64] {
+        let (proof, is_without) = of_steps(tokens);
+        assert!(proof.contains("launches attention 3 times"), "{tokens}: {proof}");
+        assert!(is_without);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
     #[test]
