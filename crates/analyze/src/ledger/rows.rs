@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use llmprof_core::trace::framework::TimelineTool;
+
 use super::{
     FloorOf, Ledger, LedgerCause, LedgerInput, LedgerMember, LedgerRow, LedgerStage, StageTimes,
     evidence::{KernelEvidence, SAMPLED_PASS},
@@ -23,6 +25,13 @@ pub struct StageRows<'a> {
     pub rates: &'a Rates,
 }
 
+/// True for a trace with calls of HIP.
+fn is_of_amd(input: &LedgerInput) -> bool {
+    let Some(nsys) = input.nsys.filter(|it| it.tool == TimelineTool::Pytorch) else { return false };
+    let mut sites = nsys.cuda_calls.sites().iter();
+    sites.any(|(name, _)| nsys.strings[*name as usize].starts_with("hip"))
+}
+
 impl StageRows<'_> {
     /// Adds the stage with its rows and members.
     pub fn add_to(&self, input: &LedgerInput, ledger: &mut Ledger) {
@@ -31,7 +40,7 @@ impl StageRows<'_> {
         let traced_ns = match self.times.split.zip(input.nsys) {
             Some((split, nsys)) => {
                 self.add_work(split, nsys, input, &mut sums);
-                self.add_missing(&sums, &mut missing);
+                self.add_missing(&sums, is_of_amd(input), &mut missing);
                 Some(self.times.scale.of(split.window_ns))
             }
             None => {
@@ -85,27 +94,35 @@ impl StageRows<'_> {
         self.add_rows(sums, ledger);
     }
 
-    fn add_missing(&self, sums: &StageSums, missing: &mut Vec<String>) {
-        if !self.floors.is_model && !sums.is_any_floor && self.floors.missing.is_empty() {
-            missing.push(
+    fn add_missing(&self, sums: &StageSums, is_of_amd: bool, missing: &mut Vec<String>) {
+        // Counters are read from ncu, which knows no GPU of AMD.
+        let of = |nvidia: &'static str, amd: &'static str| if is_of_amd { amd } else { nvidia };
+        if !self.floors.is_model && !sums.is_any_floor {
+            missing.push(format!(
                 "How fast it could be is unknown, for neither the model nor the work of the \
-                 kernels is: state the model (`model_config`), or collect counters with ncu."
-                    .into(),
-            );
+                 kernels is: state the model (`model_config`){}.",
+                of(", or collect counters with ncu", "")
+            ));
         }
         let without = percent(sums.without_floor_ns as f64, sums.kernel_ns as f64);
         if let Some(pct) = without.filter(|_| sums.is_any_floor && has_unknown_work(sums)) {
             missing.push(format!(
                 "How fast it could be is unknown, for {pct:.0} % of the kernel time has no known \
-                 FLOPs or bytes: collect counters of these kernels with ncu."
+                 FLOPs or bytes: {}.",
+                of(
+                    "collect counters of these kernels with ncu",
+                    "state the model (`model_config`)"
+                )
             ));
         }
         if sums.proven_ns == 0 && sums.kernel_ns > 0 {
-            missing.push(
-                "Why single kernels take their time is unknown: collect counters with ncu, or \
-                 sample GPU metrics with nsys."
-                    .into(),
-            );
+            missing.push(format!(
+                "Why single kernels take their time is unknown: {}.",
+                of(
+                    "collect counters with ncu, or sample GPU metrics with nsys",
+                    "counters are read of GPUs of NVIDIA alone"
+                )
+            ));
         }
     }
 
