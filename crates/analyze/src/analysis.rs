@@ -30,20 +30,14 @@ use crate::{
         gemms::{self, Gemms},
         nsys_sums::NsysSums,
     },
-    ledger::{self, Ledger, LedgerInput},
+    ledger::Ledger,
     memory::{self, MemoryRecord},
     model_work::{KnownModel, ModelWork},
     operators::{self, Operators, framework::framework, profiled::ProfiledOperators},
-    power::{self, Power},
-    refutation::{self, Refutation},
+    power::Power,
+    refutation::Refutation,
     requests::{self, Requests},
-    roofline::Roofline,
-    roofline::{
-        self,
-        ceilings::DeviceCeilings,
-        limits::{self, RemovedRate},
-        mfu::{self, Mfu},
-    },
+    roofline::{Roofline, limits::RemovedRate, mfu::Mfu},
     sampled::{self, SampledMetrics},
     samples::{self, Samples},
     stages::Stages,
@@ -230,8 +224,7 @@ fn analyze_as(
     analysis.step = analysis.step.take().or_else(|| decode_timeline::unprofiled_step(&baseline));
     analysis.add_utilisation(trace, &baseline, (work.as_ref(), peaks));
     if let (Some(KnownModel::Stated(stated)), Some(work)) = (model, &work) {
-        let ceilings = DeviceCeilings::of(&baseline, peaks, analysis.power.as_ref());
-        analysis.refutations = refutation::refutations(&analysis, stated, work, trace, &ceilings);
+        analysis.add_refutations(trace, &baseline, stated, (work, peaks));
     }
     analysis.add_ledger(trace, work.as_ref(), &baseline, (&splits, peaks));
     analysis.remove_impossible_shares();
@@ -331,69 +324,6 @@ impl Analysis {
         tables.splits
     }
 
-    /// The work of one repeat; none of a stated model on several GPUs or in several processes,
-    /// whose shares of it are not stated.
-    fn model_work<'a>(
-        &mut self,
-        known: Option<KnownModel<'a>>,
-        baseline: &Events<'a>,
-    ) -> Option<ModelWork<'a>> {
-        if let Some(KnownModel::Stated(stated)) = known {
-            self.stated = Some(stated.clone());
-            if self.processes.devices() > 1 {
-                return None;
-            }
-        }
-        ModelWork::of(known?, baseline, &self.stages)
-    }
-
-    fn add_ledger(
-        &mut self,
-        trace: &Trace,
-        work: Option<&ModelWork>,
-        baseline: &Events,
-        (splits, peaks): (&WindowSplits, Option<&DevicePeaks>),
-    ) {
-        let ceilings = DeviceCeilings::of(baseline, peaks, self.power.as_ref());
-        let input = LedgerInput {
-            nsys: trace.nsys.as_ref(),
-            splits,
-            work: work.and_then(|work| ledger::work(self, work)),
-            dtype: work.map(|work| work.dtype),
-            ceilings: &ceilings,
-            waits: &self.collectives.waits,
-            tile_fill: ledger::tile_fills(&self.gemms.records),
-        };
-        self.ledger = ledger::ledger(self, &input).recorded_by(self.tool);
-    }
-
-    /// Adds power, and the utilisation of the device's ceilings.
-    fn add_utilisation(
-        &mut self,
-        trace: &Trace,
-        baseline: &Events,
-        (work, peaks): (Option<&ModelWork>, Option<&DevicePeaks>),
-    ) {
-        // The sampler ran during the unprofiled pass: derived events are of another pass.
-        let sampled = Events::of(&trace.baseline);
-        self.power = trace.power.as_ref().map(|log| power::power(log, &sampled, &self.stages));
-        self.power.iter_mut().for_each(|power| self.violations.clocks(power));
-        let ceilings = DeviceCeilings::of(baseline, peaks, self.power.as_ref());
-        let on_cpu = baseline.start.is_some_and(|start| start.device == "cpu");
-        let dtype = work.map(|work| work.dtype.to_string());
-        let dtype = dtype.or_else(|| Some(baseline.start?.dtype.clone()));
-        let dtype = dtype.or_else(|| self.operators.main_dtype());
-        let modelled = work.and_then(ModelWork::flops);
-        let mut mfu = dtype
-            .map(|it| mfu::mfu(&it, &self.stages, &self.operators, modelled, &ceilings))
-            .unwrap_or_default();
-        mfu.operators = mfu::operator_mfu(&self.operators, &ceilings, on_cpu, &mut mfu.findings);
-        self.gemms.add_ceilings(&ceilings);
-        self.roofline = roofline::roofline(&self.counters, &self.kernels, &ceilings);
-        self.mfu = mfu;
-        self.removed_rates = limits::remove(self, peaks.filter(|_| !on_cpu));
-    }
-
     fn remove_impossible_shares(&mut self) {
         let mut violations = std::mem::take(&mut self.violations);
         violations.shares(self);
@@ -419,5 +349,6 @@ impl Analysis {
     }
 }
 
+mod of_model;
 #[cfg(test)]
 mod tests;

@@ -14,7 +14,7 @@
 //! | kernels of a stage equal those of its records, classes and processes | calls and time |
 //! | busy and idle time of a step fit into its window, per GPU | the decode step |
 //! | exclusive time is at most total time | operators on the device |
-//! | a rate is at most 101 % of the device's peak, else removed with a finding | operators, stages, products, kernels |
+//! | a rate is at most 101 % of the device's peak | operators, stages, products, kernels |
 //! | the rows of the ledger add up to the measured time, in ns | stages |
 
 mod shares;

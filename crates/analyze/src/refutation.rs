@@ -27,7 +27,7 @@ use super::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refutation(pub String);
 
-/// What the proofs are made from.
+/// Inputs of the proofs.
 struct Claim<'a> {
     analysis: &'a Analysis,
     stated: &'a StatedModel,
@@ -64,7 +64,7 @@ impl Claim<'_> {
         proofs.into_iter().flatten().collect()
     }
 
-    /// Measured repeats of a stage.
+    /// Measured repeats of a stage; numbers of calls are of these repeats if there is one pass.
     fn repeats(&self, stage: &str) -> Option<u64> {
         Some(u64::from(self.analysis.stages.row(stage)?.ms.n)).filter(|it| *it > 0)
     }

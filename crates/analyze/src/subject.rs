@@ -186,8 +186,8 @@ impl Analysis {
             batch => format!(", batch {batch}"),
         };
         Some(format!(
-            "The stated model ({}, {}, {} prompt tokens{batch}) cannot be the model of the capture: \
-             {}. Its floors, costs and MFU are absent.",
+            "The stated model ({}, {}, {} prompt tokens{batch}) cannot be the model of the \
+             capture: {}. Its floors, costs and MFU are absent.",
             stated.model.name, stated.dtype, stated.prompt_tokens, proof.0
         ))
     }

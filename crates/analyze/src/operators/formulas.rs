@@ -144,8 +144,8 @@ fn linear(input: &[u64], weight: &[u64]) -> Option<Counts> {
     Some((times(&[2, rows, *k, *n])?, elements))
 }
 
-/// Rows of `a` are each multiplied by the matrix of their group. Its bytes are unknown: the matrices
-/// of groups without rows are not read, and the sizes of the groups are data.
+/// Rows of `a` are each multiplied by the matrix of their group. Its bytes are unknown: matrices of
+/// groups without rows are not read, and the sizes of the groups are data.
 fn grouped(a: &[u64], b: &[u64]) -> Option<Counts> {
     match (a, b) {
         ([m, k], [groups, inner, n]) if k == inner => {

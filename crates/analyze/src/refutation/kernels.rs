@@ -14,7 +14,7 @@ const CUT_LAYERS: f64 = 0.1;
 /// decoder launches the same kernels; a kernel that only some steps use is a multiple as well.
 pub fn layers(claim: &Claim, stage: &str) -> Option<Refutation> {
     let model = &claim.stated.model;
-    if !is_complete(claim, stage) || model.vision.is_some() {
+    if !claim.analysis.only_traced || !is_complete(claim, stage) || model.vision.is_some() {
         return None;
     }
     let mut names: BTreeMap<&str, (f64, u64)> = BTreeMap::new();

@@ -76,6 +76,7 @@ pub fn weights(claim: &Claim, stage: &str) -> Option<Refutation> {
 /// Calls and rows that do not fit the layers and tokens.
 pub fn rows(claim: &Claim, stage: &str) -> Option<Refutation> {
     let products = claim.analysis.operators.products.get(stage)?;
+    let products = Some(products).filter(|_| claim.analysis.only_traced)?;
     let [attention, mlp] = layer_weights(&claim.stated.model.decoder);
     let all_layers = claim.stated.model.decoder.layers as u64;
     // Attention's input projections may have the shape of its output projection.
@@ -106,7 +107,7 @@ pub fn rows(claim: &Claim, stage: &str) -> Option<Refutation> {
     )))
 }
 
-/// The largest size to which engines pad a number of tokens: graphs have sizes in steps of up to 64.
+/// The largest size to which engines pad a number of tokens: sizes of graphs differ by up to 64.
 fn padded(tokens: u64) -> u64 {
     match tokens {
         0..=8 => tokens.next_power_of_two(),

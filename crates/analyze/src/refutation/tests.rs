@@ -200,8 +200,8 @@ proptest! {
             prop_assert!(proofs(&analysis).is_empty());
         }
         // Padded rows, and the chunks of a prompt, may be of the stated sizes.
-        let chunks = layers % stated_layers == 0;
-        if !padded && !(chunks && layers != stated_layers) {
+        let are_chunks = layers != stated_layers && layers % stated_layers == 0;
+        if !padded && !are_chunks {
             prop_assert!(!proofs(&analysis).is_empty());
         }
         if !proofs(&analysis).is_empty() {

@@ -1,0 +1,93 @@
+//! Results that depend on the model: its work, utilisation, ledger and refutations.
+
+use llmprof_core::{
+    domain::{device_peaks::DevicePeaks, stated_model::StatedModel},
+    trace::Trace,
+};
+
+use super::Analysis;
+use crate::{
+    events::Events,
+    ledger::{self, LedgerInput},
+    model_work::{KnownModel, ModelWork},
+    power, refutation,
+    roofline::{self, ceilings::DeviceCeilings, limits, mfu},
+    timeline::gpu::split::WindowSplits,
+};
+
+impl Analysis {
+    /// The work of one repeat; none of a stated model on several GPUs or in several processes,
+    /// whose shares of it are not stated.
+    pub(super) fn model_work<'a>(
+        &mut self,
+        known: Option<KnownModel<'a>>,
+        baseline: &Events<'a>,
+    ) -> Option<ModelWork<'a>> {
+        if let Some(KnownModel::Stated(stated)) = known {
+            self.stated = Some(stated.clone());
+            if self.processes.devices() > 1 {
+                return None;
+            }
+        }
+        ModelWork::of(known?, baseline, &self.stages)
+    }
+
+    pub(super) fn add_ledger(
+        &mut self,
+        trace: &Trace,
+        work: Option<&ModelWork>,
+        baseline: &Events,
+        (splits, peaks): (&WindowSplits, Option<&DevicePeaks>),
+    ) {
+        let ceilings = DeviceCeilings::of(baseline, peaks, self.power.as_ref());
+        let input = LedgerInput {
+            nsys: trace.nsys.as_ref(),
+            splits,
+            work: work.and_then(|work| ledger::work(self, work)),
+            dtype: work.map(|work| work.dtype),
+            ceilings: &ceilings,
+            waits: &self.collectives.waits,
+            tile_fill: ledger::tile_fills(&self.gemms.records),
+        };
+        self.ledger = ledger::ledger(self, &input).recorded_by(self.tool);
+    }
+
+    /// Adds power, and the utilisation of the device's ceilings.
+    pub(super) fn add_utilisation(
+        &mut self,
+        trace: &Trace,
+        baseline: &Events,
+        (work, peaks): (Option<&ModelWork>, Option<&DevicePeaks>),
+    ) {
+        // The sampler ran during the unprofiled pass: derived events are of another pass.
+        let sampled = Events::of(&trace.baseline);
+        self.power = trace.power.as_ref().map(|log| power::power(log, &sampled, &self.stages));
+        self.power.iter_mut().for_each(|power| self.violations.clocks(power));
+        let ceilings = DeviceCeilings::of(baseline, peaks, self.power.as_ref());
+        let on_cpu = baseline.start.is_some_and(|start| start.device == "cpu");
+        let dtype = work.map(|work| work.dtype.to_string());
+        let dtype = dtype.or_else(|| Some(baseline.start?.dtype.clone()));
+        let dtype = dtype.or_else(|| self.operators.main_dtype());
+        let modelled = work.and_then(ModelWork::flops);
+        let mut mfu = dtype
+            .map(|it| mfu::mfu(&it, &self.stages, &self.operators, modelled, &ceilings))
+            .unwrap_or_default();
+        mfu.operators = mfu::operator_mfu(&self.operators, &ceilings, on_cpu, &mut mfu.findings);
+        self.gemms.add_ceilings(&ceilings);
+        self.roofline = roofline::roofline(&self.counters, &self.kernels, &ceilings);
+        self.mfu = mfu;
+        self.removed_rates = limits::remove(self, peaks.filter(|_| !on_cpu));
+    }
+
+    /// Adds the proofs that the stated model is not that of the capture.
+    pub(super) fn add_refutations(
+        &mut self,
+        trace: &Trace,
+        baseline: &Events,
+        stated: &StatedModel,
+        (work, peaks): (&ModelWork, Option<&DevicePeaks>),
+    ) {
+        let ceilings = DeviceCeilings::of(baseline, peaks, self.power.as_ref());
+        self.refutations = refutation::refutations(self, stated, work, trace, &ceilings);
+    }
+}
