@@ -92,7 +92,7 @@ async fn figures_of_a_batch_are_of_all_its_sequences() {
     assert_eq!(cost["prefill_flops"], counted("prefill"));
     let text = fs::read_to_string(dir.join("report.md")).unwrap();
     assert!(text.contains("a batch of 4 sequences of 2 to 14: 26 positions"), "{text}");
-    assert!(text.contains(", and the 4 sequences decode "), "{text}");
+    assert!(text.contains(" ms per step of 4 sequences (mean of 2 repeats"), "{text}");
 }
 
 #[tokio::test]

@@ -144,8 +144,7 @@ mod tests {
         );
         assert_eq!(
             found.rejection("mistral-7b-v0.1").unwrap(),
-            "the model has a sliding_window of 4096 in a context of 32768, which the runner cannot \
-             build"
+            "the model has a sliding_window of 4096 in a context of 32768, which is not supported"
         );
         assert!(found.refused.iter().all(|it| it.reason.lines().count() == 1));
     }
