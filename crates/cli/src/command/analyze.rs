@@ -26,7 +26,11 @@ use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{ReportFormat, serve, stated::StatedOptions};
+use super::{
+    ReportFormat,
+    serve::{self, StopSignals},
+    stated::StatedOptions,
+};
 
 /// Maximum time to export a report, seconds.
 const EXPORT_S: u64 = 3600;
@@ -134,8 +138,19 @@ fn exported(files: &[PathBuf]) -> Result<Option<(TempDir, PathBuf)>> {
     link.parent().map_or(Ok(()), fs::create_dir_all).with_context(cannot)?;
     std::os::unix::fs::symlink(&report, link).with_context(cannot)?;
     let (run, limit) = (RunId(Uuid::now_v7()), Duration::from_secs(EXPORT_S));
-    let limits = ProcessLimits::new(run, limit, CancellationToken::new());
-    serve::runtime()?.block_on(collector.export(folder.path(), &limits)).with_context(cannot)?;
+    let stop = CancellationToken::new();
+    let limits = ProcessLimits::new(run, limit, stop.clone());
+    serve::runtime()?
+        .block_on(async {
+            // A signal ends nsys, and the folder is removed.
+            let mut stopped = StopSignals::catch()?;
+            tokio::spawn(async move {
+                stopped.signalled().await;
+                stop.cancel();
+            });
+            anyhow::Ok(collector.export(folder.path(), &limits).await?)
+        })
+        .with_context(cannot)?;
     // The report is named after its file.
     let name = report.file_stem().unwrap_or_default();
     let export = folder.path().join(name).with_added_extension("sqlite");
