@@ -8,7 +8,6 @@ use std::{
 use llmprof_core::{
     domain::{
         ids::RunId,
-        import::Import,
         mode::Mode,
         state::RunState,
         subject::{Common, ModelSubject, Passes, RunSpec, Subject, Workload},
@@ -75,16 +74,7 @@ fn run_spec(random: &mut Random) -> RunSpec {
     let priority = *random.pick(&[0, 0, 0, 0, 1, 5]);
     let common = Common { labels, priority, timeout_s: 600, revision: None };
     if random.chance(20) {
-        let import = Import {
-            name: "capture".into(),
-            model: None,
-            files: vec![],
-            stages: vec![],
-            include_ranges: vec![],
-            exclude_ranges: vec![],
-            computes: None,
-        };
-        return RunSpec { subject: Subject::Import(import), common };
+        return RunSpec { common, ..RunSpec::import_of_nothing() };
     }
     let device = *random.pick(&["auto", "auto", "cpu"]);
     RunSpec { common, ..model_spec(device) }

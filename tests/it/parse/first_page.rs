@@ -1,50 +1,46 @@
 //! First pages of randomly changed captures: every number stands in a table, and no sentence
 //! contradicts another one or a finding.
 
-use std::{collections::BTreeMap, sync::LazyLock};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::LazyLock,
+};
 
 use llmprof_analyze::{analyze, parse};
 use llmprof_core::{
     domain::{
         device_peaks::Devices,
         ids::RunId,
-        import::Import,
         state::RunState,
-        subject::{Common, RunSpec, Subject, SubjectKind},
+        subject::{RunSpec, SubjectKind},
     },
     trace::{Trace, timeline::Timeline},
 };
 use llmprof_report::{
     RunFacts,
-    answer::{Answer, stored_answer, unfounded},
+    answer::{Answer, Cited, stored_answer, unfounded},
+    pipeline::{self, Statements},
     profile::profile,
 };
+use llmprof_service::config;
 use proptest::prelude::*;
 use serde_json::Value;
 use uuid::Uuid;
 
-use crate::parse::{
-    changes::{change, sorted},
-    sums::OpenCapture,
+use crate::{
+    parse::changes::{change, sorted},
+    support::captures::capture,
 };
 
-/// The stored report of an import of `nsys`.
-fn report(nsys: Timeline) -> Vec<u8> {
+/// The stored report of an import of a timeline.
+fn report(timeline: Timeline) -> Vec<u8> {
     let devices = Devices::from_toml(include_str!("../../../conf/devices.toml")).unwrap();
-    let import = Import {
-        name: "capture".into(),
-        model: None,
-        files: vec![],
-        stages: vec![],
-        include_ranges: vec![],
-        exclude_ranges: vec![],
-        computes: None,
-    };
-    let spec = RunSpec { subject: Subject::Import(import), common: Common::default() };
+    let spec = RunSpec::import_of_nothing();
     let trace = Trace {
         subject: SubjectKind::Import,
-        environment: nsys.target.clone(),
-        nsys: Some(nsys),
+        environment: timeline.target.clone(),
+        nsys: Some(timeline),
         ..Trace::default()
     };
     let analysis = analyze(&trace, None, devices.find("NVIDIA H200"));
@@ -71,7 +67,7 @@ fn contradictions(report: &[u8]) -> Vec<String> {
     for answer in stored_answer(report).unwrap() {
         found.extend(repeated(&answer));
         found.extend(reasons(&answer));
-        found.extend(said_and_unknown(&answer, &tables));
+        found.extend(stated_and_unknown(&answer, &tables));
     }
     found
 }
@@ -113,53 +109,94 @@ fn reasons(answer: &Answer) -> Vec<String> {
     sums.into_iter().map(|(whole, sum)| format!("{sum} % of {whole}")).collect()
 }
 
-/// Savings of reasons that are not those of the findings on the same cause.
-fn savings(report: &Value) -> Vec<String> {
+/// Savings in the ledger, each with the one of the finding on the same cause, milliseconds.
+fn compared_savings(report: &Value) -> Vec<(String, f64, f64)> {
     let findings = rows(report, "findings");
-    let mut differ = Vec::new();
-    for row in rows(report, "ledger") {
-        let id = format!("ledger_{}", row["cause"].as_str().unwrap());
-        let stage = row["stage"].as_str().unwrap();
+    let of_row = |row: &Value| {
+        let (id, stage) = (format!("ledger_{}", row["cause"].as_str()?), row["stage"].as_str()?);
         let is_of = |it: &&Value| it["id"] == id.as_str() && it["max_saving"]["stage"] == stage;
-        let Some(finding) = findings.iter().find(is_of) else { continue };
-        let (a, b) = (finding["max_saving"]["ms"].as_f64(), row["max_saving_ns"].as_f64());
-        let is_equal = a.zip(b).is_none_or(|(ms, ns)| (ms - ns * 1e-6).abs() < 1e-3 + 1e-3 * ms);
-        if !is_equal {
-            differ.push(format!("{id} in {stage} saves {a:?} ms, and the ledger has {b:?} ns"));
-        }
-    }
-    differ
+        let promised = findings.iter().find(is_of)?["max_saving"]["ms"].as_f64()?;
+        Some((format!("{id} of {stage}"), promised, row["max_saving_ns"].as_f64()? * 1e-6))
+    };
+    rows(report, "ledger").iter().filter_map(of_row).collect()
+}
+
+fn savings(report: &Value) -> Vec<String> {
+    let differs = |(_, a, b): &(String, f64, f64)| (a - b).abs() > 1e-3 + 1e-3 * a;
+    let text = |(of, a, b)| format!("{of} saves {a} ms by the finding and {b} by the ledger");
+    compared_savings(report).into_iter().filter(differs).map(text).collect()
 }
 
 /// Stages whose distance from the floor is stated and unknown.
-fn said_and_unknown(answer: &Answer, report: &Value) -> Vec<String> {
-    let mut both = Vec::new();
+fn stated_and_unknown(answer: &Answer, report: &Value) -> Vec<String> {
     let stages = rows(report, "ledger_stages");
-    for stage in stages {
-        let name = stage["stage"].as_str().unwrap();
-        let has_floor = !stage["times_floor"].is_null();
-        let is_unknown = answer.unknown.iter().any(|it| {
-            it.starts_with(&format!("How fast {name}")) || it.starts_with("How fast it could be")
-        });
-        if has_floor && is_unknown && stages.len() == 1 {
-            both.push(format!("the floor of {name} is stated and unknown"));
+    let has_floor = |it: &&Value| !it["times_floor"].is_null();
+    let is_unknown = |it: &&Value| {
+        let (name, missing) = (it["stage"].as_str().unwrap(), rows(it, "missing"));
+        missing.iter().any(|why| why.as_str().unwrap().starts_with("How fast it could be"))
+            || answer.unknown.iter().any(|why| why.starts_with(&format!("How fast {name}")))
+    };
+    stages.iter().filter(has_floor).filter(is_unknown).map(|it| it["stage"].to_string()).collect()
+}
+
+const NAMES: [&str; 9] = [
+    "torch-cuda-graph-node.sqlite",
+    "hf-llama-attention-mock.sqlite",
+    "hf-llama-e2e.sqlite",
+    "hf-serve-window.sqlite",
+    "jax-steps.sqlite",
+    "h200-whole-graphs.sqlite",
+    "engine-batching-graphs.sqlite",
+    "engine-eager-window.json.gz",
+    "torch-kineto-eager.json.gz",
+];
+
+fn path(name: &str, dir: &Path) -> PathBuf {
+    match name.strip_suffix(".sqlite") {
+        Some(name) => {
+            let path = dir.join(format!("{name}.sqlite"));
+            capture(name, &path, "").unwrap();
+            path
         }
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/captures").join(name),
     }
-    both
 }
 
 fn base(name: &str) -> Timeline {
-    parse::nsys::read(&OpenCapture::open(name).dir.path().join("run.sqlite")).unwrap()
+    let dir = tempfile::tempdir().unwrap();
+    parse::timeline(&[path(name, dir.path())]).unwrap()
 }
 
-const NAMES: [&str; 6] = [
-    "torch-cuda-graph-node",
-    "hf-llama-attention-mock",
-    "hf-llama-e2e",
-    "hf-serve-window",
-    "jax-steps",
-    "h200-whole-graphs",
-];
+/// Targets of links that no element of the page has.
+fn dead_links(html: &str) -> Vec<&str> {
+    let targets = html.split("href=\"#").skip(1).filter_map(|it| it.split('"').next());
+    targets.filter(|target| !html.contains(&format!("id=\"{target}\""))).collect()
+}
+
+#[test]
+fn first_pages_of_real_captures_cite_tables_that_the_report_links_to() {
+    let (mut sources, mut savings) = (BTreeMap::new(), 0);
+    for name in NAMES {
+        let dir = tempfile::tempdir().unwrap();
+        let devices = config::devices().unwrap();
+        let files = [path(name, dir.path())];
+        let analyzed =
+            pipeline::analyze_capture(&files, &[], Statements::default(), &devices).unwrap();
+        let files: BTreeMap<_, _> = analyzed.render(RunId(Uuid::nil())).into_iter().collect();
+        let (json, html) = (&files["report.json"], &files["report.html"]);
+        assert_eq!(contradictions(json.as_bytes()), Vec::<String>::new(), "{name}");
+        assert_eq!(dead_links(html), Vec::<&str>::new(), "{name}");
+        let answer = stored_answer(json.as_bytes()).unwrap().remove(0);
+        assert!(!answer.sentences.is_empty(), "{name}");
+        for source in answer.sentences.iter().flat_map(Cited::sources) {
+            *sources.entry(source.table).or_insert(0) += source.columns.len();
+        }
+        savings += compared_savings(&serde_json::from_str(json).unwrap()).len();
+    }
+    let cited = ["ledger_stages", "step_batches", "step_times", "stage_shares", "stages"];
+    assert!(cited.iter().all(|it| sources.contains_key(it)), "{sources:?}");
+    assert!(savings > 9, "{savings} savings have a finding");
+}
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]

@@ -135,21 +135,25 @@ fn work_above_the_peaks_of_the_device_refutes_the_model() {
     assert!(proofs(&idle)[0].contains("in 0.001 ms of the GPU"), "{:?}", proofs(&idle));
 }
 
+/// A stage that launches these kernels.
+fn launches(stage: &str, kernels: &[&str]) -> Trace {
+    let mut sketch = format!("range 1 {stage} 0..100000");
+    for (at, name) in (1..).zip(kernels) {
+        let start = 100 * at;
+        sketch += &format!(
+            "\ncall 1 {at} {start}..{}\nkernel {at} {name} {}..{} 7",
+            start + 1,
+            start + 10,
+            start + 90
+        );
+    }
+    Trace { nsys: Some(capture(&sketch)), ..Trace::default() }
+}
+
 #[test]
 fn kernels_named_after_another_dtype_or_of_other_layers_refute_the_statement() {
     let of_kernels = |kernels: &[&str]| {
-        let mut sketch = "range 1 prefill 0..100000".to_owned();
-        for (at, name) in (1..).zip(kernels) {
-            let start = 100 * at;
-            sketch += &format!(
-                "\ncall 1 {at} {start}..{}\nkernel {at} {name} {}..{} 7",
-                start + 1,
-                start + 10,
-                start + 90
-            );
-        }
-        let trace = Trace { nsys: Some(capture(&sketch)), ..Trace::default() };
-        let analysis = of(&trace, &stated(), None);
+        let analysis = of(&launches("prefill", kernels), &stated(), None);
         proofs(&analysis).join("; ")
     };
     assert_eq!(of_kernels(&["sm80_xmma_gemm_bf16bf16_bf16f32", "flash_fwd", "flash_fwd"]), "");
@@ -162,18 +166,8 @@ fn kernels_named_after_another_dtype_or_of_other_layers_refute_the_statement() {
 #[test]
 fn attention_of_other_steps_refutes_stated_new_tokens() {
     let of_steps = |new_tokens| {
-        let mut sketch = "range 1 decode_all 0..100000".to_owned();
         // Two layers in three steps, each with two kernels.
-        for at in 1..=12 {
-            let (start, name) = (100 * at, ["flash_fwd", "flash_fwd_combine"][at % 2]);
-            sketch += &format!(
-                "\ncall 1 {at} {start}..{}\nkernel {at} {name} {}..{} 7",
-                start + 1,
-                start + 10,
-                start + 90
-            );
-        }
-        let trace = Trace { nsys: Some(capture(&sketch)), ..Trace::default() };
+        let trace = launches("decode_all", &["flash_fwd", "flash_fwd_combine"].repeat(6));
         let analysis = of(&trace, &StatedModel { new_tokens: Some(new_tokens), ..stated() }, None);
         (proofs(&analysis).join("; "), is_without_model(&analysis))
     };
