@@ -1,7 +1,7 @@
 //! Sentences whose figures are cited: each follows from cells of the report's tables.
 //!
 //! Words are constants without digits and names are quoted from records, so every other number of
-//! a sentence is a [`Figure`]. A [`Share`] has a whole, of which it is at most 100 %.
+//! a sentence is a [`Figure`]. A [`Share`] is at most 100 % of its whole.
 
 use std::{borrow::Cow, fmt};
 
@@ -242,7 +242,7 @@ impl Share {
 }
 
 impl Cited {
-    /// Words, which have no digits but those of a percentile.
+    /// Words, with digits only in a percentile such as p99.
     pub fn words(words: &'static str) -> Self {
         debug_assert!(has_no_number(words), "a number that is not cited: {words}");
         Self { text: words.to_owned(), figures: vec![] }
@@ -337,7 +337,7 @@ impl<T: AsRef<str>> PartialEq<T> for Cited {
     }
 }
 
-/// True without digits but those of a percentile, such as p99.
+/// True if digits stand only in percentiles, such as p99.
 fn has_no_number(words: &str) -> bool {
     let bytes = words.as_bytes();
     (0..bytes.len()).filter(|at| bytes[*at].is_ascii_digit()).all(|at| {
@@ -373,7 +373,7 @@ mod tests {
             ]})
         };
         assert_eq!(sentence.unfounded(&report(2.5)), [""; 0]);
-        assert_eq!(sentence.unfounded(&report(2.6)).len(), 3, "those of the mean");
+        assert_eq!(sentence.unfounded(&report(2.6)).len(), 3, "all with the mean");
         assert_eq!(sentence.unfounded(&json!({})).len(), 5);
         let columns = ["longest.0.ms", "ms.mean", "ms.n"].map(str::to_owned).into();
         let stage = Some("decode_all".to_owned());

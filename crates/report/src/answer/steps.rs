@@ -72,7 +72,7 @@ fn of_steps(class: StepClass, mode: Option<&str>, rows: &[&StepBatch], waits: bo
     let least = Figure::least(each("ms.min", |it| it.ms.min)).map(Figure::short);
     let most = Figure::most(each("ms.max", |it| it.ms.max)).map(Figure::short);
     let (least, most) = (least.unwrap_or_default(), most.unwrap_or_default());
-    // A rate of steps of different requests, or with an outlier, is that of none of them.
+    // A mean rate over different requests, or with an outlier, describes no step.
     let rate =
         common_batch(rows.iter().copied()).filter(|_| !waits).and_then(rate).unwrap_or_default();
     let time = match (steps.value() == 1.0, least.as_str() == most.as_str(), typical(rows)) {

@@ -19,12 +19,12 @@ use crate::format::count;
 const NAMED_PCT: f64 = 1.0;
 /// Min part of the time of all steps above the median, of outliers without a cause.
 const EXCESS_PART: f64 = 0.05;
-/// Of a time that contains a wait named before.
+/// Words after a time that contains a wait named before.
 pub const WITH_WAIT: &str = ", with this wait";
 /// Outliers in one sentence.
 const LISTED: usize = 3;
 
-/// The time of a stage, of which decode has steps where their number is known.
+/// The time of a stage; decode has steps where their number is known.
 struct StageTime<'a> {
     stage: &'a str,
     /// The time contains a wait that a sentence before has named.
@@ -268,7 +268,8 @@ fn milliseconds(figure: Figure) -> Cited {
 /// The calls of the host in outliers.
 fn delay(calls: &[(&str, Vec<Figure>)], outliers: u64) -> Cited {
     if calls.is_empty() {
-        return Cited::words(" What delayed them is not recorded.");
+        let which = Cited::words(if outliers == 1 { "it" } else { "them" });
+        return Cited::of(" What delayed {} is not recorded.", [which]);
     }
     let named = Figure::number(calls.iter().flat_map(|it| it.1.clone()));
     let which = match (named.value() as u64, outliers) {

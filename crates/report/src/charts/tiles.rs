@@ -107,18 +107,7 @@ pub fn gpu_busy_pct(stages: &[StageTiming], gpus: &[StageGpu]) -> Option<f64> {
 
 impl Headline {
     fn tiles(&self) -> Vec<Tile> {
-        let times = &self.aggregates;
-        let tiles = [
-            self.step(StepClass::Prefill, "Prefill step")
-                .unwrap_or_else(|| self.timed("First token", times.first_token)),
-            self.step(StepClass::Decode, "Decode step").unwrap_or_else(|| {
-                self.typical_token()
-                    .or_else(|| Some(self.with_rate(self.timed("Per token", times.per_token)?)))
-            }),
-            self.busy(),
-            self.utilisation(),
-            self.energy(),
-        ];
+        let tiles = [self.prefill(), self.decode(), self.busy(), self.utilisation(), self.energy()];
         tiles.into_iter().flatten().collect()
     }
 
@@ -134,25 +123,38 @@ impl Headline {
         Some(Tile { label, value: figure(value.mean), unit: "ms", note })
     }
 
-    /// The median of the most common steps of an engine, of which no mean stands for all; `None`
-    /// for a program without steps of this class.
-    fn step(&self, class: StepClass, label: &'static str) -> Option<Option<Tile>> {
-        let rows = || self.step_batches.iter().filter(|it| it.class == class);
-        rows().next()?;
-        let tile = |it: &StepBatch| {
-            let requests =
-                it.requests.map(|requests| format!(" of {}", quantity(requests, "request")));
-            let rate = it.typical_tokens_per_s().map(|rate| format!("; {} tokens/s", figure(rate)));
-            let note = format!(
-                "median of {}{}{}{}",
-                quantity(it.steps, "step"),
-                requests.unwrap_or_default(),
-                if self.only_traced { ", traced" } else { "" },
-                rate.unwrap_or_default()
-            );
-            Tile { label, value: figure(it.p50_ms), unit: "ms", note }
-        };
-        Some(common_batch(rows()).map(tile))
+    fn prefill(&self) -> Option<Tile> {
+        match self.has_steps(StepClass::Prefill) {
+            true => self.step(StepClass::Prefill, "Prefill step"),
+            false => self.timed("First token", self.aggregates.first_token),
+        }
+    }
+
+    fn decode(&self) -> Option<Tile> {
+        let mean = || Some(self.with_rate(self.timed("Per token", self.aggregates.per_token)?));
+        match self.has_steps(StepClass::Decode) {
+            true => self.step(StepClass::Decode, "Decode step"),
+            false => self.typical_token().or_else(mean),
+        }
+    }
+
+    fn has_steps(&self, class: StepClass) -> bool {
+        self.step_batches.iter().any(|it| it.class == class)
+    }
+
+    /// The median of the most common steps of an engine: no mean describes different requests.
+    fn step(&self, class: StepClass, label: &'static str) -> Option<Tile> {
+        let it = common_batch(self.step_batches.iter().filter(|it| it.class == class))?;
+        let requests = it.requests.map(|requests| format!(" of {}", quantity(requests, "request")));
+        let rate = it.typical_tokens_per_s().map(|rate| format!("; {} tokens/s", figure(rate)));
+        let note = format!(
+            "median of {}{}{}{}",
+            quantity(it.steps, "step"),
+            requests.unwrap_or_default(),
+            if self.only_traced { ", traced" } else { "" },
+            rate.unwrap_or_default()
+        );
+        Some(Tile { label, value: figure(it.p50_ms), unit: "ms", note })
     }
 
     /// The median step, if outliers make the mean one of no step.

@@ -101,7 +101,11 @@ fn devices(analysis: &Analysis) -> Vec<Row> {
     ];
     rows.extend(totals.transfers.iter().map(|it| {
         let unit = format!("ms in {}, {}", count(it.calls), bytes(it.bytes));
-        single(&format!("Copies: {}", it.kind.replace('_', " ")), Some(ms(it.total_ms)), &unit)
+        let name = match it.kind.as_str() {
+            "set" => "Fills of memory".to_owned(),
+            kind => format!("Copies: {}", kind.replace('_', " ")),
+        };
+        single(&name, Some(ms(it.total_ms)), &unit)
     }));
     rows
 }

@@ -189,7 +189,7 @@ fn kind(head: &[u8], name: &str) -> Result<CaptureKind, String> {
     if head.starts_with(foreign::NSYS_REPORT) {
         return Ok(CaptureKind::Report);
     }
-    if head.starts_with(b"NVR\0") {
+    if head.starts_with(foreign::NCU_REPORT) {
         return Ok(CaptureKind::CounterReport);
     }
     let text = encoding::decoded(head);
