@@ -163,7 +163,7 @@ pub struct Analysis {
     pub findings: Vec<Finding>,
 }
 
-/// Analyses the data of all passes of one run. A stated model that cannot be that of the capture is
+/// Analyses the data of all passes of one run. A stated model that the capture contradicts is
 /// left out, with the proofs.
 pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePeaks>) -> Analysis {
     let analysis = analyze_as(trace, model, peaks, Analysis::default());

@@ -29,7 +29,7 @@
 //! | [`kernels`] | kernels by name and class, their counters, GEMMs, call sites |
 //! | [`operators`], [`cost`] | operators, and the FLOPs and bytes of a model |
 //! | [`roofline`], [`ledger`] | floors, MFU, and each cause of the time above the floor |
-//! | [`refutation`] | proofs that a stated model is not that of the capture |
+//! | [`refutation`] | proofs that another model ran than the stated one |
 //! | [`sampled`], [`power`] | sampled metrics, power and clocks |
 //! | [`findings`] | rules, each with its evidence and the time that its advice saves at most |
 //! | [`align`], [`compare`], [`series`] | two captures, two runs, many runs |

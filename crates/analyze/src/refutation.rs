@@ -1,4 +1,4 @@
-//! Proofs that a stated model, or its sizes, are not those of the capture.
+//! Proofs that another model, or other sizes, ran than stated.
 //!
 //! A figure above what the hardware can do proves that its input is wrong. So do shapes, dtypes and
 //! numbers of calls that contradict the statement. Each proof needs a complete record of the stage,

@@ -178,7 +178,7 @@ impl Analysis {
         }
     }
 
-    /// Reason why no figure of the stated model is given; `None` if it may be that of the capture.
+    /// Reason why no figure of the stated model is given; `None` without a proof that another ran.
     pub fn why_refuted(&self) -> Option<String> {
         let (stated, proof) = self.stated.as_ref().zip(self.refutations.first())?;
         let batch = match stated.batch {

@@ -146,7 +146,7 @@ fn a_model_that_the_capture_cannot_be_of_has_no_figure() {
         let fields = [("model_config", model), ("prompt_tokens", "512")];
         is_refuted(&report(capture, &[&fields[..], more].concat()))
     };
-    // Of the kernels' names, their number and the device's peaks alone.
+    // With the kernels' names, their number and the device's peaks alone.
     assert!(!of("hf-llama-e2e", right, &[("new_tokens", "16")]));
     for (model, more) in [
         (large.as_str(), ("batch", "1")),

@@ -79,7 +79,7 @@ impl Analysis {
         self.removed_rates = limits::remove(self, peaks.filter(|_| !on_cpu));
     }
 
-    /// Adds the proofs that the stated model is not that of the capture.
+    /// Adds the proofs that another model ran than the stated one.
     pub(super) fn add_refutations(
         &mut self,
         trace: &Trace,

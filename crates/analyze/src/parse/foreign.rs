@@ -53,8 +53,9 @@ const UNTAR: &str = "unpack it: tar xf FILE";
 const WAL: &str = "a write-ahead log of SQLite";
 const PASS_DATABASE: &str =
     "pass the database next to it, whose name has no suffix -wal or -journal";
-/// Start of every report of nsys.
+/// Start of every report of nsys, and of ncu.
 pub const NSYS_REPORT: &[u8] = b"NVIDIA Tegra Profiler Report";
+pub const NCU_REPORT: &[u8] = b"NVR\0";
 /// Captures that are not exports, by their first bytes.
 const CAPTURES: [(&[u8], &str, &str); 2] = [
     (
@@ -64,7 +65,7 @@ const CAPTURES: [(&[u8], &str, &str); 2] = [
          it is then exported by itself",
     ),
     (
-        b"NVR\0",
+        NCU_REPORT,
         "a report of ncu, which has no timeline",
         "print its page (ncu --import FILE --csv --page raw > page.csv) and pass it with --ncu \
          page.csv, next to a timeline",

@@ -10,8 +10,8 @@ const NAMED_SHARE: f64 = 0.5;
 /// Distance of the calls from a multiple of the layers, in layers, that no cut step explains.
 const CUT_LAYERS: f64 = 0.1;
 
-/// Launches of attention kernels that are not those of whole layers and steps. Every layer of a
-/// decoder launches the same kernels; a kernel that only some steps use is a multiple as well.
+/// Launches of attention kernels that do not fit whole layers and steps. Every layer of a decoder
+/// launches the same kernels; a kernel that only some steps use is a multiple as well.
 pub fn layers(claim: &Claim, stage: &str) -> Option<Refutation> {
     let model = &claim.stated.model;
     if !claim.analysis.only_traced || !is_complete(claim, stage) || model.vision.is_some() {

@@ -1,4 +1,4 @@
-//! Rejection of quantised weights, whose bytes and peak rates are not those of a dtype.
+//! Rejection of quantised weights, whose bytes and peak rates no dtype gives.
 
 use serde_json::Value;
 
