@@ -142,6 +142,40 @@ fn steps_whose_mean_is_not_typical_are_stated_by_their_median_and_outliers() {
 }
 
 #[test]
+fn a_busy_host_stands_behind_steps_that_were_delayed_and_a_batch_behind_their_median() {
+    let busy = "The host was busy: tasks waited for a CPU during 95.4 % of the unprofiled pass.";
+    let report = json!({
+        "ledger_stages": [], "ledger": [], "ledger_members": [],
+        "aggregates": {"decode_steps": 5},
+        "stages": [{
+            "stage": "decode_all", "tokens": 20, "tokens_per_s": 436.4, "share": 1.0,
+            "ms": {"mean": 45.8, "std": null, "min": 45.8, "max": 45.8, "n": 1}
+        }],
+        "step_times": [{
+            "stage": "decode_all", "p50_ms": 5.54, "outliers": 1, "excess_ms": 20.0,
+            "ms": {"mean": 9.16, "std": null, "min": 4.9, "max": 16.2, "n": 5},
+            "longest": [{"step": 3, "ms": 16.2, "host_call": null, "host_call_ms": null}]
+        }],
+        "findings": [{
+            "id": "host_busy", "severity": "warning", "message": busy, "stage": null,
+            "evidence": {}, "advice": "Measure again."
+        }]
+    });
+    let answer = stored_answer(&serde_json::to_vec(&report).unwrap()).unwrap().remove(0);
+    let one = "1 of 5 decode steps takes more than twice the median: 16.2 ms. What delayed it is \
+               not recorded.";
+    assert_eq!(
+        answer.sentences[..2],
+        [
+            "A decode step of 4 sequences takes 5.54 ms: the median of 5 steps, which take 4.90 \
+             to 16.2 ms and 9.16 ms on average."
+                .to_owned(),
+            format!("{one} {busy}"),
+        ]
+    );
+}
+
+#[test]
 fn steps_that_are_a_part_of_their_stage_are_not_averaged_with_the_time_between_them() {
     let text = |mean: f64, steps: serde_json::Value| {
         let mut stages = stage(None);

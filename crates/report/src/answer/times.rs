@@ -7,7 +7,10 @@ use llmprof_analyze::{
         step_times::{OutlierStep, StepTimes},
     },
 };
-use llmprof_core::trace::engine_steps::StepClass;
+use llmprof_core::{
+    domain::finding::{Finding, catalogue},
+    trace::engine_steps::StepClass,
+};
 
 use super::{
     AnswerRecords,
@@ -117,14 +120,14 @@ fn of_stage(records: &AnswerRecords, time: &StageTime) -> Vec<Cited> {
     let mut all = Vec::new();
     match typical {
         _ if has_batches => {}
-        Some(steps) => all.push(median(steps)),
+        Some(steps) => all.push(median(steps, time)),
         None => all.push(mean(time, &per_step)),
     }
     let steps = steps.filter(|_| !has_batches);
     let is_between = |it: &&StepTimes| it.between_pct(per_step.value()).is_some();
     let between = steps.filter(|_| time.steps.is_some()).filter(is_between);
     all.extend(between.and_then(|it| between_steps(it, &per_step, typical.is_some())));
-    all.extend(steps.and_then(outliers));
+    all.extend(steps.and_then(|it| outliers(it, records.findings)));
     all
 }
 
@@ -133,16 +136,19 @@ fn row_of_steps(steps: &StepTimes) -> Row {
 }
 
 /// The median of steps that a mean does not stand for.
-fn median(steps: &StepTimes) -> Cited {
+fn median(steps: &StepTimes, time: &StageTime) -> Cited {
     let row = row_of_steps(steps);
     let (name, noun) = match steps.stage.as_str() {
         DECODE => ("A decode step", "step"),
         other => (named(other), "instance"),
     };
+    let made = time.steps.as_ref().and_then(|it| made_per_step(it, time.row));
+    let of = made.filter(|it| it.value() > 1.0).map(sequences).unwrap_or_default();
     Cited::of(
-        "{} takes {} ms: the median of {}, which take {} to {} ms and {} ms on average.",
+        "{}{} takes {} ms: the median of {}, which take {} to {} ms and {} ms on average.",
         [
             Cited::name(name),
+            of,
             row.figure("p50_ms", steps.p50_ms).short(),
             row.count("ms.n", steps.ms.n.into()).quantity(noun),
             row.figure("ms.min", steps.ms.min).short(),
@@ -167,7 +173,11 @@ fn between_steps(steps: &StepTimes, per_step: &Figure, is_stated: bool) -> Optio
 }
 
 fn mean(time: &StageTime, per_step: &Figure) -> Cited {
-    let per = time.steps.as_ref().map(|steps| self::per_step(steps, time.row)).unwrap_or_default();
+    let per = time.steps.as_ref().map(|steps| match made_per_step(steps, time.row) {
+        Some(made) if made.value() == 1.0 => Cited::words(" per token"),
+        Some(made) => Cited::of(" per step{}", [sequences(made)]),
+        None => Cited::words(" per step"),
+    });
     let spread = time.row.filter(|row| row.ms.n > 1).and_then(|row| {
         let noun = if time.steps.is_some() { "repeat" } else { "instance" };
         let cells = Row::of("stages").with("stage", &row.stage);
@@ -187,7 +197,7 @@ fn mean(time: &StageTime, per_step: &Figure) -> Cited {
         [
             Cited::name(named(time.stage)),
             per_step.clone().short(),
-            per,
+            per.unwrap_or_default(),
             Cited::words(if time.waits { WITH_WAIT } else { "" }),
             spread.unwrap_or_default(),
             time.row.filter(|_| time.steps.is_some()).and_then(rate).unwrap_or_default(),
@@ -201,24 +211,19 @@ fn rate(row: &StageTiming) -> Option<Cited> {
     Some(Cited::of(", {} tokens per second", [rate.short()]))
 }
 
-/// The product of a decode step: a token, or one of each of several sequences; without the row of
-/// the stage, unknown.
-fn per_step(steps: &Figure, row: Option<&StageTiming>) -> Cited {
-    let made = row.and_then(|row| {
-        let tokens = Row::of("stages").with("stage", &row.stage).count("tokens", row.tokens?);
-        tokens.over(steps)
-    });
-    match made {
-        Some(made) if made.value() == 1.0 => Cited::words(" per token"),
-        Some(made) if made.value() > 1.0 && made.value().fract() == 0.0 => {
-            Cited::of(" per step of {}", [made.quantity("sequence")])
-        }
-        _ => Cited::words(" per step"),
-    }
+/// Tokens of a decode step, one of each sequence: a whole number; `None` if unknown.
+fn made_per_step(steps: &Figure, row: Option<&StageTiming>) -> Option<Figure> {
+    let row = row?;
+    let tokens = Row::of("stages").with("stage", &row.stage).count("tokens", row.tokens?);
+    tokens.over(steps).filter(|it| it.value() >= 1.0 && it.value().fract() == 0.0)
+}
+
+fn sequences(number: Figure) -> Cited {
+    Cited::of(" of {}", [number.quantity("sequence")])
 }
 
 /// Steps that take more than twice the median, and the calls of the host in them.
-fn outliers(steps: &StepTimes) -> Option<Cited> {
+fn outliers(steps: &StepTimes, findings: &[Finding]) -> Option<Cited> {
     let is_named = steps.longest.iter().any(|it| it.host_call.is_some());
     let all_ms = steps.ms.mean * f64::from(steps.ms.n);
     if steps.outliers == 0 || (!is_named && steps.excess_ms < EXCESS_PART * all_ms) {
@@ -256,7 +261,7 @@ fn outliers(steps: &StepTimes) -> Option<Cited> {
             Cited::words(verb),
             Cited::list(listed().map(|it| milliseconds(ms(it))), ", "),
             more,
-            delay(&calls, steps.outliers),
+            delay(&calls, steps.outliers, findings),
         ],
     ))
 }
@@ -266,10 +271,13 @@ fn milliseconds(figure: Figure) -> Cited {
 }
 
 /// The calls of the host in outliers.
-fn delay(calls: &[(&str, Vec<Figure>)], outliers: u64) -> Cited {
+fn delay(calls: &[(&str, Vec<Figure>)], outliers: u64, findings: &[Finding]) -> Cited {
     if calls.is_empty() {
         let which = Cited::words(if outliers == 1 { "it" } else { "them" });
-        return Cited::of(" What delayed {} is not recorded.", [which]);
+        let busy = findings.iter().find(|it| it.id == catalogue::HOST_BUSY);
+        let busy = busy.map(|it| Cited::of(" {}", [Cited::name(&*it.message)]));
+        let parts = [which, busy.unwrap_or_default()];
+        return Cited::of(" What delayed {} is not recorded.{}", parts);
     }
     let named = Figure::number(calls.iter().flat_map(|it| it.1.clone()));
     let which = match (named.value() as u64, outliers) {
