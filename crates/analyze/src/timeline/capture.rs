@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use llmprof_core::trace::{
+    call_index::{CallIndex, NO_CALL},
     kernel::TracedKernel,
     packed::PackedRows,
     runtime_call::CallKind,
@@ -15,7 +16,7 @@ use crate::{
     kernels::{OUTSIDE, WARMUP},
     timeline::{
         framework_nests::FrameworkIndex,
-        launches::{CallIndex, Cursor},
+        launches::Cursor,
         open_ranges::{EXCLUDED, NONE, OpenStages},
         running::each_running,
     },
@@ -34,7 +35,7 @@ impl Join {
     /// True if the timeline has the call.
     #[inline]
     pub fn has_call(self) -> bool {
-        self.call != NONE
+        self.call != NO_CALL
     }
 }
 
@@ -80,7 +81,7 @@ impl<'a> Capture<'a> {
             let mut cursor = Cursor::default();
             let joined = ids.map(|(process, correlation)| {
                 let call = lookup.find(process, correlation);
-                let instance = if call == NONE {
+                let instance = if call == NO_CALL {
                     // Without a launching call, the included range is unknown.
                     if trace.rules.include_ranges.is_empty() { NONE } else { EXCLUDED }
                 } else {

@@ -3,6 +3,7 @@
 //! Imports [`crate::domain`] alone: no files, no database, no interpretation. `parse` fills these
 //! types, `analyze` reads them.
 
+pub mod call_index;
 pub mod checkup;
 pub mod collectives;
 pub mod command;
