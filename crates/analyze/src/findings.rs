@@ -22,6 +22,7 @@ mod saving;
 mod stage_time;
 mod stated;
 mod steps;
+mod untimed;
 
 pub use self::{reference::why_no_kernels, rule::Rule, steps::with_engine};
 use llmprof_core::{domain::finding::Finding, trace::Trace};
@@ -32,6 +33,7 @@ use super::Analysis;
 pub fn rules() -> impl Iterator<Item = &'static Rule> {
     [
         capture::RULES,
+        untimed::RULES,
         repeats::RULES,
         host::RULES,
         dominance::RULES,

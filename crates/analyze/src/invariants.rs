@@ -27,7 +27,7 @@ pub use self::unbounded::UNBOUNDED;
 use llmprof_core::{
     domain::{
         device_peaks::DevicePeaks,
-        finding::{Finding, catalogue},
+        finding::{Finding, Severity, catalogue},
     },
     trace::{
         Trace,
@@ -38,9 +38,6 @@ use llmprof_core::{
 use super::{Analysis, power::Power};
 use crate::timeline::gpu::EarlyStart;
 
-/// Max difference between the clocks of host and device, nanoseconds; beyond it their times are not
-/// compared.
-pub const CLOCK_TOLERANCE_NS: i64 = 1_000;
 /// Tolerance for rounding of a share, in points.
 const ROUNDING_PCT: f64 = 1e-6;
 /// Tolerance of a counter above 100 %, in points: ncu reads its parts in several passes, whose
@@ -129,7 +126,7 @@ pub const INVARIANTS: &[Invariant] = &[
             "StageGpu.launch_bound_pct",
             "LLMProfileReport.decode_step",
         ],
-        holds: "work starts at most 1 us before its launching call",
+        holds: "work starts at most 10 us before its launching call",
         cause: "the clocks of host and GPU are inconsistent in this capture, or its times are \
                 damaged",
         remedy: "Record again with a newer profiler. Kernel durations use one clock and are kept.",
@@ -358,8 +355,14 @@ pub fn findings(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             found.with("value", format!("{:.1}", worst.value)).with("cause", invariant.cause);
         Some(found.advise(invariant.remedy))
     };
-    let early = analysis.violations.early.iter().filter_map(early);
-    early.chain(figures.into_iter().filter_map(broken)).collect()
+    figures.into_iter().filter_map(broken).collect()
+}
+
+/// Returns a finding for each device on another clock than the host's, and for each other stage
+/// with work that starts before its launch.
+pub fn clocks(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let of_devices = trace.nsys.iter().flat_map(|it| it.clock_findings.clone());
+    of_devices.chain(analysis.violations.early.iter().filter_map(early)).collect()
 }
 
 fn early(it: &EarlyStart) -> Option<Finding> {
@@ -371,7 +374,8 @@ fn early(it: &EarlyStart) -> Option<Finding> {
         it.stage,
         it.worst_ns as f64 / 1e6,
     );
-    let found = Finding::new(catalogue::FIGURE_IMPOSSIBLE, message)
+    let found = Finding::new(catalogue::DEVICE_CLOCK_DIFFERS, message)
+        .severity(Severity::Critical)
         .with("stage", &it.stage)
         .with("early", it.count);
     Some(found.with("cause", invariant.cause).advise(invariant.remedy))

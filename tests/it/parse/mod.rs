@@ -2,6 +2,7 @@
 
 pub mod captures;
 pub mod changes;
+mod clocks;
 pub mod collectives;
 mod duplicates;
 pub mod engine_steps;

@@ -47,6 +47,7 @@ pub const RULES: &[Rule] = &[
     Rule { id: catalogue::RANGE_NOT_FOUND, find: range_not_found },
     Rule { id: catalogue::RANGE_UNCLOSED, find: range_unclosed },
     Rule { id: catalogue::FIGURE_IMPOSSIBLE, find: invariants::findings },
+    Rule { id: catalogue::DEVICE_CLOCK_DIFFERS, find: invariants::clocks },
     Rule { id: catalogue::GRAPHS_TRACED_WHOLE, find: graphs::findings },
     Rule { id: catalogue::GRAPH_DEVICE_UNKNOWN, find: graphs::unplaced },
     Rule { id: catalogue::OVERHEAD_HIGH, find: overhead_high },

@@ -80,15 +80,16 @@ fn an_impossible_counter_is_in_no_table_but_in_a_finding_with_its_cause() {
 
 #[test]
 fn work_before_its_launch_is_a_finding_on_the_stage() {
-    let nsys = capture("range 1 prefill 5000..9000\ncall 1 1 6000..6001\nkernel 1 a 2000..2300 7");
+    let nsys =
+        capture("range 1 prefill 5000..90000\ncall 1 1 60000..60001\nkernel 1 a 46000..46300 7");
     let analysis = analyze(&Trace { nsys: Some(nsys), ..Trace::default() }, None, None);
     let found: Vec<_> =
-        analysis.findings.iter().filter(|it| it.id == "figure_impossible").collect();
+        analysis.findings.iter().filter(|it| it.id == "device_clock_differs").collect();
     assert_eq!(found.len(), 1);
     assert!(
         found[0]
             .message
-            .contains("of prefill start before their launching call, by up to 0.004 ms")
+            .contains("of prefill start before their launching call, by up to 0.014 ms")
     );
     assert_eq!(analysis.stage_gpu.totals[0].busy_ms, None);
     assert_eq!(analysis.kernels.records[0].total_ms, 300e-6, "a duration uses one clock");

@@ -85,6 +85,7 @@ fn add(trace: &mut Timeline, words: &[&str]) {
             bytes: number(bytes),
             kind: if kind == "fill" { CopyKind::Set } else { CopyKind::DeviceToHost },
             device: 0,
+            stream: None,
             global_pid: PROCESS,
             correlation_id: number(correlation),
             graph_node: None,

@@ -44,7 +44,7 @@ pub struct Coverage {
 /// Counts the kernels of one capture. A kernel launched into a capturing stream does not run.
 pub fn coverage(trace: &Timeline, expected: &[&str]) -> Coverage {
     let mut recorded = LaunchSet::default();
-    for kernel in trace.kernels.iter() {
+    for kernel in trace.kernels.iter().chain(trace.untimed.kernels.iter()) {
         recorded.insert(process_of(kernel.global_pid), kernel.correlation_id);
     }
     let mut coverage = Coverage::default();
@@ -103,7 +103,8 @@ pub(crate) fn graph_coverage(trace: &Timeline) -> (u64, u64) {
     if launches.is_empty() {
         return (0, 0);
     }
-    let nodes = nodes_by_launch(trace.kernels.iter().filter_map(|kernel| {
+    let kernels = trace.kernels.iter().chain(trace.untimed.kernels.iter());
+    let nodes = nodes_by_launch(kernels.filter_map(|kernel| {
         let launch = (process_of(kernel.global_pid), kernel.correlation_id);
         Some((launch, kernel.graph_node?))
     }));

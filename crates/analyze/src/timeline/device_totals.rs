@@ -28,9 +28,14 @@ pub struct DeviceTotals {
     /// Time in which a device ran at least one kernel, copy, fill or whole-traced graph, summed
     /// over devices, milliseconds.
     pub busy_ms: f64,
-    /// Share of `busy_ms` in the window of all devices, percent.
+    /// Share of `busy_ms` in the window of all devices, percent; `null` if too many kernels have no
+    /// valid time.
     pub busy_pct: Option<f64>,
+    /// Kernels with a valid time; the times are of these.
     pub kernels: u64,
+    /// Kernels without a valid time.
+    #[serde(default)]
+    pub untimed_kernels: u64,
     /// Sum of their durations, milliseconds.
     pub kernel_ms: f64,
     /// Launches of graphs traced as a whole.
@@ -91,7 +96,9 @@ pub fn device_totals(capture: &Capture) -> DeviceTotals {
         devices: busy.len() as u64,
         window_ms: Nanos(end - start).as_ms(),
         busy_ms: Nanos(busy_ns).as_ms(),
-        busy_pct: percent(busy_ns as f64, (end - start) as f64 * busy.len() as f64),
+        busy_pct: percent(busy_ns as f64, (end - start) as f64 * busy.len() as f64)
+            .filter(|_| !capture.trace.lacks_times()),
+        untimed_kernels: capture.trace.untimed.kernels.len() as u64,
         kernel_ms: Nanos(kernel_ns).as_ms(),
         transfers: transfers.into_iter().map(transfer).collect(),
         ..totals

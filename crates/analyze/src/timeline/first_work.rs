@@ -44,7 +44,7 @@ impl<'a> FirstWork<'a> {
     }
 
     fn first_waited_from(&mut self, work: &Activity, calls: &mut CallReader) -> Option<i64> {
-        // The records of copies have no stream.
+        // Copies count for their device only.
         let stream = match work.work {
             DeviceWork::Kernel(kind) => {
                 Some(self.capture.trace.kernels.kinds()[kind as usize].stream)

@@ -183,7 +183,8 @@ fn row(stage: &str, instances: u64, cells: &[(u32, &GpuCell)]) -> StageGpu {
     };
     let count = |of: fn(&GpuCell) -> u64| cells.iter().map(|(_, cell)| of(cell)).sum::<u64>();
     // Times of host and device are comparable only when no work starts before its launch.
-    let timed = !cells.is_empty() && cells.iter().all(|(_, cell)| cell.early == 0);
+    let is_comparable = |(_, cell): &(u32, &GpuCell)| cell.early == 0 && !cell.is_unequal;
+    let timed = !cells.is_empty() && cells.iter().all(is_comparable);
     let placed = timed && cells.iter().all(|(_, cell)| !cell.unplaced);
     let attributed = placed && cells.iter().all(|(_, cell)| !cell.unattributed);
     let ms = |ns: i64| timed.then(|| Nanos(ns).as_ms());

@@ -366,6 +366,7 @@ mod tests {
             bytes: 64,
             kind: llmprof_core::trace::timeline::CopyKind::HostToDevice,
             device: 3,
+            stream: None,
             global_pid: 9 << 24,
             correlation_id: 0,
             graph_node: None,

@@ -3,7 +3,8 @@
 //! Launches are asynchronous: a range without a synchronisation ends long before its work, and the
 //! work of the next one queues behind it. A span lasts from the start of the range, or from the end
 //! of the work of the ranges before it where its own work queued, until the range and its work have
-//! ended. Spans of consecutive ranges do not overlap.
+//! ended. Spans of consecutive ranges do not overlap. Work of a device without a common clock does
+//! not count: such a span is the range's own time.
 
 use std::{
     cmp::Reverse,
@@ -41,14 +42,24 @@ pub fn stage_spans(capture: &Capture) -> Vec<Interval> {
 /// First start and last end of the work of each stage instance.
 fn instance_work(capture: &Capture) -> Vec<Option<Interval>> {
     let mut work = vec![None; capture.stages.instances.len()];
-    let mut add = |start: i64, end: i64, join: Join| {
+    let trace = capture.trace;
+    let mut add = |(process, device): (i64, u32), (start, end): Interval, join: Join| {
+        if !trace.has_common_clock(process, device) {
+            return;
+        }
         if let Some(work) = work.get_mut(join.instance as usize) {
             *work = Some(extended(*work, (start, end)));
         }
     };
-    capture.kernels().for_each(|(it, join)| add(it.start_ns, it.end_ns, join));
-    capture.copies().for_each(|(it, join)| add(it.start_ns, it.end_ns, join));
-    capture.graphs().for_each(|(it, join)| add(it.start_ns, it.end_ns, join));
+    for (it, join) in capture.kernels() {
+        add((it.global_pid, it.device), (it.start_ns, it.end_ns), join);
+    }
+    for (it, join) in capture.copies() {
+        add((it.global_pid, it.device), (it.start_ns, it.end_ns), join);
+    }
+    for (it, join) in capture.graphs() {
+        add((it.global_pid, it.device), (it.start_ns, it.end_ns), join);
+    }
     work
 }
 

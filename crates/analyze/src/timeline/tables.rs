@@ -58,6 +58,7 @@ impl TimelineTables {
         tables.remove_partial_stages();
         tables.remove_estimated_windows(capture);
         tables.remove_stages_launched_elsewhere();
+        tables.remove_unequal_clocks(capture);
         tables
     }
 
@@ -129,6 +130,22 @@ impl TimelineTables {
         {
             (it.device_ms, it.gap_ms) = (None, None);
         }
+    }
+
+    /// Removes the reasons of gaps where host and device have no common clock.
+    fn remove_unequal_clocks(&mut self, capture: &Capture) {
+        if capture.trace.unequal_clocks.is_empty() {
+            return;
+        }
+        let untimed: Vec<&str> = self
+            .stage_gpu
+            .totals
+            .iter()
+            .filter(|it| it.window_ms.is_none())
+            .map(|it| it.stage.as_str())
+            .collect();
+        self.splits.stages.retain(|it| !untimed.contains(&it.stage.as_str()));
+        self.splits.long_gaps.clear();
     }
 
     /// Removes GPU times of stages whose work other threads launched.

@@ -5,6 +5,7 @@
 
 pub mod call_index;
 pub mod checkup;
+pub mod clocks;
 pub mod collectives;
 pub mod command;
 pub mod counter;
@@ -30,6 +31,7 @@ pub mod runtime_call;
 pub mod stage;
 pub mod timeline;
 pub mod unclosed;
+pub mod untimed;
 pub mod windows;
 pub mod xla;
 

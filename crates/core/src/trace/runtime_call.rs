@@ -20,11 +20,8 @@ pub enum CallKind {
     Fill {
         is_async: bool,
     },
-    /// Returns when earlier work has finished: all of a stream, context or device, or all before an
-    /// event.
-    Synchronise {
-        of_event: bool,
-    },
+    /// Returns when earlier work has finished.
+    Synchronise(Awaited),
     /// Asks whether work has finished; a loop of them is a wait.
     Query,
     /// Loads or links code, or allocates memory, as a program does before it is warm.
@@ -33,6 +30,16 @@ pub enum CallKind {
     Other,
     /// Belongs to no known family: it may launch or wait.
     Unknown,
+}
+
+/// The work that a synchronisation waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Awaited {
+    Stream,
+    /// All of a device, or of a context.
+    Device,
+    /// All before an event.
+    Event,
 }
 
 /// Starts of names without `cuda`, `cu` or `hip`; the first that fits decides.
@@ -44,11 +51,11 @@ const CALLS: [(&str, CallKind); 34] = [
     ("StreamEndCapture", CallKind::EndCapture),
     ("Memcpy", CallKind::Copy { is_async: false }),
     ("Memset", CallKind::Fill { is_async: false }),
-    ("DeviceSynchronize", CallKind::Synchronise { of_event: false }),
-    ("StreamSynchronize", CallKind::Synchronise { of_event: false }),
-    ("EventSynchronize", CallKind::Synchronise { of_event: true }),
-    ("CtxSynchronize", CallKind::Synchronise { of_event: false }),
-    ("ThreadSynchronize", CallKind::Synchronise { of_event: false }),
+    ("DeviceSynchronize", CallKind::Synchronise(Awaited::Device)),
+    ("StreamSynchronize", CallKind::Synchronise(Awaited::Stream)),
+    ("EventSynchronize", CallKind::Synchronise(Awaited::Event)),
+    ("CtxSynchronize", CallKind::Synchronise(Awaited::Device)),
+    ("ThreadSynchronize", CallKind::Synchronise(Awaited::Device)),
     ("EventQuery", CallKind::Query),
     ("StreamQuery", CallKind::Query),
     // HIP alone.
@@ -166,7 +173,7 @@ impl CallKind {
 
     /// Returns whether the host waits for the device in it, or asks in a loop.
     pub fn waits(self) -> bool {
-        matches!(self, Self::Synchronise { .. } | Self::Query)
+        matches!(self, Self::Synchronise(_) | Self::Query)
     }
 
     /// Returns whether it copies or fills memory.
@@ -176,7 +183,7 @@ impl CallKind {
 
     /// Returns whether it returns only after all earlier device work has finished.
     pub fn finishes_earlier_work(self) -> bool {
-        matches!(self, Self::Synchronise { .. } | Self::Copy { is_async: false })
+        matches!(self, Self::Synchronise(_) | Self::Copy { is_async: false })
     }
 }
 
@@ -197,10 +204,11 @@ mod tests {
             (CallKind::BeginCapture, &["cudaStreamBeginCapture_v10000", "hipStreamBeginCapture"]),
             (CallKind::EndCapture, &["cuStreamEndCapture", "hipStreamEndCapture"]),
             (
-                CallKind::Synchronise { of_event: false },
-                &["cudaDeviceSynchronize_v3020", "hipStreamSynchronize"],
+                CallKind::Synchronise(Awaited::Device),
+                &["cudaDeviceSynchronize_v3020", "cuCtxSynchronize"],
             ),
-            (CallKind::Synchronise { of_event: true }, &["cudaEventSynchronize_v3020"]),
+            (CallKind::Synchronise(Awaited::Stream), &["hipStreamSynchronize"]),
+            (CallKind::Synchronise(Awaited::Event), &["cudaEventSynchronize_v3020"]),
             (CallKind::Query, &["cudaEventQuery_v3020", "hipStreamQuery"]),
             (CallKind::Copy { is_async: true }, &["cudaMemcpyAsync_v3020", "cuMemcpyDtoHAsync_v2"]),
             (CallKind::Copy { is_async: false }, &["cudaMemcpy_v3020", "hipMemcpyWithStream"]),

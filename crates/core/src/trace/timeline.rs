@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{
+    clocks::{StreamWait, UnequalClock},
     collectives::Collectives,
     environment::Environment,
     framework::{FrameworkCalls, TimelineTool},
@@ -17,6 +18,7 @@ use super::{
     runtime_call::CallKind,
     stage::{StageRules, UnknownRange},
     unclosed::{self, Unclosed},
+    untimed::UntimedWork,
 };
 use crate::domain::finding::{Finding, catalogue};
 
@@ -43,6 +45,14 @@ pub struct Timeline {
     /// Ranges recorded without an end, with the ends that [`Self::with_rules`] assigned.
     pub unclosed: Vec<Unclosed>,
     pub kernels: KernelTrace,
+    /// Work whose time is not valid, which is in no other list.
+    pub untimed: UntimedWork,
+    /// Calls that waited for one stream, where it is recorded, sorted.
+    pub stream_waits: Vec<StreamWait>,
+    /// Devices whose times cannot be compared with the host's.
+    pub unequal_clocks: Vec<UnequalClock>,
+    /// Clocks of devices that differ from the host's, corrected or not.
+    pub clock_findings: Vec<Finding>,
     /// Linker symbols of kernels by their full names, both indices into `strings`; empty for an
     /// export without them.
     pub symbols: BTreeMap<u32, u32>,
@@ -104,6 +114,19 @@ impl Timeline {
         );
     }
 
+    /// Excludes work without a valid time, and moves the times of a device to the host's clock.
+    /// Kernels and calls are sorted before and after.
+    pub fn settle_device_times(&mut self) {
+        self.exclude_overlong();
+        self.align_clocks();
+    }
+
+    /// Returns true if times of a device can be compared with the times of a process.
+    pub fn has_common_clock(&self, process: i64, device: u32) -> bool {
+        let is_here = |it: &UnequalClock| (it.process, it.device) == (process_of(process), device);
+        !self.unequal_clocks.iter().any(is_here)
+    }
+
     /// Sets the rules and closes unclosed ranges by them.
     pub fn with_rules(mut self, rules: StageRules) -> Self {
         self.unclosed.extend(unclosed::close(&mut self.ranges, &rules));
@@ -137,6 +160,8 @@ pub struct MemoryOp {
     pub bytes: u64,
     pub kind: CopyKind,
     pub device: u32,
+    /// `None` where the capture lacks it.
+    pub stream: Option<u32>,
     pub global_pid: i64,
     /// Joins the operation to its launching call within the process; 0 if unknown.
     pub correlation_id: i64,

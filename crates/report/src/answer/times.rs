@@ -15,6 +15,7 @@ use llmprof_core::{
 use super::{
     AnswerRecords,
     cited::{Cited, Figure, Row},
+    why_untimed,
 };
 use crate::format::count;
 
@@ -72,20 +73,23 @@ pub fn row_of(stage: &LedgerStage) -> Row {
     Row::of("ledger_stages").with("stage", &stage.stage)
 }
 
-/// The remedy for stages whose floor is unknown, because no timeline of theirs is complete.
+/// The reason and remedy for stages whose floor is unknown, because no timeline of theirs is
+/// complete.
 pub fn unknown(records: &AnswerRecords) -> Option<String> {
     let stages: Vec<&str> = without_ledger(records).map(|it| it.stage.as_str()).collect();
-    let remedy = match records.only_traced {
-        true => "read the findings on the capture",
-        false => "run it on a host with a GPU, in mode light or deep",
+    let stages = stages.join(" and ");
+    let text = match (why_untimed(records.findings), records.only_traced) {
+        (Some(why), _) => format!("How fast {stages} could be is unknown. {why}"),
+        (None, true) => format!(
+            "How fast {stages} could be is unknown, for there is no complete timeline of a GPU: \
+             read the findings on the capture."
+        ),
+        (None, false) => format!(
+            "How fast {stages} could be is unknown, for there is no complete timeline of a GPU: \
+             run it on a host with a GPU, in mode light or deep."
+        ),
     };
-    (!stages.is_empty()).then(|| {
-        format!(
-            "How fast {} could be is unknown, for there is no complete timeline of a GPU: \
-             {remedy}.",
-            stages.join(" and ")
-        )
-    })
+    (!stages.is_empty()).then_some(text)
 }
 
 fn without_ledger<'a>(records: &'a AnswerRecords) -> impl Iterator<Item = &'a StageTiming> {

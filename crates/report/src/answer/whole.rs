@@ -10,6 +10,7 @@ use llmprof_analyze::{
 use super::{
     AnswerRecords,
     cited::{Cited, Row},
+    why_untimed,
 };
 use crate::format::{count, share, short_name};
 
@@ -24,7 +25,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     let Some(totals) = records.device_totals.filter(|_| is_without_stages(records)) else {
         return vec![];
     };
-    if totals.devices == 0 {
+    if totals.devices == 0 && totals.untimed_kernels == 0 {
         return vec![Cited::words("The capture records no kernel, copy or graph of a GPU.")];
     }
     let row = Row::of("aggregates");
@@ -45,7 +46,8 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
             ],
         )
     });
-    let kernels = records.longest_kernel.and_then(|it| kernels(it, totals));
+    let longest = records.longest_kernel.filter(|_| totals.busy_pct.is_some());
+    let kernels = longest.and_then(|it| kernels(it, totals));
     let kernels = kernels.map(|it| (totals.kernel_ms, it));
     let copies = totals.transfers.iter().filter_map(|it| Some((it.total_ms, copies(it, totals)?)));
     let mut work: Vec<(f64, Cited)> = kernels.into_iter().chain(copies).collect();
@@ -105,10 +107,17 @@ fn copies(it: &TransferTotal, totals: &DeviceTotals) -> Option<Cited> {
     ))
 }
 
+/// The reason why the busy time of a capture without stages is unknown.
+pub fn busy_unknown(records: &AnswerRecords) -> Option<String> {
+    let totals = records.device_totals.filter(|_| is_without_stages(records))?;
+    let why = why_untimed(records.findings).filter(|_| totals.untimed_kernels > 0)?;
+    totals.busy_pct.is_none().then(|| format!("How much the GPU works is unknown. {why}"))
+}
+
 /// The figures that a capture without stages leaves unknown, and their remedy.
 pub fn unknown(records: &AnswerRecords) -> Option<String> {
     let totals = records.device_totals.filter(|_| is_without_stages(records))?;
-    if totals.devices == 0 {
+    if totals.devices == 0 && totals.untimed_kernels == 0 {
         return Some(
             "What the GPU did is unknown: record the CUDA API (`nsys profile -t cuda,nvtx`, or \
              ProfilerActivity.CUDA) in the process that launches the work."

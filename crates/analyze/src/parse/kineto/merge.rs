@@ -14,6 +14,7 @@ use llmprof_core::trace::{
     range::Range,
     runtime_call::CallKind,
     timeline::{ApiCall, ApiCalls, Timeline},
+    untimed::TimeFault,
 };
 
 use super::{
@@ -71,6 +72,7 @@ impl Merged {
             )));
         }
         if rows.kernels.is_empty()
+            && rows.untimed.is_empty()
             && rows.calls.is_empty()
             && rows.operators.is_empty()
             && rows.ranges.is_empty()
@@ -176,6 +178,12 @@ impl Merged {
             (it.global_pid, it.device) = (process, devices[&it.device]);
             self.trace.kernels.push(it);
         }
+        for it in rows.untimed.iter() {
+            let it = Kernel { global_pid: process, start_ns: 0, end_ns: 0, ..it.into() };
+            let device = self.device(file, it.device);
+            self.trace.untimed.add_kernel(Kernel { device, ..it }, TimeFault::NotRecorded, 0);
+        }
+        (0..rows.untimed_copies).for_each(|_| self.trace.untimed.add_copy(TimeFault::NotRecorded));
         for mut it in rows.copies {
             (it.start_ns, it.end_ns) = (at(it.start_ns), at(it.end_ns));
             (it.global_pid, it.device) = (process, devices[&it.device]);
@@ -267,6 +275,7 @@ impl Merged {
         trace.number_graphs();
         trace.cuda_calls.sort();
         trace.copies.sort_by_key(|copy| copy.start_ns);
+        trace.settle_device_times();
         trace.ranges.sort_by_key(|r| (r.start_ns, Reverse(r.end_ns.unwrap_or(i64::MAX))));
         trace
     }

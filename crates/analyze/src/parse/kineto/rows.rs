@@ -11,6 +11,7 @@ use llmprof_core::trace::{
     names::base_name,
     range::Range,
     timeline::{ApiCall, ApiCalls, CopyKind, MemoryOp},
+    untimed::TimeFault,
 };
 
 use super::{
@@ -62,6 +63,9 @@ pub struct Oddities {
 pub struct FileRows {
     /// Kernels, whose process is not known before the end.
     pub kernels: KernelTrace,
+    /// Kernels and number of copies whose times were not recorded.
+    pub untimed: KernelTrace,
+    pub untimed_copies: u64,
     pub copies: Vec<MemoryOp>,
     /// Calls of CUDA; the thread is an index into `threads`.
     pub calls: ApiCalls,
@@ -168,7 +172,9 @@ impl FileRows {
             self.odd.incomplete += 1;
             return;
         };
-        if start_ns < 0 || !possible_interval(start_ns, end_ns) {
+        let is_untimed = TimeFault::of(start_ns, end_ns).is_some()
+            && matches!(category, Category::Kernel | Category::Copy | Category::Fill);
+        if !is_untimed && (start_ns < 0 || !possible_interval(start_ns, end_ns)) {
             self.odd.impossible += 1;
             return;
         }
@@ -308,18 +314,27 @@ impl FileRows {
             shared_memory: self.small(args.shared_memory),
             graph_node,
         };
-        self.kernels.push(kernel);
+        match TimeFault::of(start_ns, end_ns) {
+            Some(_) => self.untimed.push(kernel),
+            None => self.kernels.push(kernel),
+        }
     }
 
     fn copy(&mut self, event: &EventFields, (start_ns, end_ns): (i64, i64), kind: CopyKind) {
         let (device, correlation_id) = self.work(event);
         let bytes = self.number(event.args.0.bytes).and_then(|it| u64::try_from(it).ok());
+        if TimeFault::of(start_ns, end_ns).is_some() {
+            self.untimed_copies += 1;
+            return;
+        }
+        let stream = self.number(event.args.0.stream).and_then(|it| u32::try_from(it).ok());
         self.copies.push(MemoryOp {
             start_ns,
             end_ns,
             bytes: bytes.unwrap_or(0),
             kind,
             device,
+            stream,
             global_pid: 0,
             correlation_id,
             graph_node: None,

@@ -31,6 +31,7 @@ use llmprof_core::{
         kernel::KernelTrace,
         stage::{StageRules, UnknownRange},
         timeline::{ApiCalls, GraphLaunch, ON_HOST, Timeline, process_of},
+        untimed::TimeFault,
     },
 };
 use rusqlite::Row;
@@ -41,7 +42,7 @@ use self::{
     ranges::{Unnamed, named, unnamed},
     rows::{
         CUDA_CALL, Gpus, KERNEL, OS_CALL, call, gpu, graph_launch, graph_node, kernel, memory_op,
-        or_zero, symbol,
+        or_zero, stream_wait, symbol,
     },
 };
 use super::{ParseError, possible_interval as possible};
@@ -89,6 +90,7 @@ pub fn read(path: &Path) -> Result<Timeline, ParseError> {
     trace.copies.sort_by_key(|copy| copy.start_ns);
     trace.graphs.sort_by_key(|graph| graph.start_ns);
     trace.ranges.sort_by_key(|r| (r.start_ns, std::cmp::Reverse(r.end_ns.unwrap_or(i64::MAX))));
+    trace.settle_device_times();
     Ok(trace)
 }
 
@@ -132,10 +134,21 @@ fn others(export: &Export) -> Result<(Timeline, StringTable, Unnamed), ParseErro
         memory_op,
     )?);
     trace.copies.iter_mut().for_each(|it| it.device = gpus.of(it.global_pid, it.device));
+    trace.copies.retain(|it| match TimeFault::of(it.start_ns, it.end_ns) {
+        Some(fault) => {
+            trace.untimed.add_copy(fault);
+            false
+        }
+        None => true,
+    });
     let read = trace.copies.len();
     trace.copies.retain(|it| possible(it.start_ns, it.end_ns));
     impossible += (read - trace.copies.len()) as u64;
     impossible += graph_launches(export, &gpus, &mut trace)?;
+    let waits = include_str!("sql/waits.sql");
+    let waits = export.rows("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", waits, stream_wait)?;
+    trace.stream_waits = waits.into_iter().flatten().collect();
+    trace.stream_waits.sort_unstable();
     trace.graph_nodes =
         export.rows("CUDA_GRAPH_NODE_EVENTS", include_str!("sql/graph_nodes.sql"), graph_node)?;
     trace.number_graphs();
@@ -180,7 +193,9 @@ fn kernels(
             symbols[full_name] = symbol(row)?.map(|id| names.index(id));
         }
         kernel.device = gpus.of(kernel.global_pid, kernel.device);
-        if possible(kernel.start_ns, kernel.end_ns) {
+        if let Some(fault) = TimeFault::of(kernel.start_ns, kernel.end_ns) {
+            trace.untimed.add_kernel(kernel, fault, 0);
+        } else if possible(kernel.start_ns, kernel.end_ns) {
             kernels.push(kernel)
         } else {
             impossible += 1
@@ -268,9 +283,10 @@ fn graph_launches(export: &Export, gpus: &Gpus, trace: &mut Timeline) -> Result<
         graph_launch,
     )?;
     let read = graphs.len();
-    let timed = graphs
-        .into_iter()
-        .filter(|it| (it.start_ns, it.end_ns) != (0, 0) && possible(it.start_ns, it.end_ns));
+    let is_timed = |it: &GraphLaunch| {
+        TimeFault::of(it.start_ns, it.end_ns).is_none() && possible(it.start_ns, it.end_ns)
+    };
+    let timed = graphs.into_iter().filter(is_timed);
     trace.graphs =
         timed.map(|it| GraphLaunch { device: gpus.of(it.global_pid, it.device), ..it }).collect();
     let listed: Vec<Option<u32>> =

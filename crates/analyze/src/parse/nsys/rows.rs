@@ -1,8 +1,9 @@
 //! Rows of an export as values: kernels, calls, copies, graphs, and the numbers of GPUs.
 
 use llmprof_core::trace::{
+    clocks::StreamWait,
     kernel::Kernel,
-    timeline::{ApiCall, CopyKind, GraphLaunch, GraphNode, MemoryOp, pid_of},
+    timeline::{ApiCall, CopyKind, GraphLaunch, GraphNode, MemoryOp, pid_of, process_of},
 };
 use rusqlite::{Result, Row};
 
@@ -125,7 +126,19 @@ pub(super) fn memory_op(row: &Row) -> Result<MemoryOp> {
         global_pid: or_zero(row, 5)?,
         correlation_id: or_zero(row, 6)?,
         graph_node: row.get::<_, Option<i64>>(7)?.map(i64::cast_unsigned),
+        stream: row.get::<_, Option<i64>>(8)?.and_then(|it| u32::try_from(it).ok()),
     })
+}
+
+/// The wait for one stream; `None` for a wait for an event or a context.
+pub(super) fn stream_wait(row: &Row) -> Result<Option<StreamWait>> {
+    /// CUPTI's id of no stream, as exports of different versions write it.
+    const NO_STREAM: [i64; 2] = [-1, u32::MAX as i64];
+    let process = process_of(or_zero(row, 0)?);
+    let (correlation, stream) = (or_zero(row, 1)?, row.get::<_, Option<i64>>(2)?);
+    let stream = stream.filter(|it| !NO_STREAM.contains(it));
+    let stream = stream.and_then(|it| u32::try_from(it).ok());
+    Ok(stream.filter(|_| correlation > 0).map(|stream| StreamWait { process, correlation, stream }))
 }
 
 pub(super) fn graph_launch(row: &Row) -> Result<GraphLaunch> {

@@ -12,6 +12,7 @@ use foldhash::{HashMap, HashSet};
 use llmprof_core::{
     domain::finding::{Finding, catalogue},
     trace::{
+        call_index::{CallIndex, NO_CALL},
         runtime_call::CallKind,
         timeline::{Timeline, process_of},
     },
@@ -50,6 +51,8 @@ pub struct StageCoverage {
     pub launched: u64,
     /// Of those, kernels in the capture.
     pub recorded: u64,
+    /// Kernels in the capture without a valid time; not part of `recorded`.
+    pub untimed: u64,
     /// Launches of graphs traced as a whole, whose kernels are not in the capture.
     pub whole_graphs: u64,
     /// Kernels of the stage with their launching call.
@@ -70,9 +73,21 @@ impl StageCoverage {
         percent(self.recorded as f64, self.launched as f64)
     }
 
+    /// Launched kernels that are not in the capture.
+    pub fn missing(&self) -> u64 {
+        self.launched.saturating_sub(self.recorded + self.untimed)
+    }
+
     /// Returns true when launched kernels are missing.
     pub fn lost(&self) -> bool {
-        self.pct().is_some_and(|pct| pct < COMPLETE_PCT)
+        let present = self.launched - self.missing();
+        percent(present as f64, self.launched as f64).is_some_and(|pct| pct < COMPLETE_PCT)
+    }
+
+    /// Returns true when too many kernels have no valid time.
+    pub fn lacks_times(&self) -> bool {
+        percent(self.untimed as f64, self.launched as f64)
+            .is_some_and(|pct| pct > 100.0 - COMPLETE_PCT)
     }
 
     /// Returns true when the end of the capture cut off few of its kernels.
@@ -90,7 +105,7 @@ impl StageCoverage {
 
     /// Returns true when figures over all kernels of the stage are valid.
     pub fn complete(&self) -> bool {
-        !self.lost() && !self.unknown()
+        self.pct().is_none_or(|pct| pct >= COMPLETE_PCT) && !self.unknown()
     }
 }
 
@@ -117,6 +132,7 @@ fn expected(capture: &Capture, counted: &mut [StageCoverage]) {
     let both = capture.kernel_joins().chain(capture.copy_joins());
     both.filter(|it| it.has_call()).for_each(|it| has_work.insert(it.call));
     let graphs = graph_launches(capture, &kinds, &has_work);
+    let untimed = untimed_by_call(capture.trace);
 
     let mut running = RunningLaunches::of(capture.trace, &kinds);
     let mut processes: Vec<i64> = calls.sites().iter().map(|it| process_of(it.1)).collect();
@@ -128,7 +144,8 @@ fn expected(capture: &Capture, counted: &mut [StageCoverage]) {
     let mut tails: Vec<ProcessTail> = processes.iter().map(|_| ProcessTail::default()).collect();
     let mut cursor = Cursor::default();
     for (at, (site, call)) in calls.with_sites().enumerate() {
-        let (site, has_work) = (site as usize, has_work.contains(at));
+        let untimed = untimed.get(&(at as u32)).copied().unwrap_or(0);
+        let (site, has_work) = (site as usize, has_work.contains(at) || untimed > 0);
         let kind = kinds[site];
         if matches!(kind, CallKind::Other | CallKind::Prepare | CallKind::Unknown) {
             continue;
@@ -143,15 +160,18 @@ fn expected(capture: &Capture, counted: &mut [StageCoverage]) {
         }
         let (kernels, recorded, whole) = match kind {
             CallKind::Graph => graphs.get(&at).copied().unwrap_or_default(),
-            _ => (1, u64::from(has_work), false),
+            _ => (1, u64::from(has_work && untimed == 0), false),
         };
+        let kernels = kernels.max(recorded + untimed);
         let instance =
             cursor.at(call.global_tid, call.start_ns, |thread| capture.stages.on(thread));
         let stage = capture.stage_number(instance);
-        let launch = LaunchAtEnd { start_ns: call.start_ns, stage, missing: kernels - recorded };
+        let launch =
+            LaunchAtEnd { start_ns: call.start_ns, stage, missing: kernels - recorded - untimed };
         tail.add(launch, has_work || whole);
         counted[stage].launched += kernels;
         counted[stage].recorded += recorded;
+        counted[stage].untimed += untimed;
         counted[stage].whole_graphs += u64::from(whole);
     }
     for launch in tails.iter().flat_map(ProcessTail::cut_off) {
@@ -163,6 +183,23 @@ fn expected(capture: &Capture, counted: &mut [StageCoverage]) {
             it.launched -= it.cut_off;
         }
     }
+}
+
+/// Kernels without a valid time by their launching call.
+fn untimed_by_call(trace: &Timeline) -> HashMap<u32, u64> {
+    let mut found = HashMap::default();
+    if trace.untimed.kernels.is_empty() {
+        return found;
+    }
+    let index = CallIndex::of(&trace.cuda_calls);
+    let mut lookup = index.lookup();
+    for it in trace.untimed.kernels.iter() {
+        let call = lookup.find(it.global_pid, it.correlation_id);
+        if call != NO_CALL {
+            *found.entry(call).or_default() += 1;
+        }
+    }
+    found
 }
 
 /// By launching call of a graph: expected kernels, recorded kernels, and whether it was traced as a
@@ -284,7 +321,7 @@ pub fn findings(analysis: &Analysis, trace: &Timeline) -> Vec<Finding> {
     };
     let mut found: Vec<Finding> = Vec::new();
     for it in stages.iter().filter(|it| it.lost()) {
-        let missing = it.launched - it.recorded;
+        let missing = it.missing();
         let message = format!(
             "{}: {missing} of {} launched kernels are missing from the capture.",
             name(it),

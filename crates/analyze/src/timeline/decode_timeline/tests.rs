@@ -182,8 +182,8 @@ fn idle_time_of_a_step_is_summed_over_its_gpus() {
 #[test]
 fn a_step_with_a_kernel_before_its_launch_is_not_shown() {
     let trace = with_operators(
-        "range 1 decode_all 0..9000\nrange 1 decode_step 4000..5000
-         call 1 1 4500..4501\nkernel 1 a 100..4600 7",
+        "range 1 decode_all 0..90000\nrange 1 decode_step 40000..50000
+         call 1 1 45000..45001\nkernel 1 a 1000..46000 7",
     );
     assert_eq!(traced_step(&Capture::of(&trace)), None);
 }

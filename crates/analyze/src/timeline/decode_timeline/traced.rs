@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use llmprof_core::trace::{
+    clocks::CLOCK_TOLERANCE_NS,
     range::Range,
     timeline::{ON_HOST, Timeline, process_of},
 };
@@ -14,7 +15,6 @@ use super::{
     us,
 };
 use crate::{
-    invariants::CLOCK_TOLERANCE_NS,
     stages::DECODE,
     timeline::{
         activity::used_devices,
@@ -48,7 +48,7 @@ pub fn traced_step(capture: &Capture) -> Option<StepTimeline> {
     if own.graphs.iter().any(|at| capture.trace.graphs[*at].device == ON_HOST) {
         return None;
     }
-    let intervals = work_intervals(capture, &own)?;
+    let intervals = work_intervals(capture, &place, &own)?;
     let window = window(capture.trace, &place, &intervals)?;
 
     let mut slices = SliceList { from: window.0, slices: Vec::new() };
@@ -134,9 +134,13 @@ fn step_work(capture: &Capture, place: &StepPlace) -> StepWork {
     }
 }
 
-/// Device and interval of a step's work; `None` without a kernel or graph, and when some work
-/// starts before its launch, since host and device then have no common clock.
-fn work_intervals(capture: &Capture, own: &StepWork) -> Option<Vec<(u32, Interval)>> {
+/// Device and interval of a step's work; `None` without a kernel or graph, and when host and device
+/// have no common clock.
+fn work_intervals(
+    capture: &Capture,
+    place: &StepPlace,
+    own: &StepWork,
+) -> Option<Vec<(u32, Interval)>> {
     if own.kernels.is_empty() && own.graphs.is_empty() {
         return None;
     }
@@ -151,7 +155,10 @@ fn work_intervals(capture: &Capture, own: &StepWork) -> Option<Vec<(u32, Interva
     let early = |(call, _, at): &(u32, u32, Interval)| {
         called(*call).saturating_sub(at.0) > CLOCK_TOLERANCE_NS
     };
-    (!work.iter().any(early))
+    let process = process_of(place.thread);
+    let unequal =
+        |(_, device, _): &(u32, u32, Interval)| !capture.trace.has_common_clock(process, *device);
+    (!work.iter().any(|it| early(it) || unequal(it)))
         .then(|| work.into_iter().map(|(_, device, at)| (device, at)).collect())
 }
 

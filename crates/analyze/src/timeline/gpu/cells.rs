@@ -4,7 +4,10 @@ mod graph_launches;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_core::trace::timeline::{CallReader, CopyKind, MemoryOp, ON_HOST, process_of};
+use llmprof_core::trace::{
+    clocks::CLOCK_TOLERANCE_NS,
+    timeline::{CallReader, CopyKind, MemoryOp, ON_HOST, process_of},
+};
 
 use self::graph_launches::graph_calls;
 use super::{
@@ -18,7 +21,6 @@ use super::{
     overlap::Overlap,
     waits::{GapReasons, HostWaits, IdleSplit},
 };
-use crate::{invariants::CLOCK_TOLERANCE_NS, timeline::open_ranges::StageInstance};
 
 /// Count, bytes and time of copies or fills.
 #[derive(Debug, Clone, Copy, Default)]
@@ -59,6 +61,8 @@ pub struct GpuCell {
     pub early: u64,
     /// Max time between such a start and the call.
     worst_ns: i64,
+    /// True when times of the GPU cannot be compared with the host's.
+    pub is_unequal: bool,
     /// True when work of an unknown stage ran in the window.
     pub unattributed: bool,
     /// True when a graph that started on the host ran in the window, on this GPU or another.
@@ -141,7 +145,7 @@ impl GpuCells {
             unplaced: vec![0; labels],
         };
         all.add_copies(capture);
-        all.set_windows(&capture.stages.instances, &stage_spans(capture));
+        all.set_windows(capture);
         all.add_unplaced(capture);
         all.measure(capture, observe);
         all
@@ -153,10 +157,10 @@ impl GpuCells {
         self.devices.iter().copied().zip(cells).filter(|(_, cell)| cell.instances > 0)
     }
 
-    /// Work that starts before its launching call, by stage.
+    /// Work that starts before its launching call, by stage, on devices with a common clock.
     pub fn early(&self, capture: &Capture) -> Vec<EarlyStart> {
         let of = |(label, stage): (usize, &String)| {
-            let cells = || self.of_stage(label).map(|(_, cell)| cell);
+            let cells = || self.of_stage(label).map(|it| it.1).filter(|it| !it.is_unequal);
             let count = cells().map(|cell| cell.early).sum();
             let worst_ns = cells().map(|cell| cell.worst_ns).max().unwrap_or(0);
             (count > 0).then(|| EarlyStart { stage: stage.clone(), count, worst_ns })
@@ -186,9 +190,10 @@ impl GpuCells {
     }
 
     /// Sets the window of every instance on each GPU that its process uses.
-    fn set_windows(&mut self, instances: &[StageInstance], spans: &[Interval]) {
+    fn set_windows(&mut self, capture: &Capture) {
+        let (instances, spans) = (&capture.stages.instances, stage_spans(capture));
         let mut open: Vec<Vec<Interval>> = vec![vec![]; self.cells.len()];
-        for (it, span) in instances.iter().zip(spans) {
+        for (it, span) in instances.iter().zip(&spans) {
             if it.start_ns >= it.end_ns || span.0 >= span.1 || span.1 == i64::MAX {
                 continue;
             }
@@ -198,6 +203,7 @@ impl GpuCells {
                 let place = self.place(it.label, *device);
                 let cell = &mut self.cells[place];
                 cell.instances += 1;
+                cell.is_unequal |= !capture.trace.has_common_clock(process, *device);
                 cell.instances_ns = cell.instances_ns.saturating_add(span.1 - span.0);
                 open[place].push(*span);
             }

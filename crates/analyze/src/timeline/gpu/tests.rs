@@ -168,19 +168,19 @@ fn a_capture_without_gpu_work_and_launches_has_no_gpu_rows() {
 fn a_kernel_before_its_launch_removes_figures_that_compare_two_clocks() {
     let sketch = |kernel: &str| {
         capture(&format!(
-            "range 1 prefill 5000..9000\nrange 1 decode_all 9000..9900\ncall 1 1 6000..6001
-             call 1 2 9100..9101\n{kernel}\nkernel 2 b 9200..9300 7"
+            "range 1 prefill 15000..19000\nrange 1 decode_all 19000..19900
+             call 1 1 16000..16001\ncall 1 2 19100..19101\n{kernel}\nkernel 2 b 19200..19300 7"
         ))
     };
     assert_eq!(
-        rows(&sketch("kernel 1 a 5100..5300 7"))[0],
+        rows(&sketch("kernel 1 a 15100..15300 7"))[0],
         "prefill 0: 4000 200 0 3800",
         "within the tolerance"
     );
-    let early = sketch("kernel 1 a 4000..5300 7");
+    let early = sketch("kernel 1 a 5000..15300 7");
     assert_eq!(rows(&early), ["prefill 0: - - - -", "decode_all 0: 900 100 0 800"]);
     let gpus = device_tables(&Capture::of(&early)).0;
-    assert_eq!(gpus.early, [EarlyStart { stage: "prefill".into(), count: 1, worst_ns: 2_000 }]);
+    assert_eq!(gpus.early, [EarlyStart { stage: "prefill".into(), count: 1, worst_ns: 11_000 }]);
 }
 
 #[test]

@@ -103,6 +103,7 @@ fn add_replay(trace: &mut Timeline, step: &str, nodes: &[(&str, u32, u32)]) {
                 bytes,
                 kind: CopyKind::DeviceToDevice,
                 device: 0,
+                stream: None,
                 global_pid: PROCESS,
                 correlation_id,
                 graph_node: None,

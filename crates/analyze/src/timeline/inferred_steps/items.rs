@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use llmprof_core::trace::{
     kernel::UNNUMBERED_NODE,
     packed::PackedRows,
-    runtime_call::CallKind,
+    runtime_call::{Awaited, CallKind},
     timeline::{CopyKind, MemoryOp, ON_HOST, Timeline},
 };
 
@@ -158,10 +158,10 @@ impl LaunchSequences {
 
     fn add_waits(&mut self, trace: &Timeline) {
         let kinds = trace.call_kinds();
-        let is_wait = |it: &CallKind| matches!(it, CallKind::Synchronise { .. });
+        let is_wait = |it: &CallKind| matches!(it, CallKind::Synchronise(_));
         let waits: Vec<bool> = kinds.iter().map(is_wait).collect();
         for (at, site, call) in trace.cuda_calls.at_sites(&waits) {
-            let of_event = kinds[site as usize] == CallKind::Synchronise { of_event: true };
+            let of_event = kinds[site as usize] == CallKind::Synchronise(Awaited::Event);
             let waits = self.waits.entry(call.global_tid).or_default();
             waits.push([at as i64, of_event.into()]);
         }

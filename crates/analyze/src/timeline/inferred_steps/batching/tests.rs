@@ -98,6 +98,7 @@ impl Engine {
             bytes,
             kind,
             device: rank as u32,
+            stream: None,
             global_pid: process_of(Self::thread(rank)),
             correlation_id,
             graph_node: None,

@@ -43,6 +43,18 @@ findings! {
         fires_on: "rows of the capture have no times, end before they start, or lie more than \
                    73 years from its clock's zero",
         advice: "Export the report again; if the rows persist, capture again. They are excluded.";
+    WORK_UNTIMED = "work_untimed", [Warning, Critical],
+        fires_on: "kernels, copies or fills have start and end 0, end after a later kernel of \
+                   their stream or after a call that waited for them, or start before their \
+                   launch; critical above 1 % of the kernels",
+        advice: "Record again, with a newer driver and profiler if the times are 0. The work is \
+                 excluded; figures that need it are withheld.";
+    DEVICE_CLOCK_DIFFERS = "device_clock_differs", [Warning, Critical],
+        fires_on: "waits return more than 10 us before their work has ended, or work starts more \
+                   than 10 us before its launch; critical if the offset is not known within 200 us",
+        advice: "Record again with a newer profiler and driver, and with a synchronisation after \
+                 each step, which bounds the offset. Sums of kernels are valid; quote no gap \
+                 shorter than the uncertainty.";
     KERNELS_UNATTRIBUTED = "kernels_unattributed", [Warning],
         fires_on: "kernels of the capture have no launching call",
         advice: "Trace the CUDA API as well, from the start of the process.";
@@ -61,8 +73,7 @@ findings! {
         fires_on: "a range of the capture has no end",
         advice: "Close the range in the program, or record until it ends; its times are withheld.";
     FIGURE_IMPOSSIBLE = "figure_impossible", [Warning],
-        fires_on: "a figure is outside its possible bounds: shares, counters, clocks, work that \
-                   starts before its launch",
+        fires_on: "a figure is outside its possible bounds: shares, counters, clocks",
         advice: "Check the cause named in the finding; the figure is withheld.";
     GRAPH_CAPTURE_ALONE = "graph_capture_alone", [Warning],
         fires_on: "all files are traces of the capture of a graph, which runs nothing";

@@ -1,0 +1,71 @@
+//! The rule on work whose time is not valid.
+
+use llmprof_core::{
+    domain::{
+        finding::{Finding, Severity, catalogue},
+        units::Nanos,
+    },
+    trace::{
+        Trace,
+        timeline::Timeline,
+        untimed::{FaultCount, TimeFault},
+    },
+};
+
+use super::Rule;
+use crate::{Analysis, stages::coverage::StageCoverage, stats::percent};
+
+pub const RULES: &[Rule] = &[Rule { id: catalogue::WORK_UNTIMED, find: untimed }];
+
+fn untimed(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+    trace.nsys.as_ref().and_then(|it| finding(analysis, it)).into_iter().collect()
+}
+
+fn finding(analysis: &Analysis, trace: &Timeline) -> Option<Finding> {
+    let kernels = trace.untimed.kernels.len() as u64;
+    let copies: u64 = trace.untimed.faults().map(|it| it.1.copies).sum();
+    let all = kernels + trace.kernels.len() as u64;
+    let share = percent(kernels as f64, all as f64).unwrap_or(0.0);
+    let work = match (kernels, copies) {
+        (0, 0) => return None,
+        (0, copies) => format!("{copies} copies and fills"),
+        (kernels, 0) => format!("{kernels} of {all} kernels ({share:.1} %)"),
+        _ => format!("{kernels} of {all} kernels ({share:.1} %), and {copies} copies and fills,"),
+    };
+    let verb = if kernels + copies == 1 { "has" } else { "have" };
+    let reasons: Vec<String> = trace.untimed.faults().map(|it| reason(it, trace)).collect();
+    let message = format!(
+        "{work} {verb} no valid time and {} left out of all times: {}.",
+        if kernels + copies == 1 { "is" } else { "are" },
+        reasons.join("; ")
+    );
+    let withheld: Vec<&StageCoverage> =
+        analysis.coverage.iter().filter(|it| it.lacks_times()).collect();
+    let critical = trace.lacks_times() || !withheld.is_empty();
+    let mut found = Finding::new(catalogue::WORK_UNTIMED, message)
+        .severity(if critical { Severity::Critical } else { Severity::Warning })
+        .with("kernels without a valid time", kernels)
+        .with("kernels with a valid time", all - kernels);
+    for it in withheld {
+        let stage = if it.stage.is_empty() { "outside every stage" } else { &it.stage };
+        let launches = format!("{} of {} launches", it.untimed, it.launched);
+        found = found.with(&format!("figures withheld of {stage}"), launches);
+    }
+    Some(found)
+}
+
+fn reason((fault, it): (TimeFault, FaultCount), trace: &Timeline) -> String {
+    let what = match fault {
+        TimeFault::NotRecorded => "start and end are 0, so no time was recorded",
+        TimeFault::OutlastsSuccessor => {
+            "the end lies after the end of a later kernel of the same stream"
+        }
+        TimeFault::OutlastsWait => "the end lies after the return of a call that waited for it",
+        TimeFault::BeforeLaunch => "the start lies before the launching call",
+    };
+    let worst = it
+        .worst
+        .filter(|(by_ns, _)| *by_ns > 0)
+        .map(|(by_ns, name)| format!(", {} by {:.3} ms", trace.text(name), Nanos(by_ns).as_ms()));
+    format!("{what} ({}{})", it.kernels + it.copies, worst.unwrap_or_default())
+}
