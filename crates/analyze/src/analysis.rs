@@ -31,6 +31,7 @@ use crate::{
         nsys_sums::NsysSums,
     },
     ledger::Ledger,
+    limited::Limited,
     memory::{self, MemoryRecord},
     model_work::{KnownModel, ModelWork},
     operators::{self, Operators, framework::framework, profiled::ProfiledOperators},
@@ -66,7 +67,7 @@ use crate::{
         graph_replays,
         graphs::WholeGraph,
         processes::Processes,
-        regions::Region,
+        regions::{self, Region},
         tables::TimelineTables,
         time_shares::{self, StageShare},
     },
@@ -90,7 +91,7 @@ pub struct Analysis {
     pub samples: Samples,
     pub operators: Operators,
     /// Variation of each operator's time over repeats.
-    pub operator_repeats: Vec<OperatorRepeats>,
+    pub operator_repeats: Limited<OperatorRepeats>,
     pub kernels: KernelTimes,
     /// ncu counters by stage, kernel and launch configuration.
     pub counters: Vec<CounterRecord>,
@@ -146,7 +147,7 @@ pub struct Analysis {
     /// Collective operations of several ranks.
     pub collectives: CollectiveTables,
     /// NVTX ranges of the traced pass with the kernels launched inside.
-    pub regions: Vec<Region>,
+    pub regions: Limited<Region>,
     /// True when all times are of the traced pass, because there is no unprofiled one.
     pub only_traced: bool,
     /// Wall times of a command; absent for the model runner.
@@ -210,7 +211,7 @@ fn analyze_as(
             let baseline = events(trace, &derived, only_traced);
             let traced = Events::of(&trace.traced);
             analysis.add_events(trace, model, &baseline, &traced);
-            analysis.add_timeline(trace, capture.as_ref(), &traced, peaks)
+            analysis.add_timeline(trace, capture.as_ref(), (&baseline, &traced), peaks)
         },
         || sampled::sampled_metrics(trace, recorded.as_ref()),
     );
@@ -234,7 +235,10 @@ fn analyze_as(
 
 /// The events of which times are: of the unprofiled pass, or derived from a capture alone.
 fn events<'a>(trace: &'a Trace, derived: &'a CaptureEvents, only_traced: bool) -> Events<'a> {
-    if only_traced { derived.by_kind() } else { Events::of(&trace.baseline) }
+    match &trace.nsys {
+        Some(capture) if only_traced => derived.by_kind(capture),
+        _ => Events::of(&trace.baseline),
+    }
 }
 
 impl Analysis {
@@ -252,7 +256,6 @@ impl Analysis {
         self.stages = stages::stages(baseline);
         self.samples = samples::samples(baseline);
         self.stages.add_cold(&self.cold);
-        self.operators = operators::operators(baseline, &self.stages);
         self.operator_repeats = repeats::repeats(baseline);
         self.outputs = output_equality::outputs(baseline, traced);
         self.experts = experts::experts(baseline, top_k);
@@ -270,14 +273,9 @@ impl Analysis {
         &mut self,
         trace: &Trace,
         capture: Option<&Capture>,
-        traced: &Events,
+        (baseline, traced): (&Events, &Events),
         peaks: Option<&DevicePeaks>,
     ) -> WindowSplits {
-        if let Some(capture) = capture
-            && let Some(index) = &capture.framework
-        {
-            self.operators = framework(capture, index, &self.stages);
-        }
         self.pytorch = trace.pytorch.as_ref().and_then(ProfiledOperators::of);
         let possible = self.violations.counters(&trace.counters, peaks);
         self.counters = counters::counters(&possible, capture);
@@ -292,9 +290,16 @@ impl Analysis {
         }
         self.gemms.add_counters(&self.counters);
         let traced = (traced, self.only_traced);
+        // After the tables, whose memory is free again.
+        self.operators = match capture.and_then(|it| Some((it, it.framework.as_ref()?))) {
+            Some((capture, index)) => framework(capture, index, &self.stages),
+            None => operators::operators(baseline, &self.stages),
+        };
         operators::attach(&mut self.operators, &tables.device, traced, &self.kernels.stages);
+        self.operators.limit();
         self.coverage = tables.coverage;
         self.regions = tables.regions;
+        self.findings.extend(tables.too_deep.map(regions::finding));
         self.stage_gpu = tables.stage_gpu;
         if self.only_traced {
             self.stage_shares = time_shares::stage_shares(&tables.walls, &self.kernels.stages);

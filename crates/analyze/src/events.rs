@@ -2,11 +2,14 @@
 //!
 //! No event is dropped; warm-up events are included.
 
-use std::collections::BTreeMap;
+use std::{cmp::Reverse, collections::BTreeMap};
 
-use llmprof_core::trace::event::{
-    Ceiling, End, Event, Experts, MemoryUse, OperatorCall, Output, SampleStart, StageRange, Start,
-    Steady,
+use llmprof_core::trace::{
+    event::{
+        Ceiling, End, Event, Experts, MemoryUse, OperatorCall, Output, SampleStart, StageRange,
+        Start, Steady,
+    },
+    range::Range,
 };
 
 /// Events of one pass by kind, in the order in which they were written.
@@ -16,7 +19,7 @@ pub struct Events<'a> {
     /// Samples of a run with several.
     pub samples: Vec<&'a SampleStart>,
     pub ranges: Vec<&'a StageRange>,
-    pub calls: Vec<&'a OperatorCall>,
+    pub calls: CallList<'a>,
     pub experts: Vec<&'a Experts>,
     pub outputs: Vec<&'a Output>,
     pub steady: Vec<&'a Steady>,
@@ -26,6 +29,97 @@ pub struct Events<'a> {
     pub source: EventSource<'a>,
     /// Stages besides prefill and decode, which steps of engines have.
     pub other_stages: Vec<&'a str>,
+}
+
+/// Calls of operators, in the order in which they were written.
+#[derive(Debug)]
+pub enum CallList<'a> {
+    Recorded(Vec<&'a OperatorCall>),
+    /// Ranges of a capture, with the kind of each.
+    Ranges(&'a [Range], &'a RangeCalls),
+}
+
+/// Ranges that are calls of operators. A capture has millions of them, of a few kinds.
+#[derive(Debug, Default)]
+pub struct RangeCalls {
+    /// Calls without their times, thread and repeat.
+    pub kinds: Vec<OperatorCall>,
+    /// Index of its kind, and repeat, by range; [`NONE`] for ranges that are no operators.
+    pub of_range: Vec<(u32, u32)>,
+}
+
+/// A call of an operator.
+#[derive(Debug, Clone, Copy)]
+pub struct TimedCall<'a> {
+    /// Everything but the times, the thread and the repeat.
+    pub of: &'a OperatorCall,
+    /// Number of this kind of call, where calls share `of`.
+    pub kind: Option<u32>,
+    pub start_ns: i64,
+    pub end_ns: i64,
+    pub thread: i64,
+    pub repeat: u32,
+}
+
+impl TimedCall<'_> {
+    pub fn ns(&self) -> i64 {
+        self.end_ns - self.start_ns
+    }
+}
+
+impl Default for CallList<'_> {
+    fn default() -> Self {
+        Self::Recorded(Vec::new())
+    }
+}
+
+impl<'a> CallList<'a> {
+    pub fn is_empty(&self) -> bool {
+        self.iter().next().is_none()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = TimedCall<'a>> + '_ {
+        let count = match self {
+            Self::Recorded(calls) => calls.len(),
+            Self::Ranges(_, calls) => calls.of_range.len(),
+        };
+        (0..count).filter_map(|at| self.get(at))
+    }
+
+    /// The call at an index; `None` for a range that is none.
+    fn get(&self, at: usize) -> Option<TimedCall<'a>> {
+        match self {
+            Self::Recorded(calls) => {
+                let of = calls[at];
+                let OperatorCall { start_ns, end_ns, thread, repeat, .. } = *of;
+                Some(TimedCall { of, kind: None, start_ns, end_ns, thread, repeat })
+            }
+            Self::Ranges(ranges, calls) => {
+                let (kind, repeat) = calls.of_range[at];
+                let of = calls.kinds.get(kind as usize)?;
+                let it = &ranges[at];
+                let (start_ns, thread) = (it.start_ns, it.global_tid);
+                let end_ns = it.end_ns.unwrap_or(start_ns);
+                Some(TimedCall { of, kind: Some(kind), start_ns, end_ns, thread, repeat })
+            }
+        }
+    }
+
+    /// The measured calls with times of their own, outer ones first: in the order of their starts,
+    /// the longer first. Calls are written when they return: of two with the same times, the later
+    /// one encloses the earlier.
+    pub fn outer_first(&self) -> impl Iterator<Item = TimedCall<'a>> + '_ {
+        let is_timed = |it: &TimedCall| !it.of.warmup && !it.of.captured;
+        let mut order: Vec<u32> = match self {
+            Self::Recorded(calls) => (0..calls.len() as u32).collect(),
+            Self::Ranges(_, calls) => (0..calls.of_range.len() as u32).collect(),
+        };
+        order.retain(|at| self.get(*at as usize).is_some_and(|it| is_timed(&it)));
+        order.reverse();
+        let key = |at: &u32| self.get(*at as usize).map(|it| (it.start_ns, Reverse(it.end_ns)));
+        order.sort_by_key(key);
+        order.into_iter().filter_map(|at| self.get(at as usize))
+    }
 }
 
 /// Source of the events of a pass.
@@ -68,13 +162,13 @@ impl<'a> Events<'a> {
 
     /// Groups the events of one pass by kind.
     pub fn of(events: &'a [Event]) -> Self {
-        let mut sorted = Self::default();
+        let (mut sorted, mut calls) = (Self::default(), Vec::new());
         for event in events {
             match event {
                 Event::Start(it) => sorted.start = sorted.start.or(Some(it)),
                 Event::Sample(it) => sorted.samples.push(it),
                 Event::Range(it) => sorted.ranges.push(it),
-                Event::Op(it) => sorted.calls.push(it),
+                Event::Op(it) => calls.push(it),
                 Event::Experts(it) => sorted.experts.push(it),
                 Event::Output(it) => sorted.outputs.push(it),
                 Event::Steady(it) => sorted.steady.push(it),
@@ -83,7 +177,7 @@ impl<'a> Events<'a> {
                 Event::End(it) => sorted.end = Some(it),
             }
         }
-        sorted
+        Self { calls: CallList::Recorded(calls), ..sorted }
     }
 
     /// The sample of a measured repeat; 0 where there is one.

@@ -10,18 +10,20 @@ mod steps;
 
 use std::collections::{BTreeMap, HashSet};
 
+use foldhash::HashMap;
 use llmprof_core::{
     domain::finding::Finding,
     trace::{
         event::{Event, OperatorCall, StageRange},
-        range::Range,
+        range::{Range, RangeLabel},
+        timeline::Timeline,
         unclosed::Unclosed,
     },
 };
 
 use self::steps::{CaptureStep, OutermostRanges};
 use super::{
-    events::{EventSource, Events},
+    events::{CallList, EventSource, Events, RangeCalls},
     kernels::{OUTSIDE, WARMUP},
     stages::{DECODE, PREFILL, VISION_PARTS},
 };
@@ -29,6 +31,7 @@ use crate::timeline::{
     capture::Capture,
     device_time::is_operator,
     interval::Interval,
+    launches::Cursor,
     open_ranges::{EXCLUDED, NONE, place},
     stage_spans::stage_spans,
     steps::{Step, StepSource},
@@ -38,6 +41,7 @@ use crate::timeline::{
 #[derive(Debug, Default)]
 pub struct CaptureEvents {
     pub events: Vec<Event>,
+    pub calls: RangeCalls,
     /// Tokens that the decode steps of a repeat generated, where they are known.
     tokens: BTreeMap<u32, u64>,
     /// True if a decode step may have made several tokens of one sequence.
@@ -68,12 +72,13 @@ impl CaptureEvents {
         derived
     }
 
-    /// The events by kind.
-    pub fn by_kind(&self) -> Events<'_> {
+    /// The events by kind; `trace` is the capture's.
+    pub fn by_kind<'a>(&'a self, trace: &'a Timeline) -> Events<'a> {
         let one_token_a_step = !self.is_speculative;
         let source = EventSource::Capture { tokens: &self.tokens, one_token_a_step };
         let other_stages = self.other_stages.iter().map(String::as_str).collect();
-        Events { source, other_stages, ..Events::of(&self.events) }
+        let calls = CallList::Ranges(&trace.ranges, &self.calls);
+        Events { source, other_stages, calls, ..Events::of(&self.events) }
     }
 
     /// Adds parts of stages and operators; returns the decode steps.
@@ -85,25 +90,25 @@ impl CaptureEvents {
     ) -> Vec<CaptureStep> {
         let mut steps = Vec::new();
         let mut outermost = OutermostRanges::default();
-        let is_operator = is_operator(capture.trace);
+        let mut kinds = CallKinds::of(capture.trace);
+        let mut cursor = Cursor::default();
         let ends =
             |it: &Unclosed| Some((it.range.global_tid, it.range.start_ns, it.outcome.end_ns()?));
         let unclosed: HashSet<(i64, i64, i64)> =
             capture.trace.unclosed.iter().filter_map(ends).collect();
-        for it in &capture.trace.ranges {
+        self.calls.of_range = vec![(NONE, 0); capture.trace.ranges.len()];
+        for (it, call) in capture.trace.ranges.iter().zip(&mut self.calls.of_range) {
             let Some(end_ns) = it.end_ns.filter(|end| *end >= it.start_ns) else { continue };
             let times = (it.start_ns, end_ns);
-            let at = capture
-                .stages
-                .on(it.global_tid)
-                .map_or(NONE, |segments| segments.at(it.start_ns, &mut 0))
-                as usize;
-            let stage = if at < repeats.len() { capture.stages.label(at) } else { "" };
-            if at == EXCLUDED as usize && is_operator(it) {
-                self.events.push(operator_call(OUTSIDE, OUTSIDE, (it.global_tid, times), 0));
+            let at = cursor.at(it.global_tid, it.start_ns, |thread| capture.stages.on(thread));
+            if at == EXCLUDED {
+                *call = (kinds.number(it, OUTSIDE), 0);
                 continue;
             }
-            let has_estimated_end = unclosed.contains(&(it.global_tid, it.start_ns, end_ns));
+            let at = at as usize;
+            let stage = if at < repeats.len() { capture.stages.label(at) } else { "" };
+            let has_estimated_end =
+                !unclosed.is_empty() && unclosed.contains(&(it.global_tid, it.start_ns, end_ns));
             if stage == WARMUP || has_estimated_end {
                 continue;
             }
@@ -120,11 +125,9 @@ impl CaptureEvents {
                 },
                 _ => {}
             }
-            if is_operator(it) {
-                let repeat = repeat.unwrap_or(0);
-                self.events.push(operator_call(&it.name, stage, (it.global_tid, times), repeat));
-            }
+            *call = (kinds.number(it, stage), repeat.unwrap_or(0));
         }
+        self.calls.kinds = kinds.calls;
         steps.extend(decode_steps(capture, batch));
         steps.retain(|it| repeats[it.instance].is_some());
         steps.sort_by_key(|it| it.times.0);
@@ -182,27 +185,56 @@ fn part<'a>(it: &'a Range, stage: &str) -> Option<&'a str> {
     }
 }
 
-fn operator_call(
-    path: &str,
-    stage: &str,
-    (thread, (start_ns, end_ns)): (i64, Interval),
-    repeat: u32,
-) -> Event {
-    Event::Op(OperatorCall {
+/// Kinds of calls: by domain and name of the ranges, and stage.
+struct CallKinds<'a, F> {
+    is_operator: F,
+    numbers: HashMap<(*const RangeLabel, &'a str), u32>,
+    calls: Vec<OperatorCall>,
+}
+
+impl<'a> CallKinds<'a, ()> {
+    fn of(trace: &'a Timeline) -> CallKinds<'a, impl FnMut(&'a Range) -> bool> {
+        CallKinds {
+            is_operator: is_operator(trace),
+            numbers: HashMap::default(),
+            calls: Vec::new(),
+        }
+    }
+}
+
+impl<'a, F: FnMut(&'a Range) -> bool> CallKinds<'a, F> {
+    /// The number of the kind of a range in a stage; [`NONE`] for ranges that are no operators.
+    /// Outside the included ranges, operators are one.
+    fn number(&mut self, range: &'a Range, stage: &'a str) -> u32 {
+        if !(self.is_operator)(range) {
+            return NONE;
+        }
+        let label: &RangeLabel = range.label();
+        *self.numbers.entry((label, stage)).or_insert_with(|| {
+            let path = if stage == OUTSIDE { OUTSIDE } else { &range.name };
+            self.calls.push(operator_call(path, stage));
+            self.calls.len() as u32 - 1
+        })
+    }
+}
+
+/// A call of the operator `path`, without its times.
+fn operator_call(path: &str, stage: &str) -> OperatorCall {
+    OperatorCall {
         path: path.into(),
         op: "range".into(),
-        start_ns,
-        end_ns,
-        thread,
+        start_ns: 0,
+        end_ns: 0,
+        thread: 0,
         captured: false,
         warmup: false,
-        repeat,
+        repeat: 0,
         stage: stage.into(),
         shapes: vec![],
         dtype: String::new(),
         flops: 0,
         bytes: 0,
-    })
+    }
 }
 
 fn range(name: &str, (start_ns, end_ns): Interval, repeat: u32, step: Option<u32>) -> Event {

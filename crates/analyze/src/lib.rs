@@ -44,6 +44,7 @@ pub mod findings;
 pub mod invariants;
 pub mod kernels;
 pub mod ledger;
+pub mod limited;
 pub mod memory;
 pub mod model_work;
 pub mod operators;

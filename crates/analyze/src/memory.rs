@@ -33,7 +33,7 @@ pub struct MemoryRecord {
 pub fn memory(events: &Events) -> Vec<MemoryRecord> {
     let mut sums: BTreeMap<(&str, String), MemoryRecord> = BTreeMap::new();
     for it in &events.memory {
-        let path = collapse(&it.path);
+        let path = collapse(&it.path).into_owned();
         let record = sums.entry((&it.stage, path.clone())).or_insert_with(|| MemoryRecord {
             stage: it.stage.clone(),
             path,

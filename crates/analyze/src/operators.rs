@@ -4,6 +4,8 @@
 //! are those of the launching calls. Calls replayed by a CUDA graph have no host time. Device time
 //! is that of the kernels launched by the operator in the traced pass.
 
+pub mod call_kinds;
+mod device;
 pub mod formulas;
 pub mod framework;
 mod host;
@@ -15,23 +17,20 @@ pub mod rolled_paths;
 use std::collections::{BTreeMap, BTreeSet};
 
 use foldhash::HashMap;
-use llmprof_core::{domain::units::Nanos, trace::event::OperatorCall};
 use serde::{Deserialize, Serialize};
 
+pub use self::device::attach;
 use self::{
+    call_kinds::{CallKinds, KindKey},
     host::{CallKey, HostTimeSum, exclusive_times},
     products::ProductCalls,
-    rolled_paths::{RolledPaths, collapse},
 };
 use super::{
-    events::Events,
-    kernels::{OUTSIDE, StageKernels, is_measured},
+    events::{Events, TimedCall},
+    kernels::OUTSIDE,
+    limited::{Limited, Summed},
     stages::{STAGES, Stages},
-    stats::{percent, ratio},
-};
-use crate::timeline::{
-    device_time::{DeviceTime, DeviceTimes},
-    interval::{Interval, covered_ns},
+    stats::percent,
 };
 
 /// Kind of a scope that only encloses other operators.
@@ -128,9 +127,9 @@ pub struct StageWork {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Operators {
     /// One record per stage, path and kind, longest total first.
-    pub by_path: Vec<OperatorRecord>,
+    pub by_path: Limited<OperatorRecord>,
     /// The same records with layer and expert indices replaced by `*`.
-    pub rolled: Vec<OperatorRecord>,
+    pub rolled: Limited<OperatorRecord>,
     pub work: BTreeMap<String, StageWork>,
     /// Kernel time inside the calls with FLOPs, by stage and path; only of a framework, whose
     /// inner calls launch the kernels.
@@ -191,6 +190,13 @@ impl Operators {
         flops.into_iter().max_by_key(|(_, sum)| *sum).map(|(dtype, _)| dtype.to_owned())
     }
 
+    /// Keeps the first records, with the sum of the others.
+    pub fn limit(&mut self) {
+        for records in [&mut self.by_path, &mut self.rolled] {
+            *records = Limited::of(std::mem::take(&mut records.rows));
+        }
+    }
+
     /// Rolled-up records of enclosing modules, longest total first.
     pub fn modules(&self) -> impl Iterator<Item = &OperatorRecord> {
         self.rolled.iter().filter(|record| record.op == MODULE)
@@ -199,77 +205,91 @@ impl Operators {
 
 /// Sums the measured calls of one pass.
 pub fn operators(events: &Events, stages: &Stages) -> Operators {
-    let calls: Vec<&OperatorCall> =
-        events.calls.iter().copied().filter(|call| !call.warmup).collect();
-    let timed: Vec<&OperatorCall> = calls.iter().copied().filter(|call| !call.captured).collect();
-    let mut times = exclusive_times(&timed).into_iter();
-
-    let mut paths = RolledPaths::default();
-    let mut by_path: HashMap<(&str, &str, &str), HostTimeSum> = HashMap::default();
-    let mut rolled: HashMap<(&str, u32, &str), HostTimeSum> = HashMap::default();
+    let mut kinds = CallKinds::default();
+    let (mut by_path, mut rolled): (Vec<HostTimeSum>, Vec<HostTimeSum>) = Default::default();
     let mut work: HashMap<&str, StageWork> = HashMap::default();
-    for call in &calls {
-        let time = if call.captured { None } else { times.next() };
-        let (stage, op) = (call.stage.as_str(), call.op.as_str());
-        by_path
-            .entry((stage, &call.path, op))
-            .or_default()
-            .add(call, time.map(|it| (it.exclusive_ns, it.inside_path, it.exclusive_ns)));
-        rolled
-            .entry((stage, paths.number(&call.path), op))
-            .or_default()
-            .add(call, time.map(|it| (it.exclusive_ns, it.inside_rolled, it.exclusive_ns)));
-        let stage = work.entry(stage).or_default();
-        stage.flops += call.flops;
-        stage.bytes += call.bytes;
+    // Stages whose operators have no time in part.
+    let mut captured: BTreeSet<&str> = BTreeSet::new();
+    for call in events.calls.iter().filter(|call| !call.of.warmup) {
+        let kind = kinds.of(&call);
+        grown(&mut by_path, kind.number).add_call(call.of);
+        grown(&mut rolled, kind.rolled).add_call(call.of);
+        let stage = work.entry(&call.of.stage).or_default();
+        stage.flops += call.of.flops;
+        stage.bytes += call.of.bytes;
+        if call.of.captured && call.of.op != MODULE {
+            captured.insert(&call.of.stage);
+        }
     }
+    // Repeats of several processes may run at once.
+    let mut covered: HashMap<(&str, u32), Covered> = HashMap::default();
+    let in_order = events.calls.outer_first().inspect(|call| {
+        if call.of.op != MODULE && STAGES.contains(&call.of.stage.as_str()) {
+            covered.entry((&call.of.stage, call.repeat)).or_default().add(call);
+        }
+    });
+    exclusive_times(in_order, &mut kinds, |kind, call, time| {
+        by_path[kind.number as usize].add_time(call, (time.exclusive_ns, time.inside_path));
+        rolled[kind.rolled as usize].add_time(call, (time.exclusive_ns, time.inside_rolled));
+    });
     let mut work: BTreeMap<String, StageWork> =
         work.into_iter().map(|(stage, work)| (stage.to_owned(), work)).collect();
     let stage_ns = |stage: &str| {
         events.measured(stage).map(|range| range.end_ns - range.start_ns).sum::<i64>()
     };
-    for stage in STAGES {
+    // The duration of replayed calls is unknown.
+    for stage in STAGES.into_iter().filter(|it| !captured.contains(it)) {
         if let Some(work) = work.get_mut(stage) {
-            let inside = || calls.iter().filter(|call| call.stage == stage && call.op != MODULE);
-            // The duration of replayed calls is unknown.
-            if !inside().any(|call| call.captured) {
-                // Repeats of several processes may run at once.
-                let mut repeats: BTreeMap<u32, Vec<Interval>> = BTreeMap::new();
-                for call in inside() {
-                    repeats.entry(call.repeat).or_default().push((call.start_ns, call.end_ns));
-                }
-                let covered: i64 = repeats.into_values().map(covered_ns).sum();
-                work.covered_pct = percent(covered as f64, stage_ns(stage) as f64);
-            }
+            let of_stage = covered.iter().filter(|((of, _), _)| *of == stage);
+            let covered: i64 = of_stage.map(|(_, it)| it.ns).sum();
+            work.covered_pct = percent(covered as f64, stage_ns(stage) as f64);
         }
     }
     let total_ms = |stage: &str| stages.row(stage).map(|row| row.ms.mean * f64::from(row.ms.n));
-    let key = |(stage, path, op): (&str, &str, &str)| CallKey {
-        stage: stage.into(),
-        path: path.into(),
-        op: op.into(),
-    };
-    let by_path = by_path.into_iter().map(|(of, sum)| (key(of), sum)).collect();
-    let rolled = rolled
-        .into_iter()
-        .map(|((stage, path, op), sum)| (key((stage, paths.path(path), op)), sum))
-        .collect();
-    let (by_path, rolled) = (records(by_path, total_ms), records(rolled, total_ms));
+    let [of_path, of_rolled] = kinds.keys();
+    let by_path = records(of_path.into_iter().zip(by_path).collect(), total_ms);
+    let rolled = records(of_rolled.into_iter().zip(rolled).collect(), total_ms);
     Operators { by_path, rolled, work, ..Operators::default() }
+}
+
+/// The element at an index, up to which a list grows.
+pub fn grown<T: Default>(list: &mut Vec<T>, at: u32) -> &mut T {
+    let at = at as usize;
+    if list.len() <= at {
+        list.resize_with(at + 1, T::default);
+    }
+    &mut list[at]
+}
+
+/// Time inside of spans, which come in the order of their starts.
+#[derive(Default)]
+struct Covered {
+    until: Option<i64>,
+    ns: i64,
+}
+
+impl Covered {
+    fn add(&mut self, call: &TimedCall) {
+        let from = self.until.map_or(call.start_ns, |until| until.max(call.start_ns));
+        self.ns += (call.end_ns - from).max(0);
+        self.until = Some(from.max(call.end_ns));
+    }
 }
 
 /// The records of sums, sorted. `stage_ms` returns the time of a stage.
 fn records(
-    sums: BTreeMap<CallKey, HostTimeSum>,
+    mut sums: Vec<(KindKey, HostTimeSum)>,
     stage_ms: impl Fn(&str) -> Option<f64>,
-) -> Vec<OperatorRecord> {
-    let record = |(key, sum): (CallKey, HostTimeSum)| {
-        let ms = stage_ms(&key.stage);
-        sum.record(key, ms)
+) -> Limited<OperatorRecord> {
+    // Records of equal times are in the order of their keys.
+    sums.sort_unstable_by_key(|it| it.0);
+    let record = |(key, sum): (KindKey, HostTimeSum)| {
+        let ms = stage_ms(key.stage);
+        sum.record(key.owned(), ms)
     };
     let mut records: Vec<_> = sums.into_iter().map(record).collect();
     sort(&mut records);
-    records
+    records.into()
 }
 
 /// Sorts by device time, then records without device time by host time, longest first.
@@ -282,115 +302,30 @@ fn sort(records: &mut [OperatorRecord]) {
     records.sort_by(|a, b| (a.stage == OUTSIDE).cmp(&(b.stage == OUTSIDE)).then(order(a, b)));
 }
 
-/// Attaches the kernels of the traced pass to the operators that launched them. A path with
-/// operators of several kinds in one stage gets none: its range does not identify the kind.
-/// `same_pass`: the records are of the traced pass.
-pub fn attach(
-    operators: &mut Operators,
-    times: &DeviceTimes,
-    (traced, same_pass): (&Events, bool),
-    stages: &[StageKernels],
-) {
-    let work = traced_work(operators, traced, same_pass);
-    let mut by_path: BTreeMap<(String, String), OperatorSums> = BTreeMap::new();
-    let mut rolled: BTreeMap<(String, String), OperatorSums> = BTreeMap::new();
-    for (key, time) in &times.operators {
-        let (stage, path) = key;
-        let (flops, bytes) = work.get(&(stage.clone(), path.clone())).copied().unwrap_or_default();
-        for (sums, path) in [(&mut by_path, path.clone()), (&mut rolled, collapse(path))] {
-            let sum = sums.entry((stage.clone(), path)).or_default();
-            sum.time.calls += time.calls;
-            sum.time.kernels += time.kernels;
-            sum.time.total_ns += time.total_ns;
-            sum.time.exclusive_ns += time.exclusive_ns;
-            sum.working_ns += match &operators.working_ns {
-                Some(working) => working.get(key).copied().unwrap_or(0),
-                None => time.exclusive_ns,
-            };
-            sum.flops = sum.flops.saturating_add(flops);
-            sum.bytes = sum.bytes.saturating_add(bytes);
-        }
-    }
-    for (records, sums) in [(&mut operators.by_path, by_path), (&mut operators.rolled, rolled)] {
-        // Without runner events, replayed operators have no host call in the stage of their
-        // replay.
-        if traced.calls.is_empty() {
-            let known: BTreeSet<(String, String)> =
-                records.iter().map(|it| (it.stage.clone(), it.path.clone())).collect();
-            let replayed = sums.iter().filter(|(key, _)| {
-                !key.0.is_empty() && is_measured(&key.0) && !known.contains(*key)
-            });
-            records.extend(
-                replayed.map(|((stage, path), sum)| {
-                    OperatorRecord::replayed(stage, path, sum.time.calls)
-                }),
-            );
-        }
-        let mut kinds: BTreeMap<(String, String), u32> = BTreeMap::new();
-        records
-            .iter()
-            .for_each(|it| *kinds.entry((it.stage.clone(), it.path.clone())).or_default() += 1);
-        for record in records.iter_mut() {
-            let key = (record.stage.clone(), record.path.clone());
-            let stage = stages.iter().find(|it| it.stage == key.0);
-            let stage_ms = stage.and_then(|it| it.kernel_ms).unwrap_or(0.0);
-            // Operators inside a whole-traced graph have work but no time.
-            let complete = stage.is_none_or(|it| it.graph_launches == 0);
-            let sum = sums.get(&key).filter(|_| kinds[&key] == 1);
-            record.device = sum.map(|sum| sum.device(stage_ms, complete));
-        }
-        sort(records);
-    }
-}
-
-/// FLOPs and bytes of the traced pass by stage and path: of its events, or of the records if those
-/// are of the same pass.
-fn traced_work(
-    operators: &Operators,
-    traced: &Events,
-    same_pass: bool,
-) -> BTreeMap<(String, String), (u64, u64)> {
-    let mut work: BTreeMap<(String, String), (u64, u64)> = BTreeMap::new();
-    if same_pass {
-        let of = |it: &OperatorRecord| ((it.stage.clone(), it.path.clone()), (it.flops, it.bytes));
-        return operators.by_path.iter().map(of).collect();
-    }
-    for call in traced.calls.iter().filter(|call| !call.warmup) {
-        let sum = work.entry((call.stage.clone(), call.path.clone())).or_default();
-        *sum = (sum.0 + call.flops, sum.1 + call.bytes);
-    }
-    work
-}
-
-/// Device time and work of one operator in one stage.
-#[derive(Default)]
-struct OperatorSums {
-    time: DeviceTime,
-    /// Kernel time over which rates are given.
-    working_ns: i64,
-    flops: u64,
-    bytes: u64,
-}
-
-impl OperatorSums {
-    /// Rates need `complete`: every kernel of the stage is recorded.
-    fn device(&self, stage_ms: f64, complete: bool) -> OperatorDevice {
-        let (own, inclusive_ms) =
-            (Nanos(self.time.exclusive_ns), Nanos(self.time.total_ns).as_ms());
-        let working = Nanos(self.working_ns);
-        let rate = |amount: u64| {
-            if amount == 0 || !complete { None } else { ratio(amount as f64, working.as_secs()) }
+impl Summed for OperatorRecord {
+    fn add(&mut self, other: Self) {
+        self.calls += other.calls;
+        self.captured_calls += other.captured_calls;
+        self.inclusive_ms = added(self.inclusive_ms, other.inclusive_ms);
+        self.exclusive_ms = added(self.exclusive_ms, other.exclusive_ms);
+        self.flops = self.flops.saturating_add(other.flops);
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.device = match (self.device, other.device) {
+            (Some(sum), Some(more)) => Some(OperatorDevice {
+                calls: sum.calls + more.calls,
+                kernels: sum.kernels + more.kernels,
+                inclusive_ms: sum.inclusive_ms + more.inclusive_ms,
+                exclusive_ms: sum.exclusive_ms + more.exclusive_ms,
+                ..sum
+            }),
+            (one, other) => one.or(other),
         };
-        OperatorDevice {
-            calls: self.time.calls,
-            kernels: self.time.kernels,
-            inclusive_ms,
-            mean_ms: ratio(inclusive_ms, self.time.calls as f64),
-            exclusive_ms: own.as_ms(),
-            inclusive_pct: percent(inclusive_ms, stage_ms),
-            exclusive_pct: percent(own.as_ms(), stage_ms),
-            flops_per_s: rate(self.flops),
-            bytes_per_s: rate(self.bytes),
-        }
+    }
+}
+
+fn added(one: Option<f64>, other: Option<f64>) -> Option<f64> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one + other),
+        (one, other) => one.or(other),
     }
 }

@@ -5,8 +5,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use llmprof_analyze::parse;
-use llmprof_core::domain::ids::RunId;
+use llmprof_analyze::{Analysis, parse};
+use llmprof_core::{
+    domain::ids::RunId,
+    trace::{Trace, stage::StageRules},
+};
 use llmprof_report::pipeline::{self, Statements};
 use llmprof_service::config;
 use rusqlite::Connection;
@@ -53,21 +56,69 @@ fn impossible_times_are_dropped_and_reported() {
     assert!(found.message.starts_with("3 rows"), "{}", found.message);
 }
 
+fn analyzed(path: PathBuf) -> Result<Analysis, String> {
+    let nsys = parse::nsys::read(&path).map_err(|error| llmprof_core::chain(&error))?;
+    let nsys = Some(nsys.with_rules(StageRules::default()));
+    Ok(llmprof_analyze::analyze(&Trace { nsys, ..Trace::default() }, None, None))
+}
+
 #[test]
-fn repeated_names_of_ten_megabytes_are_refused() {
+fn a_name_of_ten_megabytes_is_cut() {
     let dir = tempfile::tempdir().unwrap();
     let many = "insert into StringIds values (1, printf('%.*c', 10000000, 'n'));
         with recursive n(i) as (select 1 union all select i + 1 from n where i < 20000)
         insert into NVTX_EVENTS select i, i + 1, 59, null, 1, 1, 0 from n;";
-    let error = pipeline::analyze_capture(
-        &[handmade(dir.path(), many)],
-        &[],
-        Statements::default(),
-        &config::devices().unwrap(),
-    )
-    .unwrap_err();
-    let text = llmprof_core::chain(&error);
-    assert!(text.contains("run.sqlite: the names of its ranges take more room"), "{text}");
+    let analysis = analyzed(handmade(dir.path(), many)).unwrap();
+    let [range] = &analysis.sums.ranges[..] else { panic!("{:?}", analysis.sums.ranges.len()) };
+    assert_eq!((range.name.len(), range.ns.count), (4096, 20_000));
+}
+
+#[test]
+fn names_that_take_more_memory_than_any_program_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let many = "insert into NVTX_EVENTS values (0, null, 75, printf('%.*c', 4096, 'd'), 1, null, 1);
+        with recursive n(i) as (select 1 union all select i + 1 from n where i < 66000)
+        insert into NVTX_EVENTS select i, i + 1, 59, 'range ' || i, 1, null, 1 from n;";
+    let error = analyzed(handmade(dir.path(), many)).unwrap_err();
+    assert!(error.contains("run.sqlite: the names of its ranges take more room"), "{error}");
+}
+
+#[test]
+fn ranges_that_nest_too_deep_have_no_regions_and_a_finding() {
+    let dir = tempfile::tempdir().unwrap();
+    let chain = |depth: u32| {
+        let sql = format!(
+            "insert into StringIds values (1, 'gemm'), (2, 'cudaLaunchKernel');
+            with recursive n(i) as (select 1 union all select i + 1 from n where i < {depth})
+            insert into NVTX_EVENTS
+                select i, 100000 - i, 59, 'range ' || (i % 300), 1, null, 0 from n;
+            create table CUPTI_ACTIVITY_KIND_RUNTIME (start int, end int, globalTid int,
+                correlationId int, nameId int);
+            insert into CUPTI_ACTIVITY_KIND_RUNTIME values (50000, 50001, 1, 1, 2);
+            insert into CUPTI_ACTIVITY_KIND_KERNEL
+                values (60000, 60010, 0, 7, 1, 0, 1, 1, 32, 1, 1, 1, 1, 1, 1);"
+        );
+        analyzed(handmade(dir.path(), &sql)).unwrap()
+    };
+    let has_finding =
+        |it: &Analysis| it.findings.iter().any(|finding| finding.id == "ranges_too_deep");
+    let (deep, deeper) = (chain(10_000), chain(10_001));
+    assert!(deep.regions.iter().all(|it| it.kernels == 1), "a name inside itself counts once");
+    assert_eq!((deep.regions.len(), has_finding(&deep)), (300, false));
+    assert_eq!((deeper.regions.len(), has_finding(&deeper)), (0, true));
+    let operators = deeper.operators.rolled.iter().filter_map(|it| it.device);
+    assert_eq!(operators.map(|it| it.kernels).collect::<Vec<_>>(), [1; 300]);
+}
+
+#[test]
+fn ranges_that_never_end_are_dropped_and_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let endless = "with recursive n(i) as (select 1 union all select i + 1 from n where i < 20000)
+        insert into NVTX_EVENTS select 5, null, 59, 'range ' || i, 1, null, 0 from n;";
+    let analysis = analyzed(handmade(dir.path(), endless)).unwrap();
+    let finding = analysis.findings.iter().find(|it| it.id == "range_unclosed").unwrap();
+    assert!(finding.message.starts_with("20000 ranges have no end"), "{}", finding.message);
+    assert!(analysis.sums.ranges.is_empty());
 }
 
 #[test]

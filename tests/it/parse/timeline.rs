@@ -113,14 +113,7 @@ fn sketch() -> Trace {
         shared_memory: 0,
         graph_node: None,
     };
-    let range = |push_pop, end_ns| Range {
-        domain: "LLM".into(),
-        name: "prefill".into(),
-        start_ns: 5,
-        end_ns,
-        global_tid: 7,
-        push_pop,
-    };
+    let range = |push_pop, end_ns| Range::new(("LLM", "prefill"), (5, end_ns), (7, push_pop));
     Trace {
         baseline: sketched_events(),
         power: Some(sketched_power()),

@@ -142,13 +142,8 @@ impl ReportInput {
                 start.device = "cuda:0".into();
             }
         }
-        let range = |name: &str, start_ns, end_ns| Range {
-            domain: "LLM".into(),
-            name: name.into(),
-            start_ns,
-            end_ns: Some(end_ns),
-            global_tid: 1,
-            push_pop: true,
+        let range = |name: &str, start_ns, end_ns| {
+            Range::new(("LLM", name), (start_ns, Some(end_ns)), (1, true))
         };
         let launches = [(1, 0, 10, 900), (2, 1, 20, 400), (3, 0, 110, 150), (4, 0, 120, 150)];
         let kernel = |(correlation_id, name, at, long)| Kernel {

@@ -20,7 +20,7 @@ use crate::{
     stages::coverage::graph_coverage,
     timeline::{
         capture::Capture,
-        device_time::is_operator,
+        device_time::OperatorRule,
         open_ranges::{EXCLUDED, NONE},
     },
 };
@@ -154,13 +154,9 @@ pub fn isolate(
             by_range(capture, launched, &wanted, &counted)
         }
         Operation::Operator(path) => {
-            let is_operator = is_operator(capture.trace);
-            by_range(
-                capture,
-                launched,
-                &|it: &Range| is_operator(it) && glob(path, &it.name),
-                &counted,
-            )
+            let rule = OperatorRule::of(capture.trace);
+            let wanted = |it: &Range| rule.selects(it.label()) && glob(path, &it.name);
+            by_range(capture, launched, &wanted, &counted)
         }
         Operation::Kernels(patterns) => {
             let full =

@@ -10,7 +10,6 @@ use crate::{
     align::operation_instances::{InstanceKernel, IsolatedOperation},
     timeline::{
         capture::Capture,
-        launches::Cursor,
         open_at::OpenAt,
         open_ranges::{NONE, nest_ranges},
     },
@@ -24,7 +23,6 @@ pub fn by_range(
     counted: &impl Fn(u32) -> bool,
 ) -> IsolatedOperation {
     let nests: Vec<_> = nest_ranges(capture.trace, wanted).into_iter().collect();
-    let place = |thread: i64| nests.binary_search_by_key(&thread, |(thread, _)| *thread).ok();
     let mut found = IsolatedOperation::default();
     let mut numbers: HashMap<(usize, u32, u32), usize> = HashMap::new();
     let mut instances: Vec<Vec<InstanceKernel>> = Vec::new();
@@ -69,12 +67,8 @@ pub fn by_range(
             }
         }
     }
-    let mut cursor = Cursor::default();
-    let wanted = |thread: i64, t: i64, instance: u32| {
-        counted(instance)
-            && place(thread)
-                .is_some_and(|at| cursor.at(thread, t, |_| Some(&nests[at].1.segments)) != NONE)
-    };
+    let wanted =
+        |thread: i64, t: i64, instance: u32| counted(instance) && open.at_time(thread, t).is_some();
     (found.launched, found.recorded) = launched.kernels(capture, wanted);
     found
 }

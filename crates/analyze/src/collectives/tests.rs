@@ -314,14 +314,11 @@ fn each_instance_of_a_stage_has_its_skew_and_its_slowest_rank() {
         let global_tid = process << 24 | 1;
         for step in 0..2 {
             let start_ns = step * 200_000 - 5_000;
-            trace.ranges.push(Range {
-                domain: String::new(),
-                name: "prefill".into(),
-                start_ns,
-                end_ns: Some(start_ns + 150_000),
-                global_tid,
-                push_pop: true,
-            });
+            trace.ranges.push(Range::new(
+                ("", "prefill"),
+                (start_ns, Some(start_ns + 150_000)),
+                (global_tid, true),
+            ));
         }
         for number in 0..4 {
             trace.cuda_calls.push(llmprof_core::trace::timeline::ApiCall {

@@ -29,7 +29,7 @@ fn the_share_of_a_stage_is_that_of_all_its_instances() {
 }
 
 fn of(trace: &Timeline) -> Stages {
-    stages(&CaptureEvents::of(&Capture::of(trace), None).by_kind())
+    stages(&CaptureEvents::of(&Capture::of(trace), None).by_kind(trace))
 }
 
 #[test]
@@ -60,11 +60,11 @@ fn a_part_recorded_in_two_domains_counts_once() {
     let sketch = "range 1 prefill 0..10\nrange 1 vision 1..5\nrange 1 decode_all 10..50
         range 1 decode_step 10..30\nrange 1 decode_step 30..50";
     let mut trace = capture(sketch);
-    let other = |it: &Range, by: i64| Range {
-        domain: "other".into(),
-        start_ns: it.start_ns + by,
-        end_ns: it.end_ns.map(|end| end - by),
-        ..it.clone()
+    let other = |it: &Range, by: i64| {
+        let mut other = it.clone();
+        other.domain = "other".into();
+        (other.start_ns, other.end_ns) = (it.start_ns + by, it.end_ns.map(|end| end - by));
+        other
     };
     let parts: Vec<Range> = trace.ranges.clone();
     let parts = || parts.iter().filter(|it| VISION_PARTS.contains(&&*it.name) || it.name == STEP);
@@ -148,7 +148,7 @@ fn tokens_of_inferred_steps_are_unknown_without_a_stated_batch() {
     trace.inferred.steps = vec![step(0), step(10)];
     let tokens = |batch| {
         let timeline = Capture::of(&trace);
-        let found = stages(&CaptureEvents::of(&timeline, batch).by_kind());
+        let found = stages(&CaptureEvents::of(&timeline, batch).by_kind(&trace));
         assert_eq!((found.decode_steps, ns(found.per_token_ms)), (Some(2), Some(10)));
         let row = found.row("decode_all").unwrap().clone();
         (row.tokens, row.tokens_per_s.is_some(), found.decode_tokens_per_s.is_some())
@@ -169,7 +169,7 @@ fn a_stage_and_a_step_last_until_their_work_has_ended() {
     let messages: Vec<_> = found.findings.iter().map(|it| it.message.as_str()).collect();
     assert!(messages[0].starts_with("1 of 1 ranges of prefill end before their work on the GPU"));
     assert!(messages[1].starts_with("The work of 1 of 1 ranges of decode_all queued"));
-    let stages = stages(&found.by_kind());
+    let stages = stages(&found.by_kind(&trace));
     let times = [stages.first_token_ms, stages.row("decode_all").map(|it| it.ms), stages.wall_ms];
     assert_eq!(times.map(ns), [Some(100), Some(220), Some(320)]);
     let curve: Vec<_> = stages.step_curve_ms.iter().map(|it| (it * 1e6).round()).collect();

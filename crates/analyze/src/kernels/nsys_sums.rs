@@ -4,24 +4,32 @@
 //! The projection of a range onto the GPU lasts from the start of the first to the end of the last
 //! work launched inside it on its thread. Start/end ranges have no thread and no projection.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
 
 use foldhash::HashMap;
-use llmprof_core::trace::timeline::Timeline;
+use llmprof_core::trace::{
+    packed::PackedRows,
+    range::{ByLabel, RangeLabel},
+    timeline::Timeline,
+};
 use serde::{Deserialize, Serialize};
 
-use crate::timeline::{
-    capture::{Capture, Join},
-    duration_stats::DurationStats,
-    launches::Cursor,
-    open_ranges::{NONE, nest_ranges},
+use crate::{
+    limited::{Limited, Summed},
+    timeline::{
+        capture::{Capture, Join},
+        duration_stats::{DurationStats, GroupedTimes},
+        open_at::{OpenAt, OpenEntry},
+        open_ranges::{NONE, RangeNest, nest_ranges},
+        range_groups::RangeGroups,
+    },
 };
 
 /// Sums over the traced pass, longest first.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NsysSums {
     pub calls: Vec<CallSum>,
-    pub ranges: Vec<RangeSum>,
+    pub ranges: Limited<RangeSum>,
 }
 
 /// Calls of one function of the CUDA runtime or driver.
@@ -97,82 +105,113 @@ impl Projection {
     }
 }
 
-/// The projection of every push/pop range. Each domain nests separately: its ranges do not hide
+/// Durations of groups of ranges on the GPU, and the number of operations launched inside.
+struct Projected {
+    /// By group.
+    ops: Vec<u64>,
+    /// Group and duration of each range that launched work.
+    times: PackedRows<2>,
+}
+
+/// Projects the push/pop ranges of groups. Each domain nests separately: its ranges do not hide
 /// those of another.
-fn projections(capture: &Capture) -> Vec<Projection> {
-    let mut projections = vec![EMPTY; capture.trace.ranges.len()];
-    let mut domains: Vec<&str> =
-        capture.trace.ranges.iter().map(|range| range.domain.as_str()).collect();
+fn projected(capture: &Capture, groups: usize, of_range: &[u32]) -> Projected {
+    let trace = capture.trace;
+    let mut all = Projected { ops: vec![0; groups], times: PackedRows::default() };
+    let mut domains: Vec<&str> = Vec::new();
+    let mut known = ByLabel::new(|label: &RangeLabel| domains.push(label.domain.as_str()));
+    trace.ranges.iter().for_each(|it| known.get(it));
     domains.sort_unstable();
     domains.dedup();
     for domain in domains {
-        let nests = nest_ranges(capture.trace, |range| {
-            range.push_pop && range.domain == domain && range.end_ns.is_some()
-        });
-        let mut by_thread: BTreeMap<i64, Vec<Projection>> =
-            nests.iter().map(|(thread, nest)| (*thread, vec![EMPTY; nest.entries.len()])).collect();
-        let (mut cursor, mut calls) = (Cursor::default(), capture.trace.cuda_calls.reader());
-        let mut add = |call: u32, start: i64, end: i64| {
-            if call == NONE {
-                return;
-            }
-            let call = calls.get(call);
-            let entry = cursor
-                .at(call.global_tid, call.start_ns, |thread| Some(&nests.get(&thread)?.segments));
-            let entries = by_thread.get_mut(&call.global_tid);
-            if let Some(projection) = entries.and_then(|entries| entries.get_mut(entry as usize)) {
-                projection.join(Projection { start, end, ops: 1 });
-            }
-        };
-        let kernels = capture.kernels();
-        kernels.for_each(|(it, Join { call, .. })| add(call, it.start_ns, it.end_ns));
-        let copies = capture.copies();
-        copies.for_each(|(it, Join { call, .. })| add(call, it.start_ns, it.end_ns));
-        let graphs = capture.graphs();
-        graphs.for_each(|(it, Join { call, .. })| add(call, it.start_ns, it.end_ns));
-        for (thread, mut of_thread) in by_thread {
-            let entries = &nests[&thread].entries;
-            for at in (0..entries.len()).rev() {
-                let (range, parent) = entries[at];
-                let projection = of_thread[at];
-                projections[range as usize] = projection;
-                if let Some(parent) = of_thread.get_mut(parent as usize) {
-                    parent.join(projection);
+        let mut in_domain = ByLabel::new(|label: &RangeLabel| label.domain == domain);
+        let nests: Vec<(i64, RangeNest)> = nest_ranges(trace, |range| {
+            range.push_pop && range.end_ns.is_some() && in_domain.get(range)
+        })
+        .into_iter()
+        .collect();
+        let mut open = OpenAt::new(capture, &nests);
+        let mut launched: HashMap<OpenEntry, Projection> = HashMap::default();
+        let mut last: Option<(OpenEntry, Projection)> = None;
+        let mut add = |join: Join, start: i64, end: i64| {
+            let Some(entry) = open.at_call(join) else { return };
+            let work = Projection { start, end, ops: 1 };
+            match &mut last {
+                Some((known, projection)) if *known == entry => projection.join(work),
+                _ => {
+                    if let Some((entry, projection)) = last.replace((entry, work)) {
+                        launched.entry(entry).or_insert(EMPTY).join(projection);
+                    }
                 }
             }
+        };
+        capture.kernels().for_each(|(it, join)| add(join, it.start_ns, it.end_ns));
+        capture.copies().for_each(|(it, join)| add(join, it.start_ns, it.end_ns));
+        capture.graphs().for_each(|(it, join)| add(join, it.start_ns, it.end_ns));
+        if let Some((entry, projection)) = last {
+            launched.entry(entry).or_insert(EMPTY).join(projection);
+        }
+        let mut launched: Vec<(OpenEntry, Projection)> = launched.into_iter().collect();
+        launched.sort_unstable_by_key(|it| it.0);
+        let mut launched = launched.into_iter().peekable();
+        for (at, (_, nest)) in nests.iter().enumerate() {
+            let of_nest = std::iter::from_fn(|| launched.next_if(|it| it.0.0 == at));
+            let leaves = of_nest.map(|((_, entry), projection)| (entry, projection)).collect();
+            nest.roll_up(leaves, Projection::join, |entry, it| {
+                let group = of_range[nest.entries[entry as usize].0 as usize];
+                all.ops[group as usize] += it.ops;
+                all.times.push([group.into(), it.end - it.start]);
+            });
         }
     }
-    projections
+    all
 }
 
-fn ranges(capture: &Capture) -> Vec<RangeSum> {
-    let projections = projections(capture);
-    let mut groups: HashMap<(&str, &str, bool), Vec<usize>> = HashMap::default();
-    for (at, range) in
-        capture.trace.ranges.iter().enumerate().filter(|(_, range)| range.end_ns.is_some())
-    {
-        groups.entry((&range.domain, &range.name, range.push_pop)).or_default().push(at);
-    }
-    // In order, so that groups of equal times are.
-    let groups: BTreeMap<(&str, &str, bool), Vec<usize>> = groups.into_iter().collect();
-    let sum = |((domain, name, push_pop), ranges): ((&str, &str, bool), Vec<usize>)| {
-        let length = |at: &usize| {
-            capture.trace.ranges[*at].end_ns.unwrap_or(i64::MIN)
-                - capture.trace.ranges[*at].start_ns
-        };
-        let times: Vec<i64> = ranges.iter().map(length).collect();
-        let launched = || ranges.iter().map(|at| projections[*at]).filter(|it| it.ops > 0);
-        let projected: Vec<i64> = launched().map(|it| it.end - it.start).collect();
+fn ranges(capture: &Capture) -> Limited<RangeSum> {
+    let trace = capture.trace;
+    let mut groups = RangeGroups::new(&trace.rules);
+    // A group of each style.
+    let number = |it| 2 * groups.number(it) + u32::from(it.push_pop);
+    let of_range: Vec<u32> = trace.ranges.iter().map(number).collect();
+    let count = 2 * groups.len();
+    let names = groups.names();
+    let closed = of_range.iter().zip(&trace.ranges);
+    let times = closed.filter_map(|(group, it)| Some((*group, it.end_ns? - it.start_ns)));
+    let times = GroupedTimes::of(count, times);
+    let Projected { ops, times: projected } = projected(capture, count, &of_range);
+    let projected = projected.iter().map(|[group, ns]| (group as u32, ns));
+    let projected = GroupedTimes::of(count, projected);
+    let sum = |group: usize| {
+        let (domain, name) = &names[group / 2];
+        let of_projected = projected.group(group);
         RangeSum {
-            domain: domain.into(),
-            name: name.into(),
-            style: if push_pop { "push_pop" } else { "start_end" }.into(),
-            ns: DurationStats::of(&times),
-            gpu_ops: launched().map(|it| it.ops).sum(),
-            projected_ns: (!projected.is_empty()).then(|| DurationStats::of(&projected)),
+            domain: (*domain).into(),
+            name: name.clone(),
+            style: if group % 2 == 1 { "push_pop" } else { "start_end" }.into(),
+            ns: DurationStats::of(times.group(group)),
+            gpu_ops: ops[group],
+            projected_ns: (!of_projected.is_empty()).then(|| DurationStats::of(of_projected)),
         }
     };
-    let mut sums: Vec<RangeSum> = groups.into_iter().map(sum).collect();
-    sums.sort_by_key(|sum| std::cmp::Reverse(sum.ns.total));
-    sums
+    let total =
+        |group: usize| times.group(group).iter().fold(0i64, |sum, ns| sum.saturating_add(*ns));
+    let present = (0..count).filter(|it| !times.group(*it).is_empty());
+    let mut order: Vec<(i64, usize)> = present.map(|group| (total(group), group)).collect();
+    // Groups of equal times are in order of their names.
+    order.sort_unstable_by_key(|(ns, group)| (Reverse(*ns), &names[group / 2], group % 2));
+    Limited::of(order.into_iter().map(|(_, group)| sum(group)))
+}
+
+impl Summed for RangeSum {
+    fn add(&mut self, other: Self) {
+        self.ns.add(other.ns);
+        self.gpu_ops += other.gpu_ops;
+        self.projected_ns = match (self.projected_ns, other.projected_ns) {
+            (Some(mut sum), Some(more)) => {
+                sum.add(more);
+                Some(sum)
+            }
+            (one, other) => one.or(other),
+        };
+    }
 }

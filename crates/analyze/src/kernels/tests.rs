@@ -5,7 +5,7 @@ use std::{num::ParseIntError, str::FromStr};
 use llmprof_core::trace::{
     event::STAGE_DOMAIN,
     kernel::Kernel,
-    range::Range,
+    range::{self, Range},
     timeline::{ApiCall, CopyKind, GraphLaunch, MemoryOp, Timeline},
 };
 
@@ -24,6 +24,7 @@ pub(crate) fn capture(sketch: &str) -> Timeline {
             add(&mut trace, &words);
         }
     }
+    range::sort(&mut trace.ranges);
     trace
 }
 
@@ -37,14 +38,11 @@ fn add(trace: &mut Timeline, words: &[&str]) {
     let (start_ns, end_ns) = (number(start), number(end));
     let thread = |text: &str| PROCESS | number::<i64>(text);
     match *words {
-        [kind @ ("range" | "cross"), tid, name, _] => trace.ranges.push(Range {
-            domain: STAGE_DOMAIN.into(),
-            name: name.into(),
-            start_ns,
-            end_ns: Some(end_ns),
-            global_tid: thread(tid),
-            push_pop: kind == "range",
-        }),
+        [kind @ ("range" | "cross"), tid, name, _] => trace.ranges.push(Range::new(
+            (STAGE_DOMAIN, name),
+            (start_ns, Some(end_ns)),
+            (thread(tid), kind == "range"),
+        )),
         ["call", tid, correlation, _] => trace.cuda_calls.push(ApiCall {
             name: 0,
             start_ns,

@@ -322,16 +322,16 @@ impl FrameworkSums<'_> {
         // Calls inside one with FLOPs do its work.
         let working_ns = if call.flops > 0 { call.end_ns - call.start_ns } else { 0 };
         let own_path = self.by_path.entry(CallKey::of(call, call.path.clone())).or_default();
-        own_path.add(call, Some((own_ns, inside, working_ns)));
+        own_path.add(call, (own_ns, inside, working_ns));
         // Only names of modules have numbers.
         let is_plain = !call.path.contains('.');
         let (path, inside) = if is_plain {
             (call.path.clone(), inside)
         } else {
-            (collapse(&call.path), inside_rolled())
+            (collapse(&call.path).into_owned(), inside_rolled())
         };
         let rolled = self.rolled.entry(CallKey::of(call, path)).or_default();
-        rolled.add(call, Some((own_ns, inside, working_ns)));
+        rolled.add(call, (own_ns, inside, working_ns));
         // Bytes of a stage are unknown: only products have a formula.
         if call.flops > 0 {
             let work = self.work.entry(call.stage.clone()).or_default();
@@ -355,7 +355,7 @@ impl FrameworkSums<'_> {
     fn replayed(&mut self, call: &OperatorCall, count: u64) {
         let own_path = self.by_path.entry(CallKey::of(call, call.path.clone())).or_default();
         own_path.add_replayed(call, count);
-        let path = if call.path.contains('.') { collapse(&call.path) } else { call.path.clone() };
+        let path = collapse(&call.path).into_owned();
         self.rolled.entry(CallKey::of(call, path)).or_default().add_replayed(call, count);
         if call.flops > 0 {
             let work = self.work.entry(call.stage.clone()).or_default();
@@ -375,7 +375,10 @@ impl FrameworkSums<'_> {
                 work.covered_pct = percent(*ns as f64, ms * 1e6);
             }
         }
-        let (by_path, rolled) = (records(self.by_path, total_ms), records(self.rolled, total_ms));
+        let [by_path, rolled] = [self.by_path, self.rolled].map(|mut sums| {
+            let keyed = sums.iter_mut().map(|(key, sum)| (key.borrowed(), std::mem::take(sum)));
+            records(keyed.collect(), total_ms)
+        });
         Operators { by_path, rolled, work: self.work, working_ns: None, products: self.products }
     }
 }

@@ -6,8 +6,12 @@ use std::collections::BTreeMap;
 
 use llmprof_core::{domain::units::Nanos, trace::event::OperatorCall};
 
-use super::{OperatorRecord, rolled_paths::RolledPaths};
+use super::{
+    OperatorRecord,
+    call_kinds::{CallKind, CallKinds, KindKey},
+};
 use crate::{
+    events::TimedCall,
     kernels::OUTSIDE,
     stats::{percent, ratio},
 };
@@ -26,48 +30,46 @@ pub struct CallTime {
 /// Max enclosing calls searched for the same path.
 const MAX_ENCLOSING: usize = 64;
 
-/// Computes the time of each call without nested calls.
-pub fn exclusive_times(calls: &[&OperatorCall]) -> Vec<CallTime> {
-    let mut paths = RolledPaths::default();
-    let rolled: Vec<u32> = calls.iter().map(|call| paths.number(&call.path)).collect();
-    // Calls are written when they return: of two with the same times, the later one encloses the
-    // earlier.
-    let mut order: Vec<usize> = (0..calls.len()).collect();
-    order.sort_unstable_by(|&a, &b| {
-        let (x, y) = (calls[a], calls[b]);
-        x.start_ns.cmp(&y.start_ns).then(y.end_ns.cmp(&x.end_ns)).then(b.cmp(&a))
-    });
-    let inclusive = |call: &&OperatorCall| CallTime {
-        exclusive_ns: call.end_ns - call.start_ns,
-        inside_path: false,
-        inside_rolled: false,
-    };
-    let mut times: Vec<CallTime> = calls.iter().map(inclusive).collect();
-    // Start/end ranges inside a call may overlap.
-    let mut covered_until = vec![i64::MIN; calls.len()];
-    let mut threads: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
-    for index in order {
-        let open = threads.entry(calls[index].thread).or_default();
-        while open.last().is_some_and(|&outer| calls[outer].end_ns < calls[index].end_ns) {
-            open.pop();
+/// A call that may enclose the next ones of its thread.
+struct OpenCall<'a> {
+    call: TimedCall<'a>,
+    kind: CallKind,
+    time: CallTime,
+    /// Start/end ranges inside a call may overlap.
+    covered_until: i64,
+}
+
+/// Computes the time of each call without nested calls. `calls` are outer ones first; `ended` gets
+/// each with its time.
+pub fn exclusive_times<'a>(
+    calls: impl Iterator<Item = TimedCall<'a>>,
+    kinds: &mut CallKinds<'a>,
+    mut ended: impl FnMut(CallKind, &TimedCall<'a>, CallTime),
+) {
+    let mut threads: BTreeMap<i64, Vec<OpenCall>> = BTreeMap::new();
+    for call in calls {
+        let kind = kinds.of(&call);
+        let open = threads.entry(call.thread).or_default();
+        while let Some(it) = open.pop_if(|outer| outer.call.end_ns < call.end_ns) {
+            ended(it.kind, &it.call, it.time);
         }
         // A zero-length call at the end of its predecessor takes no time from it in either order.
-        if let Some(&outer) = open.last() {
-            let from = calls[index].start_ns.max(covered_until[outer]);
-            times[outer].exclusive_ns -= (calls[index].end_ns - from).max(0);
-            covered_until[outer] = covered_until[outer].max(calls[index].end_ns);
+        if let Some(outer) = open.last_mut() {
+            let from = call.start_ns.max(outer.covered_until);
+            outer.time.exclusive_ns -= (call.end_ns - from).max(0);
+            outer.covered_until = outer.covered_until.max(call.end_ns);
         }
-        let enclosing = || {
-            open.iter()
-                .rev()
-                .take(MAX_ENCLOSING)
-                .filter(|outer| calls[**outer].stage == calls[index].stage)
+        let enclosing = || open.iter().rev().take(MAX_ENCLOSING).map(|outer| outer.kind);
+        let time = CallTime {
+            exclusive_ns: call.ns(),
+            inside_path: enclosing().any(|outer| outer.of_path == kind.of_path),
+            inside_rolled: enclosing().any(|outer| outer.of_rolled_path == kind.of_rolled_path),
         };
-        times[index].inside_path = enclosing().any(|outer| calls[*outer].path == calls[index].path);
-        times[index].inside_rolled = enclosing().any(|outer| rolled[*outer] == rolled[index]);
-        open.push(index);
+        open.push(OpenCall { call, kind, time, covered_until: i64::MIN });
     }
-    times
+    for it in threads.into_values().flatten() {
+        ended(it.kind, &it.call, it.time);
+    }
 }
 
 /// Key of the calls summed in a record.
@@ -79,6 +81,10 @@ pub struct CallKey {
 }
 
 impl CallKey {
+    pub fn borrowed(&self) -> KindKey<'_> {
+        KindKey { stage: &self.stage, path: &self.path, op: &self.op }
+    }
+
     /// The key of a call under `path`.
     pub fn of(call: &OperatorCall, path: String) -> Self {
         Self { stage: call.stage.clone(), path, op: call.op.clone() }
@@ -99,6 +105,8 @@ pub struct HostTimeSum {
     flops: u64,
     bytes: u64,
     shapes: BTreeMap<Vec<Vec<u64>>, u64>,
+    /// Calls without shapes.
+    shapeless: u64,
     dtype: String,
 }
 
@@ -108,22 +116,36 @@ impl HostTimeSum {
         Self { calls, captured: calls, ..Self::default() }
     }
 
+    /// Counts a call, whose time is added apart.
+    pub fn add_call(&mut self, call: &OperatorCall) {
+        self.calls += 1;
+        self.captured += u64::from(call.captured);
+        self.add_work(call, 1);
+    }
+
+    /// Adds the time of a call: its exclusive time, and true when inside the same operator.
+    pub fn add_time(&mut self, call: &TimedCall, (exclusive_ns, inside_itself): (i64, bool)) {
+        self.add_nested(call.ns(), inside_itself);
+        self.own += Nanos(exclusive_ns);
+        self.working += Nanos(exclusive_ns);
+    }
+
+    fn add_nested(&mut self, ns: i64, inside_itself: bool) {
+        // A nested call's time is already part of the outer call of the same operator.
+        if !inside_itself {
+            self.total += Nanos(ns);
+            self.outer += 1;
+        }
+    }
+
     /// Adds a call; `time` is its exclusive time, true when inside the same operator, and the time
     /// of its FLOPs.
-    pub fn add(&mut self, call: &OperatorCall, time: Option<(i64, bool, i64)>) {
+    pub fn add(&mut self, call: &OperatorCall, time: (i64, bool, i64)) {
+        let (exclusive_ns, inside_itself, working_ns) = time;
         self.calls += 1;
-        match time {
-            Some((exclusive_ns, inside_itself, working_ns)) => {
-                // A nested call's time is already part of the outer call of the same operator.
-                if !inside_itself {
-                    self.total += Nanos(call.end_ns - call.start_ns);
-                    self.outer += 1;
-                }
-                self.own += Nanos(exclusive_ns);
-                self.working += Nanos(working_ns);
-            }
-            None => self.captured += 1,
-        }
+        self.add_nested(call.end_ns - call.start_ns, inside_itself);
+        self.own += Nanos(exclusive_ns);
+        self.working += Nanos(working_ns);
         self.add_work(call, 1);
     }
 
@@ -138,6 +160,7 @@ impl HostTimeSum {
         self.flops = self.flops.saturating_add(call.flops.saturating_mul(count));
         self.bytes = self.bytes.saturating_add(call.bytes.saturating_mul(count));
         match self.shapes.get_mut(&call.shapes) {
+            _ if call.shapes.is_empty() => self.shapeless += count,
             Some(seen) => *seen += count,
             None => drop(self.shapes.insert(call.shapes.clone(), count)),
         }
@@ -173,11 +196,12 @@ impl HostTimeSum {
             bytes_per_s: rate(self.bytes),
             flops: self.flops,
             bytes: self.bytes,
-            shape_variants: self.shapes.len() as u64,
+            shape_variants: self.shapes.len() as u64 + u64::from(self.shapeless > 0),
             shapes: self
                 .shapes
                 .into_iter()
                 .max_by_key(|(_, seen)| *seen)
+                .filter(|(_, seen)| *seen >= self.shapeless)
                 .map(|(shapes, _)| shapes)
                 .unwrap_or_default(),
             dtype: self.dtype,
@@ -193,6 +217,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::events::CallList;
 
     fn call(path: &str, start_ns: i64, end_ns: i64) -> OperatorCall {
         OperatorCall {
@@ -212,6 +237,18 @@ mod tests {
         }
     }
 
+    /// The times of calls, in their order.
+    fn times_of<'a>(calls: impl Iterator<Item = &'a OperatorCall>) -> Vec<CallTime> {
+        let calls: Vec<&OperatorCall> = calls.collect();
+        let list = CallList::Recorded(calls.clone());
+        let mut times = vec![None; calls.len()];
+        exclusive_times(list.outer_first(), &mut CallKinds::default(), |_, call, time| {
+            let at = calls.iter().position(|it| std::ptr::eq(*it, call.of));
+            times[at.unwrap()] = Some(time);
+        });
+        times.into_iter().map(Option::unwrap).collect()
+    }
+
     #[test]
     fn calls_of_threads_that_run_at_once_take_no_time_from_each_other() {
         let on = |thread: i64, it: OperatorCall| OperatorCall { thread, ..it };
@@ -221,7 +258,7 @@ mod tests {
             on(2, call("q", 5, 15)),
             on(3, call("mlp", 1, 28)),
         ];
-        let times = exclusive_times(&calls.iter().collect::<Vec<_>>());
+        let times = times_of(calls.iter());
         let own: Vec<(i64, bool)> =
             times.iter().map(|it| (it.exclusive_ns, it.inside_path)).collect();
         assert_eq!(own, [(30, false), (20, false), (10, false), (27, false)]);
@@ -237,13 +274,13 @@ mod tests {
                 ..call("a", *start, start + ns)
             };
             let calls: Vec<OperatorCall> = spans.iter().map(call).collect();
-            let times = exclusive_times(&calls.iter().collect::<Vec<_>>());
+            let times = times_of(calls.iter());
             for (it, time) in calls.iter().zip(&times) {
                 prop_assert!((0..=it.end_ns - it.start_ns).contains(&time.exclusive_ns));
             }
             for thread in 1..4 {
                 let own = calls.iter().filter(|it| it.thread == thread);
-                let alone = exclusive_times(&own.collect::<Vec<_>>());
+                let alone = times_of(own);
                 let all = calls.iter().zip(&times).filter(|(it, _)| it.thread == thread);
                 let all: Vec<i64> = all.map(|(_, time)| time.exclusive_ns).collect();
                 prop_assert_eq!(alone.iter().map(|it| it.exclusive_ns).collect::<Vec<_>>(), all);
@@ -254,11 +291,11 @@ mod tests {
     #[test]
     fn an_operator_nested_in_itself_counts_its_time_once() {
         let calls = [call("block", 0, 100), call("block", 10, 60), call("q", 20, 30)];
-        let times = exclusive_times(&calls.iter().collect::<Vec<_>>());
+        let times = times_of(calls.iter());
         let mut sums: BTreeMap<CallKey, HostTimeSum> = BTreeMap::new();
         for (call, time) in calls.iter().zip(times) {
             let time = (time.exclusive_ns, time.inside_path, time.exclusive_ns);
-            sums.entry(CallKey::of(call, call.path.clone())).or_default().add(call, Some(time));
+            sums.entry(CallKey::of(call, call.path.clone())).or_default().add(call, time);
         }
         let records: Vec<OperatorRecord> =
             sums.into_iter().map(|(key, sum)| sum.record(key, Some(100e-6))).collect();

@@ -24,11 +24,12 @@ impl ProfiledOperators {
         let mut capture = Capture::of(trace);
         cold::mark(&mut capture);
         let derived = CaptureEvents::of(&capture, None);
-        let stages = stages::stages(&derived.by_kind());
+        let stages = stages::stages(&derived.by_kind(trace));
         let mut operators = framework(&capture, capture.framework.as_ref()?, &stages);
         let tables = TimelineTables::of(&capture, &[]);
-        let events = (&derived.by_kind(), true);
+        let events = (&derived.by_kind(trace), true);
         attach(&mut operators, &tables.device, events, &tables.kernels.stages);
+        operators.limit();
         Some(Self { operators, repeats: stages.repeats })
     }
 }

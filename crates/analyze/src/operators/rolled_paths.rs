@@ -1,20 +1,18 @@
 //! Rolled-up paths, each computed once: millions of calls have a few thousand paths.
 
+use std::borrow::Cow;
+
 use foldhash::HashMap;
 
 /// Replaces each numeric path segment with `*`.
-pub fn collapse(path: &str) -> String {
-    let parts: Vec<&str> = path
-        .split('.')
-        .map(|part| {
-            if !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) {
-                "*"
-            } else {
-                part
-            }
-        })
-        .collect();
-    parts.join(".")
+pub fn collapse(path: &str) -> Cow<'_, str> {
+    let is_index = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    if !path.split('.').any(is_index) {
+        return Cow::Borrowed(path);
+    }
+    let parts: Vec<&str> =
+        path.split('.').map(|part| if is_index(part) { "*" } else { part }).collect();
+    Cow::Owned(parts.join("."))
 }
 
 /// Numbers of rolled-up paths, in order of first use.
@@ -22,8 +20,8 @@ pub fn collapse(path: &str) -> String {
 pub struct RolledPaths<'a> {
     /// By path, and by rolled-up path.
     of_path: HashMap<&'a str, u32>,
-    numbers: HashMap<String, u32>,
-    paths: Vec<String>,
+    numbers: HashMap<Cow<'a, str>, u32>,
+    paths: Vec<Cow<'a, str>>,
 }
 
 impl<'a> RolledPaths<'a> {
@@ -43,7 +41,7 @@ impl<'a> RolledPaths<'a> {
 
     /// The rolled-up paths in the order of their numbers.
     pub fn into_paths(self) -> Vec<String> {
-        self.paths
+        self.paths.into_iter().map(Cow::into_owned).collect()
     }
 
     /// The rolled-up path with this number.

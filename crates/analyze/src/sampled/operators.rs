@@ -13,7 +13,7 @@ use crate::{
     operators::rolled_paths::RolledPaths,
     timeline::{
         open_at::{OpenAt, operator_nests},
-        open_ranges::{NONE, OpenNest},
+        open_ranges::{NONE, RangeNest},
     },
 };
 
@@ -66,7 +66,7 @@ impl<'a> OpenOperators<'a> {
     }
 
     /// The number of the nest of an entry: its path and those that enclose it, each once.
-    fn number(&mut self, trace: &'a Timeline, nest: &OpenNest, entry: u32) -> u32 {
+    fn number(&mut self, trace: &'a Timeline, nest: &RangeNest, entry: u32) -> u32 {
         let up = |at: &u32| nest.entries.get(*at as usize).map(|it| it.1).filter(|at| *at != NONE);
         let entries = std::iter::successors(Some(entry), up);
         let mut paths: Vec<u32> = entries

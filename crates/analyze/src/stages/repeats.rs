@@ -5,13 +5,17 @@
 
 use std::collections::BTreeMap;
 
-use foldhash::HashMap;
 use llmprof_core::domain::units::Nanos;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    events::Events,
-    operators::{MODULE, rolled_paths::RolledPaths},
+    events::{Events, TimedCall},
+    limited::{Limited, Summed},
+    operators::{
+        MODULE,
+        call_kinds::{CallKinds, KindKey},
+        grown,
+    },
     stats::Spread,
 };
 
@@ -35,28 +39,34 @@ pub struct OperatorRepeats {
 type PerRepeat = (u64, BTreeMap<u32, Nanos>);
 
 /// Sums each operator's calls by repeat, longest mean first.
-pub fn repeats(events: &Events) -> Vec<OperatorRepeats> {
-    let mut paths = RolledPaths::default();
-    let mut numbered: HashMap<(&str, u32, &str), PerRepeat> = HashMap::default();
-    for call in
-        events.calls.iter().filter(|call| !call.warmup && !call.captured && call.op != MODULE)
-    {
-        let key = (call.stage.as_str(), paths.number(&call.path), call.op.as_str());
-        let (calls, times) = numbered.entry(key).or_default();
+pub fn repeats(events: &Events) -> Limited<OperatorRepeats> {
+    let mut kinds = CallKinds::default();
+    let mut sums: Vec<PerRepeat> = Vec::new();
+    let is_measured = |it: &TimedCall| !it.of.warmup && !it.of.captured && it.of.op != MODULE;
+    for call in events.calls.iter().filter(is_measured) {
+        let (calls, times) = grown(&mut sums, kinds.of(&call).rolled);
         *calls += 1;
-        *times.entry(call.repeat).or_default() += Nanos(call.end_ns - call.start_ns);
+        *times.entry(call.repeat).or_default() += Nanos(call.ns());
     }
-    let of_path =
-        |((stage, path, op), sums): ((_, u32, _), _)| ((stage, paths.path(path), op), sums);
-    let sums: BTreeMap<(&str, &str, &str), PerRepeat> = numbered.into_iter().map(of_path).collect();
-    let mut all: Vec<OperatorRepeats> = sums
-        .into_iter()
-        .filter_map(|((stage, path, op), (calls, times))| {
-            let ms = Spread::of(times.into_values().map(Nanos::as_ms))?;
-            let (stage, path, op) = (stage.into(), path.into(), op.into());
-            Some(OperatorRepeats { stage, path, op, calls, ms })
-        })
-        .collect();
-    all.sort_by(|a, b| b.ms.mean.total_cmp(&a.ms.mean));
-    all
+    let [_, keys] = kinds.keys();
+    let mut all: Vec<(KindKey, u64, Spread)> = Vec::with_capacity(keys.len());
+    for (key, (calls, times)) in keys.into_iter().zip(sums) {
+        if let Some(ms) = Spread::of(times.into_values().map(Nanos::as_ms)) {
+            all.push((key, calls, ms));
+        }
+    }
+    all.sort_unstable_by(|a, b| b.2.mean.total_cmp(&a.2.mean).then(a.0.cmp(&b.0)));
+    Limited::of(all.into_iter().map(|(KindKey { stage, path, op }, calls, ms)| OperatorRepeats {
+        stage: stage.into(),
+        path: path.into(),
+        op: op.into(),
+        calls,
+        ms,
+    }))
+}
+
+impl Summed for OperatorRepeats {
+    fn add(&mut self, other: Self) {
+        self.calls += other.calls;
+    }
 }

@@ -11,7 +11,8 @@ use foldhash::{HashMap, HashSet};
 use llmprof_core::trace::{
     event::{OPERATOR_DOMAIN, STAGE_DOMAIN},
     kernel::TracedKernel,
-    range::Range,
+    range::{ByLabel, Range, RangeLabel},
+    stage::StageRules,
     timeline::{GraphNode, Timeline},
 };
 
@@ -23,7 +24,7 @@ use super::{
 use crate::{
     kernels::WARMUP,
     stages::VISION_PARTS,
-    timeline::open_ranges::{NONE, OpenNest},
+    timeline::open_ranges::{NONE, RangeNest},
 };
 
 /// Ranges of the stage domain, other than stages, that are not operators.
@@ -54,21 +55,40 @@ pub struct DeviceTimes {
     pub replayed_known_ns: i64,
 }
 
-/// Returns a predicate for ranges that are operators.
-pub fn is_operator(trace: &Timeline) -> impl Fn(&Range) -> bool {
-    let has_domain = trace.ranges.iter().any(|range| range.domain == OPERATOR_DOMAIN);
-    let rules = trace.rules.clone();
-    move |range: &Range| {
-        if has_domain {
+/// Rule for which ranges of a timeline are operators.
+pub struct OperatorRule<'a> {
+    has_domain: bool,
+    rules: &'a StageRules,
+}
+
+impl<'a> OperatorRule<'a> {
+    pub fn of(trace: &'a Timeline) -> Self {
+        let has_domain = trace.ranges.iter().any(|range| range.domain == OPERATOR_DOMAIN);
+        Self { has_domain, rules: &trace.rules }
+    }
+
+    pub fn selects(&self, range: &RangeLabel) -> bool {
+        if self.has_domain {
             return range.domain == OPERATOR_DOMAIN;
         }
         let name = range.name.as_str();
-        let stage = rules.stage(name, &range.domain).is_some()
-            || NOT_OPERATORS.contains(&name)
-            || VISION_PARTS.contains(&name);
-        let filter = rules.include_ranges.iter().chain(&rules.exclude_ranges).any(|it| it == name);
-        (range.domain == STAGE_DOMAIN || range.domain.is_empty()) && !stage && !filter
+        let rules = self.rules;
+        let is_stage = || {
+            NOT_OPERATORS.contains(&name)
+                || VISION_PARTS.contains(&name)
+                || rules.stage(name, &range.domain).is_some()
+        };
+        let is_filter =
+            || rules.include_ranges.iter().chain(&rules.exclude_ranges).any(|it| it == name);
+        (range.domain == STAGE_DOMAIN || range.domain.is_empty()) && !is_stage() && !is_filter()
     }
+}
+
+/// Returns a predicate for ranges of a timeline that are operators.
+pub fn is_operator<'a>(trace: &'a Timeline) -> impl FnMut(&'a Range) -> bool {
+    let rule = OperatorRule::of(trace);
+    let mut known = ByLabel::new(move |label| rule.selects(label));
+    move |range| known.get(range)
 }
 
 /// Sums the kernels of a capture by operator.
@@ -78,7 +98,7 @@ pub fn device_times(capture: &Capture) -> DeviceTimes {
     }
     let nests = operator_nests(capture.trace);
     let mut operators = OpenAt::new(capture, &nests);
-    let mut sums = NestSums::new(&nests, capture.stage_count());
+    let mut sums = NestSums::default();
     let mut times = DeviceTimes::default();
     for (kernel, join) in capture.kernels() {
         let entry = operators.of(kernel.graph_node, join);
@@ -86,8 +106,9 @@ pub fn device_times(capture: &Capture) -> DeviceTimes {
             times.replayed_ns += kernel.ns();
             times.replayed_known_ns += if entry.is_some() { kernel.ns() } else { 0 };
         }
-        if let Some(entry) = entry {
-            sums.add(entry, capture.stage_number(join.instance), join.call, &kernel);
+        if let Some((thread, entry)) = entry {
+            let place = (thread, entry, capture.stage_number(join.instance));
+            sums.add(place, join.call, &kernel);
         }
     }
     let named = |((number, name), time): ((usize, &str), DeviceTime)| {
@@ -99,35 +120,28 @@ pub fn device_times(capture: &Capture) -> DeviceTimes {
     times
 }
 
-/// Sums by thread, then by entry of its nest and stage number.
+/// Place of a kernel: thread, entry of its nest, stage number.
+type NestPlace = (usize, u32, usize);
+
+/// Sums by place of the innermost operator.
+#[derive(Default)]
 struct NestSums {
-    threads: Vec<Vec<DeviceTime>>,
-    /// Last launching call of each sum.
-    last_calls: Vec<Vec<u32>>,
-    stages: usize,
+    numbers: HashMap<NestPlace, usize>,
+    /// Each with the last launching call.
+    sums: Vec<(NestPlace, DeviceTime, u32)>,
+    last: usize,
 }
 
 impl NestSums {
-    fn new(nests: &[(i64, OpenNest)], stages: usize) -> Self {
-        let threads: Vec<Vec<DeviceTime>> = nests
-            .iter()
-            .map(|(_, nest)| vec![DeviceTime::default(); nest.entries.len() * stages])
-            .collect();
-        let last_calls = threads.iter().map(|sums| vec![NONE; sums.len()]).collect();
-        Self { threads, last_calls, stages }
-    }
-
-    /// Adds a kernel of a stage to an entry of a thread.
-    fn add(
-        &mut self,
-        (thread, entry): (usize, u32),
-        stage: usize,
-        call: u32,
-        kernel: &TracedKernel,
-    ) {
-        let cell = entry as usize * self.stages + stage;
-        let sum = &mut self.threads[thread][cell];
-        let last_call = &mut self.last_calls[thread][cell];
+    /// Adds a kernel, launched by `call`.
+    fn add(&mut self, place: NestPlace, call: u32, kernel: &TracedKernel) {
+        if self.sums.get(self.last).is_none_or(|it| it.0 != place) {
+            self.last = *self.numbers.entry(place).or_insert_with(|| {
+                self.sums.push((place, DeviceTime::default(), NONE));
+                self.sums.len() - 1
+            });
+        }
+        let (_, sum, last_call) = &mut self.sums[self.last];
         // Kernels of one replay share its launch; all kernels of an open range are of one call.
         if sum.calls == 0 || (kernel.graph_node.is_some() && *last_call != call) {
             sum.calls += 1;
@@ -138,46 +152,91 @@ impl NestSums {
         sum.total_ns += kernel.ns();
     }
 
-    /// Adds each entry to its parents, and sums entries by stage number and name.
+    /// Adds each entry to those around it, and sums entries by stage number and name.
     fn by_name<'a>(
-        mut self,
+        self,
         trace: &'a Timeline,
-        nests: &[(i64, OpenNest)],
+        nests: &[(i64, RangeNest)],
     ) -> HashMap<(usize, &'a str), DeviceTime> {
-        let mut by_name: HashMap<(usize, &str), DeviceTime> = HashMap::default();
-        for ((_, nest), sums) in nests.iter().zip(&mut self.threads) {
-            let name =
-                |entry: u32| trace.ranges[nest.entries[entry as usize].0 as usize].name.as_str();
-            for entry in (0..nest.entries.len()).rev() {
-                let parent = nest.entries[entry].1;
-                // A name nested inside itself counts once.
-                let above = std::iter::successors(Some(parent), |up| {
-                    nest.entries.get(*up as usize).map(|it| it.1)
-                });
-                let inside_itself =
-                    above.take_while(|up| *up != NONE).any(|up| name(up) == name(entry as u32));
-                for number in 0..self.stages {
-                    let sum = sums[entry * self.stages + number];
-                    if sum.kernels == 0 {
-                        continue;
-                    }
-                    if parent != NONE {
-                        let up = &mut sums[parent as usize * self.stages + number];
-                        up.calls = up.calls.max(sum.calls);
-                        up.kernels += sum.kernels;
-                        up.total_ns += sum.total_ns;
-                    }
-                    let all = by_name.entry((number, name(entry as u32))).or_default();
-                    all.exclusive_ns += sum.exclusive_ns;
-                    if !inside_itself {
+        let Self { mut sums, .. } = self;
+        sums.sort_unstable_by_key(|it| it.0);
+        let mut names = RangeNames::of(trace);
+        let mut by_name: HashMap<(usize, u32), DeviceTime> = HashMap::default();
+        let mut sums = sums.into_iter().peekable();
+        for (thread, (_, nest)) in nests.iter().enumerate() {
+            // By entry, the sums of each stage.
+            let mut leaves: Vec<(u32, Vec<(usize, DeviceTime)>)> = Vec::new();
+            while let Some(((_, entry, stage), sum, _)) = sums.next_if(|it| it.0.0 == thread) {
+                match leaves.last_mut() {
+                    Some((last, stages)) if *last == entry => stages.push((stage, sum)),
+                    _ => leaves.push((entry, vec![(stage, sum)])),
+                }
+            }
+            if leaves.is_empty() {
+                continue;
+            }
+            // A name nested inside itself counts once.
+            let inside_itself = nest.inside_same(|range| names.number(range));
+            nest.roll_up(leaves, join_stages, |entry, stages| {
+                let name = names.number(nest.entries[entry as usize].0);
+                for (stage, sum) in stages {
+                    let all = by_name.entry((*stage, name)).or_default();
+                    all.exclusive_ns += std::mem::take(&mut sum.exclusive_ns);
+                    if !inside_itself[entry as usize] {
                         all.calls += sum.calls;
                         all.kernels += sum.kernels;
                         all.total_ns += sum.total_ns;
                     }
                 }
-            }
+            });
         }
-        by_name
+        let named = |((stage, name), sum)| ((stage, names.name(name)), sum);
+        by_name.into_iter().map(named).collect()
+    }
+}
+
+/// Adds the sums of the stages of an entry to those of an entry around it.
+fn join_stages(outer: &mut Vec<(usize, DeviceTime)>, inner: Vec<(usize, DeviceTime)>) {
+    for (stage, sum) in inner {
+        match outer.iter_mut().find(|it| it.0 == stage) {
+            Some((_, known)) => {
+                known.calls = known.calls.max(sum.calls);
+                known.kernels += sum.kernels;
+                known.exclusive_ns += sum.exclusive_ns;
+                known.total_ns += sum.total_ns;
+            }
+            None => outer.push((stage, sum)),
+        }
+    }
+}
+
+/// Numbers of the names of ranges, whatever their domain.
+struct RangeNames<'a> {
+    trace: &'a Timeline,
+    of_label: HashMap<*const RangeLabel, u32>,
+    numbers: HashMap<&'a str, u32>,
+    names: Vec<&'a str>,
+}
+
+impl<'a> RangeNames<'a> {
+    fn of(trace: &'a Timeline) -> Self {
+        let (of_label, numbers, names) = Default::default();
+        Self { trace, of_label, numbers, names }
+    }
+
+    /// The number of the name of the range at an index.
+    fn number(&mut self, range: u32) -> u32 {
+        let label: &'a RangeLabel = self.trace.ranges[range as usize].label();
+        *self.of_label.entry(label).or_insert_with(|| {
+            *self.numbers.entry(&label.name).or_insert_with(|| {
+                self.names.push(&label.name);
+                self.names.len() as u32 - 1
+            })
+        })
+    }
+
+    fn name(&self, number: u32) -> &'a str {
+        self.names[number as usize]
     }
 }
 

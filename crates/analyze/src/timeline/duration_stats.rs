@@ -3,7 +3,7 @@
 use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
 
-use crate::timeline::open_ranges::NONE;
+use crate::{limited::Summed, timeline::open_ranges::NONE};
 
 /// Durations of a group of events, nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -55,6 +55,44 @@ impl DurationStats {
             }
         }
         middles.map(|it| it.into_iter().map(DurationSums::finish).collect())
+    }
+}
+
+impl Summed for DurationStats {
+    fn add(&mut self, other: Self) {
+        self.count += other.count;
+        self.total = self.total.saturating_add(other.total);
+    }
+}
+
+/// Durations of many groups of a few events each.
+pub struct GroupedTimes {
+    /// End of each group in `times`.
+    ends: Vec<u32>,
+    times: Vec<i64>,
+}
+
+impl GroupedTimes {
+    /// Groups events, which are read twice.
+    pub fn of(groups: usize, events: impl Iterator<Item = (u32, i64)> + Clone) -> Self {
+        let mut ends = vec![0; groups];
+        events.clone().for_each(|(group, _)| ends[group as usize] += 1);
+        let mut all = 0;
+        for end in &mut ends {
+            all += std::mem::replace(end, all);
+        }
+        let mut times = vec![0; all as usize];
+        for (group, ns) in events {
+            let next = &mut ends[group as usize];
+            times[*next as usize] = ns;
+            *next += 1;
+        }
+        Self { ends, times }
+    }
+
+    pub fn group(&self, group: usize) -> &[i64] {
+        let start = group.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.times[start as usize..self.ends[group] as usize]
     }
 }
 

@@ -57,7 +57,7 @@ impl FrameworkIndex {
     pub fn of(capture: &Capture) -> Self {
         let trace = capture.trace;
         let mut threads: BTreeMap<i64, Vec<NestItem>> = BTreeMap::new();
-        let is_operator = is_operator(trace);
+        let mut is_operator = is_operator(trace);
         for (at, range) in trace.ranges.iter().enumerate() {
             if is_operator(range) && range.end_ns.is_some_and(|end| range.start_ns < end) {
                 threads.entry(range.global_tid).or_default().push(NestItem::Range(at as u32));

@@ -22,7 +22,7 @@ use self::{
     replayed::{Replay, ReplayClass},
 };
 use super::{
-    capture::Capture, device_time::is_operator, framework_nests::ThreadNest, open_ranges::NONE,
+    capture::Capture, device_time::OperatorRule, framework_nests::ThreadNest, open_ranges::NONE,
 };
 
 /// Reason why a replay has no capture.
@@ -79,10 +79,9 @@ impl GraphReplays {
         if trace.graph_captures.graphs.is_empty() {
             return found;
         }
-        let is_operator = is_operator(trace);
+        let rule = OperatorRule::of(trace);
         let graphs = 0..trace.graph_captures.graphs.len();
-        let known: Vec<KnownGraph> =
-            graphs.map(|at| KnownGraph::of(trace, at, &is_operator)).collect();
+        let known: Vec<KnownGraph> = graphs.map(|at| KnownGraph::of(trace, at, &rule)).collect();
         found.kernels = vec![(NONE, NONE); trace.kernels.len()];
         let requests = RequestsAt::of(trace);
         for class in replayed::classes(capture) {

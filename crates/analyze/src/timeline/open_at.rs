@@ -2,42 +2,47 @@
 //! a kernel of a replayed graph when its node was captured.
 
 use foldhash::HashMap;
-use llmprof_core::trace::timeline::{CallReader, GraphNode, Timeline};
+use llmprof_core::trace::{
+    range::Range,
+    timeline::{CallReader, GraphNode, Timeline},
+};
 
 use super::{
     capture::{Capture, Join},
     device_time::{captured_nodes, is_operator},
-    launches::Cursor,
-    open_ranges::{NONE, OpenNest, nest_ranges},
+    open_ranges::{NONE, NestHint, RangeNest, nest_ranges},
 };
 
 /// An open range: position of the nest of its thread, and entry in that nest.
 pub type OpenEntry = (usize, u32);
 
 /// The ranges of operators, nested, by thread.
-pub fn operator_nests(trace: &Timeline) -> Vec<(i64, OpenNest)> {
+pub fn operator_nests(trace: &Timeline) -> Vec<(i64, RangeNest)> {
     nest_ranges(trace, is_operator(trace)).into_iter().collect()
 }
 
 /// Looks up ranges at launches, in the order of the capture.
 pub struct OpenAt<'a> {
     calls: CallReader<'a>,
-    nests: &'a [(i64, OpenNest)],
+    ranges: &'a [Range],
+    nests: &'a [(i64, RangeNest)],
     captured: HashMap<u64, GraphNode>,
     /// By node, see [`Self::at_capture`].
     of_node: HashMap<u64, Option<Option<OpenEntry>>>,
-    cursor: Cursor<'a>,
+    /// Thread of the last call, its nest, and the place of the lookup there.
+    last: (Option<i64>, Option<usize>, NestHint),
 }
 
 impl<'a> OpenAt<'a> {
-    pub fn new(capture: &'a Capture, nests: &'a [(i64, OpenNest)]) -> Self {
+    pub fn new(capture: &'a Capture, nests: &'a [(i64, RangeNest)]) -> Self {
         let trace = capture.trace;
         Self {
             calls: trace.cuda_calls.reader(),
+            ranges: &trace.ranges,
             nests,
             captured: captured_nodes(&trace.graph_nodes),
             of_node: HashMap::default(),
-            cursor: Cursor::default(),
+            last: Default::default(),
         }
     }
 
@@ -52,11 +57,11 @@ impl<'a> OpenAt<'a> {
 
     /// The range open when a node was captured; `None` where that is not recorded.
     pub fn at_capture(&mut self, node: u64) -> Option<Option<OpenEntry>> {
-        let nests = self.nests;
+        let (nests, ranges) = (self.nests, self.ranges);
         *self.of_node.entry(node).or_insert_with(|| {
             let origin = self.captured.get(&node)?;
             Some(place(nests, origin.global_tid).and_then(|at| {
-                let entry = nests[at].1.segments.at(origin.at_ns, &mut 0);
+                let entry = nests[at].1.at(ranges, origin.at_ns, &mut NestHint::default());
                 (entry != NONE).then_some((at, entry))
             }))
         })
@@ -68,14 +73,22 @@ impl<'a> OpenAt<'a> {
         if !join.has_call() {
             return None;
         }
-        let nests = self.nests;
         let call = self.calls.get(join.call);
-        let segments = |thread| Some(&nests[place(nests, thread)?].1.segments);
-        let entry = self.cursor.at(call.global_tid, call.start_ns, segments);
-        (entry != NONE).then(|| place(nests, call.global_tid)).flatten().map(|at| (at, entry))
+        self.at_time(call.global_tid, call.start_ns)
+    }
+
+    /// The range open on a thread at a time.
+    #[inline]
+    pub fn at_time(&mut self, thread: i64, t: i64) -> Option<OpenEntry> {
+        if Some(thread) != self.last.0 {
+            self.last = (Some(thread), place(self.nests, thread), NestHint::default());
+        }
+        let at = self.last.1?;
+        let entry = self.nests[at].1.at(self.ranges, t, &mut self.last.2);
+        (entry != NONE).then_some((at, entry))
     }
 }
 
-fn place(nests: &[(i64, OpenNest)], thread: i64) -> Option<usize> {
+fn place(nests: &[(i64, RangeNest)], thread: i64) -> Option<usize> {
     nests.binary_search_by_key(&thread, |(thread, _)| *thread).ok()
 }

@@ -10,8 +10,8 @@ mod unclosed;
 use std::collections::{BTreeMap, HashSet};
 
 pub use self::{
-    groups::open_groups,
-    nests::{OpenNest, nest, nest_ranges},
+    groups::{OpenSets, TooDeep},
+    nests::{NestHint, OpenNest, RangeNest, nest, nest_ranges},
     unclosed::unclosed,
 };
 use llmprof_core::trace::{

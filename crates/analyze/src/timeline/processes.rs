@@ -3,7 +3,10 @@
 //! Device numbers are those of the host, not of the process. A process without device work has no
 //! row.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use llmprof_core::{
     domain::units::Nanos,
@@ -15,7 +18,10 @@ use super::{
     activity::{Activity, Busy, DeviceWork, activities},
     capture::{Capture, Join},
 };
-use crate::timeline::duration_stats::DurationStats;
+use crate::{
+    limited::{Limited, Summed},
+    timeline::{duration_stats::DurationStats, range_groups::RangeGroups},
+};
 
 /// Work of one process on one device in one stage of the traced pass.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -98,7 +104,7 @@ pub struct Processes {
     /// tables.
     pub kernels: Vec<ProcessKernel>,
     /// Longest first; empty when only one process has ranges.
-    pub ranges: Vec<ProcessRange>,
+    pub ranges: Limited<ProcessRange>,
 }
 
 impl Processes {
@@ -244,27 +250,37 @@ fn kernels(
     records
 }
 
-fn ranges(trace: &Timeline) -> Vec<ProcessRange> {
-    let mut groups: BTreeMap<(i64, &str, &str), Vec<i64>> = BTreeMap::new();
-    for range in &trace.ranges {
-        if let Some(end_ns) = range.end_ns {
-            let group = (process_of(range.global_tid), range.domain.as_str(), range.name.as_str());
-            groups.entry(group).or_default().push(end_ns - range.start_ns);
-        }
+fn ranges(trace: &Timeline) -> Limited<ProcessRange> {
+    let closed = || trace.ranges.iter().filter_map(|it| Some((it, it.end_ns? - it.start_ns)));
+    let mut processes = closed().map(|(it, _)| process_of(it.global_tid));
+    let one = processes.next();
+    if processes.all(|it| Some(it) == one) {
+        return Limited::default();
     }
-    let one = groups.keys().next().map(|(process, ..)| *process);
-    if groups.keys().all(|(process, ..)| Some(*process) == one) {
-        return Vec::new();
+    let mut groups = RangeGroups::new(&trace.rules);
+    let mut times: BTreeMap<(i64, u32), Vec<i64>> = BTreeMap::new();
+    for (range, ns) in closed() {
+        let group = (process_of(range.global_tid), groups.number(range));
+        times.entry(group).or_default().push(ns);
     }
-    let sum = |((process, domain, name), times): ((i64, &str, &str), Vec<i64>)| ProcessRange {
-        process: pid_of(process),
-        domain: domain.into(),
-        name: name.into(),
-        ns: DurationStats::of(&times),
+    let names = groups.names();
+    let mut times: Vec<_> = times.into_iter().collect();
+    let total = |times: &[i64]| times.iter().fold(0i64, |sum, ns| sum.saturating_add(*ns));
+    times.sort_by_cached_key(|((process, group), times)| {
+        (Reverse(total(times)), *process, &names[*group as usize])
+    });
+    let sum = |((process, group), times): ((i64, u32), Vec<i64>)| {
+        let (domain, name) = &names[group as usize];
+        let ns = DurationStats::of(&times);
+        ProcessRange { process: pid_of(process), domain: (*domain).into(), name: name.clone(), ns }
     };
-    let mut sums: Vec<ProcessRange> = groups.into_iter().map(sum).collect();
-    sums.sort_by_key(|sum| std::cmp::Reverse(sum.ns.total));
-    sums
+    Limited::of(times.into_iter().map(sum))
+}
+
+impl Summed for ProcessRange {
+    fn add(&mut self, other: Self) {
+        self.ns.add(other.ns);
+    }
 }
 
 #[cfg(test)]
@@ -276,11 +292,9 @@ mod tests {
     fn twice(sketch: &str) -> Timeline {
         let (mut both, other) = (capture(sketch), capture(sketch));
         let away = |id: i64| id + (2 << 24);
-        for range in other.ranges {
-            both.ranges.push(llmprof_core::trace::range::Range {
-                global_tid: away(range.global_tid),
-                ..range
-            });
+        for mut range in other.ranges {
+            range.global_tid = away(range.global_tid);
+            both.ranges.push(range);
         }
         for call in other.cuda_calls.iter() {
             both.cuda_calls.push(llmprof_core::trace::timeline::ApiCall {

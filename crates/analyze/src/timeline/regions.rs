@@ -8,24 +8,36 @@
 //! of the warm-up are excluded, as are those outside all stages when only a part of the capture
 //! counts.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{cmp::Reverse, collections::BTreeMap};
 
 use foldhash::HashMap;
 use llmprof_core::{
-    domain::units::Nanos,
-    trace::{range::Range, timeline::Timeline},
+    domain::{
+        finding::{Finding, catalogue},
+        units::Nanos,
+    },
+    trace::{
+        range::{ByLabel, RangeLabel},
+        timeline::{GraphNode, Timeline},
+    },
 };
 use serde::{Deserialize, Serialize};
 
-use super::{capture::Capture, device_time::captured_nodes, launches::Cursor};
+use super::{
+    capture::Capture,
+    device_time::captured_nodes,
+    launches::{CallSet, Cursor},
+    open_ranges::{NONE, OpenSets, TooDeep},
+    range_groups::RangeGroups,
+};
 use crate::{
     kernels::{
         OUTSIDE, WARMUP,
         counters::{CounterRecord, ProfiledLaunches},
         kernel_classes::ClassCache,
     },
+    limited::{Limited, Summed},
     stats::{percent, ratio},
-    timeline::open_ranges::{NONE, Segments, open_groups},
 };
 
 /// Ranges of one name and domain, with all work launched inside.
@@ -94,116 +106,99 @@ impl RegionTally {
     }
 }
 
-/// Numbered sets of regions that are open at the same time.
-#[derive(Default)]
-struct RegionPaths {
-    regions: Vec<BTreeSet<u32>>,
-    known: HashMap<BTreeSet<u32>, u32>,
-    /// By number of the path before, region, and true where the region opens.
-    next: HashMap<(u32, u32, bool), u32>,
-}
-
-impl RegionPaths {
-    fn number(&mut self, regions: BTreeSet<u32>) -> u32 {
-        *self.known.entry(regions).or_insert_with_key(|regions| {
-            self.regions.push(regions.clone());
-            self.regions.len() as u32 - 1
-        })
-    }
-
-    /// The path after `region` opens or closes on the path `before`.
-    fn after(&mut self, before: u32, region: u32, opens: bool) -> u32 {
-        let key = (before, region, opens);
-        if let Some(path) = self.next.get(&key) {
-            return *path;
-        }
-        let mut open = self.regions.get(before as usize).cloned().unwrap_or_default();
-        if opens {
-            open.insert(region)
-        } else {
-            open.remove(&region)
-        };
-        let path = if open.is_empty() { NONE } else { self.number(open) };
-        self.next.insert(key, path);
-        path
-    }
-}
-
-/// Paths of the regions of one domain over time, by thread.
-struct RegionLayer {
-    threads: BTreeMap<i64, Segments>,
-}
-
-impl RegionLayer {
-    /// The path open on a thread at `t`.
-    fn at<'a>(&'a self, cursor: &mut Cursor<'a>, thread: i64, t: i64) -> u32 {
-        cursor.at(thread, t, |thread| self.threads.get(&thread))
-    }
+/// The finding that regions are unknown, because ranges nest too deep.
+pub fn finding(depth: TooDeep) -> Finding {
+    let message =
+        format!("Work by range is unknown: {} ranges are open at one launch.", depth.open);
+    Finding::new(catalogue::RANGES_TOO_DEEP, message).with("ranges open", depth.open)
 }
 
 /// Sums the kernels of a capture by region, longest first.
-pub fn regions(capture: &Capture, counters: &[CounterRecord]) -> Vec<Region> {
-    let mut names: BTreeMap<(&str, &str), (u32, u64)> = BTreeMap::new();
-    for range in capture.trace.ranges.iter().filter(|it| capture.trace.rules.is_region(&it.name)) {
-        let next = names.len() as u32;
-        names.entry((&range.domain, &range.name)).or_insert((next, 0)).1 += 1;
+pub fn regions(capture: &Capture, counters: &[CounterRecord]) -> Result<Limited<Region>, TooDeep> {
+    let trace = capture.trace;
+    let mut groups = RangeGroups::new(&trace.rules);
+    let mut instances: Vec<u64> = Vec::new();
+    let mut is_region = ByLabel::new(|label: &RangeLabel| trace.rules.is_region(&label.name));
+    let mut region = |it| is_region.get(it).then(|| groups.number(it));
+    for number in trace.ranges.iter().filter_map(&mut region) {
+        instances.resize(instances.len().max(number as usize + 1), 0);
+        instances[number as usize] += 1;
     }
-    let mut paths = RegionPaths::default();
-    let layers = layers(capture.trace, &names, &mut paths);
+    if instances.is_empty() {
+        return Ok(Limited::default());
+    }
+    let captured = captured_nodes(&trace.graph_nodes);
+    let mut captures: Vec<(i64, i64)> =
+        captured.values().map(|node| (node.at_ns, node.global_tid)).collect();
+    captures.sort_unstable();
+    captures.dedup();
+    let open = OpenSets::of(trace, region, &launches(capture), &captures)?;
     let known = ProfiledLaunches::of(capture, counters);
-    let mut sums: Vec<BTreeMap<(u32, u32), RegionTally>> = vec![BTreeMap::new(); names.len()];
-    let mut total = 0;
-    let tallies = tallies(capture, &layers, &known, &mut total);
-    for ((launched, made, kind, counters), tally) in tallies {
-        let of = |path: u32| paths.regions.get(path as usize).into_iter().flatten().copied();
-        let both: BTreeSet<u32> = of(launched).chain(of(made)).collect();
-        for region in both {
-            sums[region as usize].entry((kind, counters)).or_default().add(tally);
+    let (places, total) = tallies(capture, &open, &captured, &known);
+    let mut sums: HashMap<RegionPart, RegionTally> = HashMap::default();
+    let mut both: Vec<u32> = Vec::new();
+    for ((launched, made, kind, counters), tally) in places {
+        both.clear();
+        both.extend(open.groups(launched).iter().chain(open.groups(made)));
+        both.sort_unstable();
+        both.dedup();
+        for region in &both {
+            sums.entry((*region, kind, counters)).or_default().add(tally);
         }
     }
-    let graphs = graphs(capture, &layers, &paths);
+    let mut sums: Vec<(RegionPart, RegionTally)> = sums.into_iter().collect();
+    sums.sort_unstable_by_key(|it| it.0);
+    let graphs = graphs(capture, &open);
     let mut classes = ClassCache::default();
-    let mut regions: Vec<Region> = names
-        .iter()
-        .map(|((domain, name), (number, instances))| {
-            let sums = &sums[*number as usize];
-            let mut region = region(capture.trace, sums, &known, &mut classes);
-            region.share_pct = percent(region.kernel_ms, Nanos(total).as_ms());
-            let graphs = graphs.get(number).copied().unwrap_or_default();
-            let (whole_graphs, graph_ms) = (graphs.kernels, Nanos(graphs.ns).as_ms());
-            let (name, domain) = ((*name).into(), (*domain).into());
-            Region { name, domain, instances: *instances, whole_graphs, graph_ms, ..region }
-        })
-        .collect();
-    regions.sort_by(|a, b| (b.kernel_ms + b.graph_ms).total_cmp(&(a.kernel_ms + a.graph_ms)));
-    regions
+    let names = groups.names();
+    let parts = |number: u32| {
+        let from = sums.partition_point(|it| it.0.0 < number);
+        &sums[from..from + sums[from..].partition_point(|it| it.0.0 == number)]
+    };
+    let graph = |number: u32| graphs.get(&number).copied().unwrap_or_default();
+    let ns = |number: u32| parts(number).iter().map(|it| it.1.ns).sum::<i64>() + graph(number).ns;
+    let mut order: Vec<(i64, u32)> =
+        (0..instances.len() as u32).map(|number| (ns(number), number)).collect();
+    order.sort_unstable_by_key(|(ns, number)| (Reverse(*ns), &names[*number as usize]));
+    let row = |(_, number): (i64, u32)| {
+        let region = self::region(trace, parts(number), &known, &mut classes);
+        let (graphs, (domain, name)) = (graph(number), &names[number as usize]);
+        Region {
+            name: name.clone(),
+            domain: (*domain).into(),
+            instances: instances[number as usize],
+            whole_graphs: graphs.kernels,
+            graph_ms: Nanos(graphs.ns).as_ms(),
+            share_pct: percent(region.kernel_ms, Nanos(total).as_ms()),
+            ..region
+        }
+    };
+    Ok(Limited::of(order.into_iter().map(row)))
 }
 
-/// Paths of each domain over time: regions are of one domain, so that layers share none.
-fn layers(
-    trace: &Timeline,
-    names: &BTreeMap<(&str, &str), (u32, u64)>,
-    paths: &mut RegionPaths,
-) -> Vec<RegionLayer> {
-    let domains: BTreeSet<&str> = names.keys().map(|(domain, _)| *domain).collect();
-    let layer = |domain: &str| {
-        let region = |it: &Range| {
-            let known =
-                if it.domain == domain { names.get(&(domain, it.name.as_str())) } else { None };
-            known.map(|(region, _)| *region)
-        };
-        let next = |before, region, opens| paths.after(before, region, opens);
-        RegionLayer { threads: open_groups(trace, region, next) }
-    };
-    domains.into_iter().map(layer).collect()
+impl Summed for Region {
+    fn add(&mut self, other: Self) {
+        self.instances += other.instances;
+        self.kernels += other.kernels;
+        self.kernel_ms += other.kernel_ms;
+        self.whole_graphs += other.whole_graphs;
+        self.graph_ms += other.graph_ms;
+    }
+}
+
+/// Number of a region, kernel kind, index of the counters.
+type RegionPart = (u32, u32, u32);
+
+/// Calls that launched kernels or graphs.
+fn launches(capture: &Capture) -> CallSet {
+    let mut launches = CallSet::below(capture.trace.cuda_calls.len());
+    let joins = capture.kernel_joins().chain(capture.graph_joins());
+    joins.filter(|it| it.has_call()).for_each(|it| launches.insert(it.call));
+    launches
 }
 
 /// Count and time of whole-traced graphs launched in each region.
-fn graphs(
-    capture: &Capture,
-    layers: &[RegionLayer],
-    paths: &RegionPaths,
-) -> BTreeMap<u32, RegionTally> {
+fn graphs(capture: &Capture, open: &OpenSets) -> BTreeMap<u32, RegionTally> {
     let mut sums: BTreeMap<u32, RegionTally> = BTreeMap::new();
     let mut calls = capture.trace.cuda_calls.reader();
     for (it, join) in capture.graphs() {
@@ -211,15 +206,10 @@ fn graphs(
             continue;
         }
         let call = calls.get(join.call);
-        let open = layers
-            .iter()
-            .map(|layer| layer.at(&mut Cursor::default(), call.global_tid, call.start_ns));
-        let regions: BTreeSet<u32> =
-            open.filter_map(|path| paths.regions.get(path as usize)).flatten().copied().collect();
-        for region in regions {
-            sums.entry(region)
-                .or_default()
-                .add(RegionTally { kernels: 1, ns: it.end_ns - it.start_ns });
+        let set = open.on(call.global_tid).map_or(NONE, |sets| sets.at(call.start_ns, &mut 0));
+        for region in open.groups(set) {
+            let tally = RegionTally { kernels: 1, ns: it.end_ns - it.start_ns };
+            sums.entry(*region).or_default().add(tally);
         }
     }
     sums
@@ -231,81 +221,70 @@ fn is_counted(capture: &Capture, stage: usize) -> bool {
     !left_out && ![WARMUP, OUTSIDE].contains(&capture.stage_label(stage))
 }
 
-/// Path at the launch, path at the graph capture, kernel kind, index of the counters.
+/// Set of regions at the launch, and at the graph capture, kernel kind, index of the counters.
 type RegionPlace = (u32, u32, u32, u32);
 
-/// Sums kernels by place of launch, once per layer; sets `total` to the time of all counted
-/// kernels.
+/// Sums kernels by place of launch; with the time of all counted kernels.
 fn tallies(
     capture: &Capture,
-    layers: &[RegionLayer],
+    open: &OpenSets,
+    captured: &HashMap<u64, GraphNode>,
     known: &ProfiledLaunches,
-    total: &mut i64,
-) -> Vec<(RegionPlace, RegionTally)> {
+) -> (HashMap<RegionPlace, RegionTally>, i64) {
     let counted: Vec<bool> =
         (0..capture.stage_count()).map(|stage| is_counted(capture, stage)).collect();
-    let is_counted = |stage: usize| counted[stage];
-    let captured = captured_nodes(&capture.trace.graph_nodes);
-    let all = || capture.kernels_by_kind();
-    *total = all()
-        .filter(|(_, join)| is_counted(capture.stage_number(join.instance)))
-        .map(|((_, it), _)| it.ns())
-        .sum();
     let mut calls = capture.trace.cuda_calls.reader();
-    let mut sums = Vec::new();
-    for layer in layers {
-        let mut of: HashMap<RegionPlace, RegionTally> = HashMap::default();
-        let mut last: (Option<RegionPlace>, RegionTally) = Default::default();
-        let mut cursor = Cursor::default();
-        let mut nodes: HashMap<u64, u32> = HashMap::default();
-        for ((kind, kernel), join) in all() {
-            let stage = capture.stage_number(join.instance);
-            if !is_counted(stage) {
-                continue;
-            }
-            let launched = if join.has_call() {
-                let call = calls.get(join.call);
-                layer.at(&mut cursor, call.global_tid, call.start_ns)
-            } else {
-                NONE
-            };
-            let at_capture = kernel.graph_node.map_or(NONE, |id| {
-                *nodes.entry(id).or_insert_with(|| {
-                    captured.get(&id).map_or(NONE, |origin| {
-                        layer.at(&mut Cursor::default(), origin.global_tid, origin.at_ns)
-                    })
-                })
-            });
-            if launched == NONE && at_capture == NONE {
-                continue;
-            }
-            let place = (launched, at_capture, kind, known.index(kind, stage, kernel.ns()));
-            if last.0 != Some(place) {
-                if let Some(place) = last.0 {
-                    of.entry(place).or_default().add(last.1);
-                }
-                last = (Some(place), RegionTally::default());
-            }
-            last.1.add(RegionTally { kernels: 1, ns: kernel.ns() });
+    let (mut of, mut total): (HashMap<RegionPlace, RegionTally>, i64) = Default::default();
+    let mut last: (Option<RegionPlace>, RegionTally) = Default::default();
+    let mut cursor = Cursor::default();
+    let mut nodes: HashMap<u64, u32> = HashMap::default();
+    for ((kind, kernel), join) in capture.kernels_by_kind() {
+        let stage = capture.stage_number(join.instance);
+        if !counted[stage] {
+            continue;
         }
-        if let Some(place) = last.0 {
-            of.entry(place).or_default().add(last.1);
+        total += kernel.ns();
+        let launched = if join.has_call() {
+            let call = calls.get(join.call);
+            cursor.at(call.global_tid, call.start_ns, |thread| open.on(thread))
+        } else {
+            NONE
+        };
+        let at_capture = kernel.graph_node.map_or(NONE, |id| {
+            *nodes.entry(id).or_insert_with(|| {
+                let origin = captured.get(&id);
+                let set = origin.and_then(|it| Some(open.on(it.global_tid)?.at(it.at_ns, &mut 0)));
+                set.unwrap_or(NONE)
+            })
+        });
+        if launched == NONE && at_capture == NONE {
+            continue;
         }
-        sums.extend(of);
+        let place = (launched, at_capture, kind, known.index(kind, stage, kernel.ns()));
+        if last.0 != Some(place) {
+            if let Some(place) = last.0 {
+                of.entry(place).or_default().add(last.1);
+            }
+            last = (Some(place), RegionTally::default());
+        }
+        last.1.add(RegionTally { kernels: 1, ns: kernel.ns() });
     }
-    sums
+    if let Some(place) = last.0 {
+        of.entry(place).or_default().add(last.1);
+    }
+    (of, total)
 }
 
 fn region(
     trace: &Timeline,
-    sums: &BTreeMap<(u32, u32), RegionTally>,
+    sums: &[(RegionPart, RegionTally)],
     known: &ProfiledLaunches,
     classes: &mut ClassCache,
 ) -> Region {
     let mut all = RegionTally::default();
     let mut by_class: BTreeMap<&'static str, RegionTally> = BTreeMap::new();
     let mut counted: Vec<(&CounterRecord, f64)> = Vec::new();
-    for ((kind, counters), tally) in sums {
+    for ((_, kind, counters), tally) in sums {
         let kind = &trace.kernels.kinds()[*kind as usize];
         all.add(*tally);
         by_class.entry(classes.of(kind.full_name, &trace.strings).class).or_default().add(*tally);

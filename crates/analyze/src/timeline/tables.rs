@@ -10,6 +10,7 @@ use super::{
     engine_steps::{self, EngineStepRecord},
     gpu::{self, StageGpus, split::WindowSplits},
     graphs::{self, WholeGraph},
+    open_ranges::TooDeep,
     processes::{self, Processes},
     regions::{self, Region},
     time_shares::{self, StageWalls},
@@ -21,6 +22,7 @@ use crate::{
         counters::CounterRecord,
         nsys_sums::{self, NsysSums},
     },
+    limited::Limited,
     stages::{
         DECODE,
         coverage::{self, StageCoverage},
@@ -34,7 +36,9 @@ use crate::{
 pub struct TimelineTables {
     pub device: DeviceTimes,
     pub kernels: KernelTimes,
-    pub regions: Vec<Region>,
+    pub regions: Limited<Region>,
+    /// Reason for the lack of regions.
+    pub too_deep: Option<TooDeep>,
     pub stage_gpu: StageGpus,
     pub splits: WindowSplits,
     pub stage_calls: BTreeMap<String, StageCalls>,
@@ -69,6 +73,7 @@ impl TimelineTables {
             device,
             kernels,
             regions,
+            too_deep,
             stage_gpu,
             splits,
             stage_calls,
@@ -92,7 +97,10 @@ impl TimelineTables {
             scope.spawn(|_| *alone = alone::alone(capture));
             scope.spawn(|_| *graphs = graphs::whole_graphs(capture));
             scope.spawn(|_| *sums = nsys_sums::sums(capture));
-            scope.spawn(|_| *regions = regions::regions(capture, counters));
+            scope.spawn(|_| match regions::regions(capture, counters) {
+                Ok(found) => *regions = found,
+                Err(depth) => *too_deep = Some(depth),
+            });
             scope.spawn(|_| *kernels = kernels::kernels(capture));
             scope.spawn(|_| *device = device_time::device_times(capture));
             scope.spawn(|_| *processes = processes::processes(capture));
@@ -116,8 +124,9 @@ impl TimelineTables {
         self.device.operators.retain(|(stage, _), _| !is_partial(stage));
         self.step = self.step.take().filter(|_| !is_partial(DECODE));
         // A range may launch into any stage.
-        self.regions.clear();
-        self.sums.ranges.iter_mut().for_each(|it| it.projected_ns = None);
+        self.regions = Limited::default();
+        let rest = self.sums.ranges.rest.iter_mut().map(|it| &mut it.0);
+        self.sums.ranges.rows.iter_mut().chain(rest).for_each(|it| it.projected_ns = None);
         self.kernels.withhold(is_partial);
         for it in self.processes.stages.iter_mut().filter(|it| is_partial(&it.stage)) {
             (it.kernel_ms, it.busy_ms) = (None, None);

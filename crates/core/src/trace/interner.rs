@@ -7,7 +7,7 @@ use foldhash::fast::RandomState;
 /// Numbers values. A program repeats itself, so a value is first compared with the one that
 /// followed its predecessor the last time; others are looked up.
 #[derive(Debug, Clone)]
-pub(super) struct Interner<T> {
+pub struct Interner<T> {
     values: Vec<T>,
     numbers: HashMap<T, u32, RandomState>,
     /// By value: the number of its last successor; [`NONE`] before there was one.
@@ -54,6 +54,11 @@ impl<T: Copy + Eq + Hash> Interner<T> {
     #[inline]
     pub fn values(&self) -> &[T] {
         &self.values
+    }
+
+    /// All values, by number.
+    pub fn into_values(self) -> Vec<T> {
+        self.values
     }
 
     /// Changes all values. Values that become equal keep their numbers; the first is found.

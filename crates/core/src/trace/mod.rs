@@ -19,7 +19,7 @@ pub mod gpu_metrics;
 pub mod graph_capture;
 pub mod graph_numbers;
 pub mod inferred_steps;
-mod interner;
+pub mod interner;
 pub mod kernel;
 pub mod names;
 pub mod operator_ranges;

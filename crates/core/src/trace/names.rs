@@ -17,6 +17,29 @@ pub fn base_name(full: &str) -> &str {
     if name.is_empty() { full } else { name }
 }
 
+/// The name of an operator in a range of PyTorch's `emit_nvtx`, which writes `aten::linear, seq =
+/// 7, op_id = 9, sizes = [[1, 8]], input_op_ids = [(8, 0)]`: the parts after the name differ from
+/// call to call. Other names are returned unchanged.
+///
+/// The form is that of `getNvtxStr` in `torch/csrc/profiler/util.cpp`.
+pub fn without_call_numbers(name: &str) -> &str {
+    let number = |rest: &str| rest.starts_with(|c: char| c.is_ascii_digit());
+    let parts: [(&str, fn(&str) -> bool); 4] = [
+        (", seq = ", number),
+        (", op_id = ", number),
+        (", sizes = ", |rest| rest.starts_with('[')),
+        (", input_op_ids = ", |rest| rest.starts_with('[')),
+    ];
+    let first = parts.iter().filter_map(|(part, is_value)| {
+        let at = name.find(part)?;
+        is_value(&name[at + part.len()..]).then_some(at)
+    });
+    match first.min() {
+        Some(at) if at > 0 => &name[..at],
+        _ => name,
+    }
+}
+
 /// The canonical form of a full name; empty for a function name alone, which all instantiations of
 /// a template share.
 pub fn signature(full: &str) -> String {
@@ -95,6 +118,22 @@ mod tests {
             ("void <lambda(int)", "void <lambda(int)"),
         ] {
             assert_eq!(base_name(full), base, "{full}");
+        }
+    }
+
+    #[test]
+    fn calls_of_an_operator_by_emit_nvtx_have_its_name() {
+        for (range, name) in [
+            ("aten::linear, op_id = 7", "aten::linear"),
+            ("aten::addmm, seq = 3", "aten::addmm"),
+            ("aten::addmm, seq = 3, op_id = 9, sizes = [[1, 2], []]", "aten::addmm"),
+            ("x, op_id = 9, sizes = [[]], input_op_ids = [(8, 0)]", "x"),
+            ("aten::linear", "aten::linear"),
+            ("a step, seq = last", "a step, seq = last"),
+            (", op_id = 7", ", op_id = 7"),
+            ("", ""),
+        ] {
+            assert_eq!(without_call_numbers(range), name, "{range}");
         }
     }
 }

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, iter};
 
 use super::{
     event::{CAPTURE_RANGE, Event, OPERATOR_DOMAIN, OperatorCall, STAGE_DOMAIN, StageRange},
-    range::Range,
+    range::{self, Range, RangeLabel, RangeSites},
     timeline::Timeline,
 };
 use crate::domain::finding::{Finding, catalogue};
@@ -47,19 +47,16 @@ pub fn add(trace: &mut Timeline, events: &[Event]) {
         return;
     }
     let global_tid = first.global_tid;
-    let added: Vec<Range> = called
-        .into_iter()
-        .map(|call| Range {
-            domain: OPERATOR_DOMAIN.into(),
-            name: call.path.clone(),
-            start_ns: call.start_ns - clock.at(call.start_ns),
-            end_ns: Some(call.end_ns - clock.at(call.end_ns)),
-            global_tid,
-            push_pop: true,
-        })
-        .collect();
+    let mut sites = RangeSites::default();
+    let added = called.into_iter().map(|call| {
+        let label = RangeLabel { domain: OPERATOR_DOMAIN.into(), name: call.path.clone() };
+        let label = sites.label(label);
+        let at = |time: i64| time - clock.at(time);
+        let times = (at(call.start_ns), Some(at(call.end_ns)));
+        Range::at(sites.site(&label, (global_tid, true)), times)
+    });
     trace.ranges.extend(added);
-    trace.ranges.sort_by_key(|range| (range.start_ns, std::cmp::Reverse(range.end_ns)));
+    range::sort(&mut trace.ranges);
 }
 
 fn not_joined(reason: String) -> Finding {

@@ -39,6 +39,7 @@ pub struct Timeline {
     pub processes: HashMap<i64, String>,
     /// String table; names are indices into it.
     pub strings: Vec<String>,
+    /// In the order of [`range::sort`](super::range::sort).
     pub ranges: Vec<Range>,
     /// Steps inferred without ranges; empty where ranges are stages.
     pub inferred: InferredSteps,

@@ -6,13 +6,17 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{
-    range::Range,
+    range::{self, Range},
     stage::{StageRules, WARMUP},
     timeline::process_of,
 };
 
 /// Max later ranges compared with an unclosed one.
 const MAX_COMPARED: usize = 4096;
+/// Max later ranges compared with all unclosed ones. Without a comparison the end of one is unknown.
+const MAX_ALL_COMPARED: usize = 50_000_000;
+/// Max enclosing names to which a range is added as one of their contents, innermost first.
+const MAX_ENCLOSING: usize = 256;
 
 /// An unclosed range and its resolution.
 #[derive(Debug, Clone, PartialEq)]
@@ -67,7 +71,7 @@ pub fn close(ranges: &mut Vec<Range>, rules: &StageRules) -> Vec<Unclosed> {
         .collect();
     open.iter().for_each(|at| ranges[*at].end_ns = outcomes[at].end_ns());
     ranges.retain(|range| range.end_ns.is_some());
-    ranges.sort_by_key(|range| (range.start_ns, std::cmp::Reverse(range.end_ns)));
+    range::sort(ranges);
     found
 }
 
@@ -94,12 +98,13 @@ impl<'a> EndBounds<'a> {
         if wanted.is_empty() {
             return bounds;
         }
-        let mut around: Vec<(i64, &str)> = Vec::new();
+        // Each with the number of wanted ones up to it.
+        let mut around: Vec<(i64, usize)> = Vec::new();
+        let mut wanted_around: Vec<&str> = Vec::new();
         for at in members {
             let range = &ranges[*at];
-            while around.last().is_some_and(|(end, _)| *end <= range.start_ns) {
-                around.pop();
-            }
+            while around.pop_if(|(end, _)| *end <= range.start_ns).is_some() {}
+            wanted_around.truncate(around.last().map_or(0, |it| it.1));
             match range.end_ns {
                 None => {
                     // Start/end ranges do not nest: an overlap is coincidental and bounds nothing.
@@ -107,13 +112,14 @@ impl<'a> EndBounds<'a> {
                     bounds.parents.extend(parent.map(|(end, _)| (*at, *end)));
                 }
                 Some(end) => {
-                    for (_, name) in around.iter().filter(|(_, name)| wanted.contains(name)) {
+                    for name in wanted_around.iter().rev().take(MAX_ENCLOSING) {
                         bounds.inside.entry(name).or_default().insert(&range.name);
                     }
                     if wanted.contains(range.name.as_str()) {
                         bounds.inside.entry(&range.name).or_default();
+                        wanted_around.push(&range.name);
                     }
-                    around.push((end, &range.name));
+                    around.push((end, wanted_around.len()));
                 }
             }
         }
@@ -122,8 +128,14 @@ impl<'a> EndBounds<'a> {
 
     fn outcomes(&self, members: &[usize]) -> Vec<(usize, UnclosedOutcome)> {
         let open = members.iter().enumerate().filter(|(_, at)| self.ranges[**at].end_ns.is_none());
+        let mut compared = 0;
         let outcome = |(place, at): (usize, &usize)| {
-            let sibling = self.sibling(*at, &members[place + 1..]).map(UnclosedOutcome::AtSibling);
+            let later = &members[place + 1..];
+            let later = later.partition_point(|it| {
+                self.ranges[*it].start_ns <= self.ranges[*at].start_ns
+            });
+            let later = if compared < MAX_ALL_COMPARED { &members[place + 1 + later..] } else { &[] };
+            let sibling = self.sibling(*at, later, &mut compared).map(UnclosedOutcome::AtSibling);
             let parent = self.parents.get(at).copied().map(UnclosedOutcome::AtParent);
             let first = [sibling, parent].into_iter().flatten().min_by_key(|it| it.end_ns());
             (*at, first.unwrap_or(UnclosedOutcome::Dropped))
@@ -131,8 +143,9 @@ impl<'a> EndBounds<'a> {
         open.map(outcome).collect()
     }
 
-    /// Start of the next sibling of the range at `at` among `later`.
-    fn sibling(&self, at: usize, later: &[usize]) -> Option<i64> {
+    /// Start of the next sibling of the range at `at` among `later`, which start later. Counts the
+    /// ranges that it compares.
+    fn sibling(&self, at: usize, later: &[usize], compared: &mut usize) -> Option<i64> {
         let open = &self.ranges[at];
         let is_stage =
             |it: &Range| it.name == WARMUP || self.rules.stage(&it.name, &it.domain).is_some();
@@ -152,7 +165,8 @@ impl<'a> EndBounds<'a> {
                 }
         };
         let later = later.iter().take(MAX_COMPARED).map(|at| &self.ranges[*at]);
-        later.filter(|it| it.start_ns > open.start_ns).find(is_sibling).map(|it| it.start_ns)
+        let mut later = later.inspect(|_| *compared += 1);
+        later.find(is_sibling).map(|it| it.start_ns)
     }
 }
 
@@ -163,14 +177,7 @@ mod tests {
     use super::*;
 
     fn range(name: &str, start_ns: i64, end_ns: Option<i64>) -> Range {
-        Range {
-            domain: String::new(),
-            name: name.into(),
-            start_ns,
-            end_ns,
-            global_tid: 1,
-            push_pop: true,
-        }
+        Range::new(("", name), (start_ns, end_ns), (1, true))
     }
 
     fn outcomes(sketch: &[(&str, i64, Option<i64>)]) -> Vec<(String, UnclosedOutcome)> {
@@ -178,7 +185,7 @@ mod tests {
             sketch.iter().map(|(name, start, end)| range(name, *start, *end)).collect();
         let found = close(&mut ranges, &StageRules::default());
         assert!(ranges.iter().all(|it| it.end_ns.is_some()));
-        found.into_iter().map(|it| (it.range.name, it.outcome)).collect()
+        found.into_iter().map(|it| (it.range.name.clone(), it.outcome)).collect()
     }
 
     #[test]

@@ -60,14 +60,7 @@ mod tests {
         for other in ["", "XlaModule:", "XlaModule:##", "XlaPass:#name=dce#", "Thunk:#hlo_op#"] {
             assert_eq!(short_name(other), None, "{other}");
         }
-        let range = |domain: &str, name: &str| Range {
-            domain: domain.into(),
-            name: name.into(),
-            start_ns: 0,
-            end_ns: None,
-            global_tid: 0,
-            push_pop: true,
-        };
+        let range = |domain: &str, name: &str| Range::new((domain, name), (0, None), (0, true));
         let executed = range(DOMAIN, &module);
         assert_eq!(program(&executed), Some(XlaProgram { module: "jit_copy", id: 10612 }));
         assert_eq!(program(&range("", &module)), None);

@@ -134,8 +134,7 @@ mod tests {
     use super::*;
 
     fn range(name: &str, start_ns: i64, end_ns: i64) -> Range {
-        let (domain, name) = ("LLM".to_owned(), name.to_owned());
-        Range { domain, name, start_ns, end_ns: Some(end_ns), global_tid: 1, push_pop: true }
+        Range::new(("LLM", name), (start_ns, Some(end_ns)), (1, true))
     }
 
     fn capture() -> Timeline {

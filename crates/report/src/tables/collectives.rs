@@ -7,7 +7,7 @@ use llmprof_analyze::{
 
 use super::{
     report_table::ReportTable,
-    schema::{TableColumn, bytes, bytes_per_s, count, id, micros, millis, percent, text},
+    schema::{TableColumn, bytes, bytes_per_s, count, id, micros, millis, percent, summed, text},
 };
 
 const SHOWN: [&str; 13] = [
@@ -46,9 +46,9 @@ pub fn columns() -> Vec<TableColumn<CollectiveRecord>> {
         text("dtype", "Dtype", |it| (&it.dtype).into()),
         bytes("bytes", "Size", |it| it.bytes.into()),
         count("ranks", "Ranks", |it| it.ranks.into()),
-        count("calls", "Calls", |it| it.calls.into()),
-        count("joined", "Joined", |it| it.joined.into()),
-        millis("kernel_ms", "Kernel ms", |it| it.kernel_ms.into()),
+        summed(count("calls", "Calls", |it| it.calls.into())),
+        summed(count("joined", "Joined", |it| it.joined.into())),
+        summed(millis("kernel_ms", "Kernel ms", |it| it.kernel_ms.into())),
         micros("skew_us", "Skew us", |it| it.skew_us.into()),
         micros("wait_us", "Wait us", |it| it.wait_us.into()),
         micros("transfer_us", "Transfer us", |it| it.transfer_us.into()),
@@ -69,12 +69,12 @@ pub fn rank_columns() -> Vec<TableColumn<RankRecord>> {
         id("rank", "Rank", |it| it.rank.into()),
         id("process", "Process", |it| it.process.into()),
         id("device", "Device", |it| it.device.into()),
-        count("calls", "Calls", |it| it.calls.into()),
-        count("joined", "Joined", |it| it.joined.into()),
-        millis("kernel_ms", "Kernel ms", |it| it.kernel_ms.into()),
-        millis("wait_ms", "Wait ms", |it| it.wait_ms.into()),
-        millis("transfer_ms", "Transfer ms", |it| it.transfer_ms.into()),
-        count("times_last", "Times last", |it| it.times_last.into()),
+        summed(count("calls", "Calls", |it| it.calls.into())),
+        summed(count("joined", "Joined", |it| it.joined.into())),
+        summed(millis("kernel_ms", "Kernel ms", |it| it.kernel_ms.into())),
+        summed(millis("wait_ms", "Wait ms", |it| it.wait_ms.into())),
+        summed(millis("transfer_ms", "Transfer ms", |it| it.transfer_ms.into())),
+        summed(count("times_last", "Times last", |it| it.times_last.into())),
         micros("clock_offset_us", "Clock offset us", |it| it.clock_offset_us.into()),
         micros("clock_spread_us", "Offset's spread us", |it| it.clock_spread_us.into()),
     ]
@@ -86,10 +86,10 @@ pub fn step_columns() -> Vec<TableColumn<StepSkew>> {
         text("stage", "Stage", |it| (&it.stage).into()),
         text("group", "Group", |it| (&it.group).into()),
         id("step", "Step", |it| it.step.into()),
-        count("joined", "Joined", |it| it.joined.into()),
+        summed(count("joined", "Joined", |it| it.joined.into())),
         micros("skew_us", "Skew us", |it| it.skew_us.into()),
-        millis("wait_ms", "Wait ms", |it| it.wait_ms.into()),
-        millis("transfer_ms", "Transfer ms", |it| it.transfer_ms.into()),
+        summed(millis("wait_ms", "Wait ms", |it| it.wait_ms.into())),
+        summed(millis("transfer_ms", "Transfer ms", |it| it.transfer_ms.into())),
         id("slowest_rank", "Slowest rank", |it| it.slowest_rank.into()),
     ]
 }

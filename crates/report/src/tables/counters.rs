@@ -10,7 +10,7 @@ use super::{
     samples::{COUNTERS_OF_FIRST, first_sample_note},
     schema::{
         TableCell, TableColumn, bytes, count, flag, flops, id, millis, nanos, nested, number,
-        percent, size, text,
+        percent, size, summed, text,
     },
 };
 use crate::{
@@ -49,11 +49,11 @@ pub fn columns() -> Vec<TableColumn<CounterRecord>> {
         text("full_name", "Full name", |it| (&it.full_name).into()),
         size("grid", "Grid", |it| it.grid.into()),
         size("block", "Block", |it| it.block.into()),
-        count("timeline_calls", "Calls", |it| it.timeline_calls.into()),
-        millis("timeline_total_ms", "Total ms", |it| it.timeline_total_ms.into()),
+        summed(count("timeline_calls", "Calls", |it| it.timeline_calls.into())),
+        summed(millis("timeline_total_ms", "Total ms", |it| it.timeline_total_ms.into())),
         millis("timeline_mean_ms", "Mean ms", |it| it.timeline_mean_ms.into()),
-        millis("unlike_ms", "Unlike ms", |it| it.unlike_ms.into()),
-        count("profiled", "Profiled", |it| it.profiled.into()),
+        summed(millis("unlike_ms", "Unlike ms", |it| it.unlike_ms.into())),
+        summed(count("profiled", "Profiled", |it| it.profiled.into())),
         text("profiled_in", "Profiled in", |it| it.profiled_in.as_deref().into()),
         id("values.registers", "Registers", |it| it.values.registers.into()),
         nanos("values.duration_ns", "ncu mean ms", |it| it.values.duration_ns.into()),

@@ -8,7 +8,8 @@ use llmprof_core::trace::engine_steps::StepClass;
 use super::{
     report_table::ReportTable,
     schema::{
-        TableCell, TableColumn, count, millis, nested, number, percent, spread_columns, text,
+        TableCell, TableColumn, count, millis, nested, number, percent, spread_columns, summed,
+        text,
     },
 };
 
@@ -39,26 +40,28 @@ pub fn columns() -> Vec<TableColumn<EngineStepRecord>> {
         text("evidence", "Evidence", |it| (&it.evidence).into()),
         number("process", "Process", 0, |it| it.process.into()),
         millis("start_ms", "Start ms", |it| it.start_ms.into()),
-        millis("step_ms", "Step ms", |it| it.step_ms.into()),
-        millis("host_ms", "Host ms", |it| it.host_ms.into()),
-        millis("device_ms", "Device ms", |it| it.device_ms.into()),
-        millis("gap_ms", "Gaps ms", |it| it.gap_ms.into()),
-        millis("unrecorded_wait_ms", "Unrecorded wait ms", |it| it.unrecorded_wait_ms.into()),
-        count("kernels", "Kernels", |it| it.kernels.into()),
-        count("graphs", "Whole graphs", |it| it.graphs.into()),
+        summed(millis("step_ms", "Step ms", |it| it.step_ms.into())),
+        summed(millis("host_ms", "Host ms", |it| it.host_ms.into())),
+        summed(millis("device_ms", "Device ms", |it| it.device_ms.into())),
+        summed(millis("gap_ms", "Gaps ms", |it| it.gap_ms.into())),
+        summed(millis("unrecorded_wait_ms", "Unrecorded wait ms", |it| {
+            it.unrecorded_wait_ms.into()
+        })),
+        summed(count("kernels", "Kernels", |it| it.kernels.into())),
+        summed(count("graphs", "Whole graphs", |it| it.graphs.into())),
         text("is_replayed", "Launched", |it: &EngineStepRecord| it.is_replayed.into())
             .shown(|it| if it.is_replayed { "graph".into() } else { "eager".into() }),
         count("requests", "Requests", |it| it.requests.into()),
         count("padded_requests", "Padded requests", |it| it.padded_requests.into()),
         count("prefill_requests", "Prefill requests", |it| it.prefill_requests.into()),
-        count("prefill_tokens", "Prefill tokens", |it| it.prefill_tokens.into()),
+        summed(count("prefill_tokens", "Prefill tokens", |it| it.prefill_tokens.into())),
         count("prefill_keys", "Prefill keys", |it| it.prefill_keys.into()),
         count("prefill_products", "Prefill queries × keys", |it| it.prefill_products.into()),
         count("decode_requests", "Decode requests", |it| it.decode_requests.into()),
-        count("decode_tokens", "Decode tokens", |it| it.decode_tokens.into()),
+        summed(count("decode_tokens", "Decode tokens", |it| it.decode_tokens.into())),
         count("decode_keys", "Decode keys", |it| it.decode_keys.into()),
         count("decode_products", "Decode queries × keys", |it| it.decode_products.into()),
-        count("generated", "Generated tokens", |it| it.generated.into()),
+        summed(count("generated", "Generated tokens", |it| it.generated.into())),
         nested("phases", "Phases", |it| {
             it.phases.as_ref().map_or(TableCell::Unknown, TableCell::nested)
         }),

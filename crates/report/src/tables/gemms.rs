@@ -11,7 +11,8 @@ use super::{
     run_facts::or_step_message,
     samples::first_sample_note,
     schema::{
-        TableColumn, count, flag, flops, flops_per_s, id, micros, millis, number, percent, text,
+        TableColumn, count, flag, flops, flops_per_s, id, micros, millis, number, percent, summed,
+        text,
     },
 };
 use crate::{
@@ -63,14 +64,14 @@ pub fn columns() -> Vec<TableColumn<GemmRecord>> {
         text("compute", "Compute", |it| (&it.compute).into()),
         text("function", "Function", |it| (&it.function).into()),
         text("algorithm", "Algorithm", |it| (&it.algorithm).into()),
-        count("calls", "Calls", |it| it.calls.into()),
+        summed(count("calls", "Calls", |it| it.calls.into())),
         number("calls_per_step", "Calls per step", 1, |it| it.calls_per_step.into()),
         flops("flops_per_call", "FLOPs per call", |it| it.flops_per_call.into()),
-        flops("total_flops", "FLOPs", |it| it.total_flops.into()),
+        summed(flops("total_flops", "FLOPs", |it| it.total_flops.into())),
         percent("share_pct", "Share", |it| it.share_pct.into()),
         text("kernel_name", "Kernel", |it| (&it.kernel_name).into()),
-        count("kernel_calls", "Launches", |it| it.kernel_calls.into()),
-        millis("kernel_ms", "Kernel ms", |it| it.kernel_ms.into()),
+        summed(count("kernel_calls", "Launches", |it| it.kernel_calls.into())),
+        summed(millis("kernel_ms", "Kernel ms", |it| it.kernel_ms.into())),
         micros("kernel_mean_us", "Mean us", |it| it.kernel_mean_us.into()),
         flops_per_s("flops_per_s", "FLOP/s", |it| it.flops_per_s.into()),
         text("ceiling", "Ceiling", |it| (&it.ceiling).into()),

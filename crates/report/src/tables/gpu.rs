@@ -13,7 +13,7 @@ use super::{
     report_table::ReportTable,
     schema::{
         TableCell, TableColumn, bytes, count, flag, id, millis, nanos, nested, percent,
-        span_columns, text,
+        span_columns, summed, text,
     },
     traced::{repeats_note, stage_or_outside, upper_bound_note},
 };
@@ -130,8 +130,8 @@ pub fn process_kernel_columns() -> Vec<TableColumn<ProcessKernel>> {
         id("device", "Device", |it| it.device.into()),
         text("stage", "Stage", |it| (&it.stage).into()),
         text("kernel_name", "Kernel", |it| (&it.kernel_name).into()),
-        count("calls", "Calls", |it| it.calls.into()),
-        millis("total_ms", "Total ms", |it| it.total_ms.into()),
+        summed(count("calls", "Calls", |it| it.calls.into())),
+        summed(millis("total_ms", "Total ms", |it| it.total_ms.into())),
         millis("mean_ms", "Mean ms", |it| it.mean_ms.into()),
     ]
 }

@@ -15,7 +15,9 @@ use llmprof_core::{
 use super::{
     report_table::ReportTable,
     samples::{COUNTERS_OF_FIRST, first_sample_note},
-    schema::{TableColumn, count, id, millis, nanos, number, percent, size, span_columns, text},
+    schema::{
+        TableColumn, count, id, millis, nanos, number, percent, size, span_columns, summed, text,
+    },
     traced::{stage_or_outside, sum_notes},
 };
 use crate::{
@@ -52,8 +54,8 @@ pub fn columns() -> Vec<TableColumn<KernelRecord>> {
     let mut columns: Vec<TableColumn<KernelRecord>> = vec![
         text("stage", "Stage", |it| (&it.stage).into()),
         text("kernel_name", "Kernel", |it| (&it.kernel_name).into()),
-        count("calls", "Calls", |it| it.calls.into()),
-        millis("total_ms", "Total ms", |it| it.total_ms.into()),
+        summed(count("calls", "Calls", |it| it.calls.into())),
+        summed(millis("total_ms", "Total ms", |it| it.total_ms.into())),
         millis("mean_ms", "Mean ms", |it| it.mean_ms.into()),
         percent("share_pct", "Share of stage", |it| it.share_pct.into()),
     ];
@@ -76,9 +78,9 @@ pub fn columns() -> Vec<TableColumn<KernelRecord>> {
 /// Columns of the counters of a [`KernelRecord`].
 fn counter_columns() -> [TableColumn<KernelRecord>; 10] {
     [
-        count("counters.profiled", "Profiled", |it| {
+        summed(count("counters.profiled", "Profiled", |it| {
             it.counters.as_ref().map(|it| it.profiled).into()
-        }),
+        })),
         count("counters.launch_configs", "Profiled configs", |it| {
             it.counters.as_ref().map(|it| it.launch_configs).into()
         }),
@@ -115,8 +117,8 @@ pub fn full_columns() -> Vec<TableColumn<FullKernelRecord>> {
         text("kernel_name", "Kernel", |it| (&it.kernel_name).into()),
         text("class", "Class", |it| (&it.class).into()),
         text("engine", "Engine", |it| (&it.engine).into()),
-        count("calls", "Calls", |it| it.calls.into()),
-        millis("total_ms", "Total ms", |it| it.total_ms.into()),
+        summed(count("calls", "Calls", |it| it.calls.into())),
+        summed(millis("total_ms", "Total ms", |it| it.total_ms.into())),
         millis("mean_ms", "Mean ms", |it| it.mean_ms.into()),
         percent("share_pct", "Share of stage", |it| it.share_pct.into()),
     ];

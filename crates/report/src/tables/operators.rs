@@ -6,7 +6,7 @@ use super::{
     report_table::ReportTable,
     schema::{
         TableCell, TableColumn, bytes, bytes_per_s, count, flops, flops_per_s, millis, nested,
-        percent, spread_columns, text,
+        percent, spread_columns, summed, text,
     },
     traced::sum_notes,
 };
@@ -39,25 +39,25 @@ pub fn columns() -> Vec<TableColumn<OperatorRecord>> {
         text("path", "Operator", |it| (&it.path).into()),
         text("op", "Kind", |it| (&it.op).into()),
         text("stage", "Stage", |it| (&it.stage).into()),
-        count("calls", "Calls", |it| it.calls.into()),
-        count("captured_calls", "Captured calls", |it| it.captured_calls.into()),
-        millis("inclusive_ms", "Inclusive ms", |it| it.inclusive_ms.into()),
-        millis("exclusive_ms", "Exclusive ms", |it| it.exclusive_ms.into()),
+        summed(count("calls", "Calls", |it| it.calls.into())),
+        summed(count("captured_calls", "Captured calls", |it| it.captured_calls.into())),
+        summed(millis("inclusive_ms", "Inclusive ms", |it| it.inclusive_ms.into())),
+        summed(millis("exclusive_ms", "Exclusive ms", |it| it.exclusive_ms.into())),
         millis("mean_ms", "Mean ms", |it| it.mean_ms.into()),
         percent("inclusive_pct", "Inclusive share", |it| it.inclusive_pct.into()),
         percent("exclusive_pct", "Exclusive share", |it| it.exclusive_pct.into()),
-        flops("flops", "FLOPs", |it| it.flops.into()),
-        bytes("bytes", "Operand bytes", |it| it.bytes.into()),
+        summed(flops("flops", "FLOPs", |it| it.flops.into())),
+        summed(bytes("bytes", "Operand bytes", |it| it.bytes.into())),
         flops_per_s("flops_per_s", "FLOP/s", |it| it.flops_per_s.into()),
         bytes_per_s("bytes_per_s", "B/s", |it| it.bytes_per_s.into()),
-        count("device.calls", "Device calls", |it| it.device.map(|it| it.calls).into()),
-        count("device.kernels", "Kernels", |it| it.device.map(|it| it.kernels).into()),
-        millis("device.inclusive_ms", "Device inclusive ms", |it| {
+        summed(count("device.calls", "Device calls", |it| it.device.map(|it| it.calls).into())),
+        summed(count("device.kernels", "Kernels", |it| it.device.map(|it| it.kernels).into())),
+        summed(millis("device.inclusive_ms", "Device inclusive ms", |it| {
             it.device.map(|it| it.inclusive_ms).into()
-        }),
-        millis("device.exclusive_ms", "Device exclusive ms", |it| {
+        })),
+        summed(millis("device.exclusive_ms", "Device exclusive ms", |it| {
             it.device.map(|it| it.exclusive_ms).into()
-        }),
+        })),
         millis("device.mean_ms", "Device mean ms", |it| it.device.and_then(|it| it.mean_ms).into()),
         percent("device.inclusive_pct", "Device inclusive share", |it| {
             it.device.and_then(|it| it.inclusive_pct).into()
@@ -84,7 +84,7 @@ pub fn repeat_columns() -> Vec<TableColumn<OperatorRepeats>> {
         text("stage", "Stage", |it| (&it.stage).into()),
         text("path", "Operator", |it| (&it.path).into()),
         text("op", "Kind", |it| (&it.op).into()),
-        count("calls", "Calls", |it| it.calls.into()),
+        summed(count("calls", "Calls", |it| it.calls.into())),
     ];
     columns.extend(spread_columns!("ms", |it: OperatorRepeats| it.ms));
     columns

@@ -5,7 +5,7 @@ use llmprof_analyze::{Analysis, timeline::regions::Region};
 use super::{
     report_table::ReportTable,
     samples::{COUNTERS_OF_FIRST, first_sample_note},
-    schema::{TableCell, TableColumn, count, millis, nested, percent, text},
+    schema::{TableCell, TableColumn, count, millis, nested, percent, summed, text},
     traced::sum_notes,
 };
 use crate::format::{UNKNOWN, known, pct};
@@ -18,11 +18,11 @@ pub fn columns() -> Vec<TableColumn<Region>> {
     vec![
         text("name", "Region", |it| (&it.name).into()),
         text("domain", "Domain", |it| (&it.domain).into()),
-        count("instances", "Ranges", |it| it.instances.into()),
-        count("kernels", "Kernels", |it| it.kernels.into()),
-        millis("kernel_ms", "Kernel ms", |it| it.kernel_ms.into()),
-        count("whole_graphs", "Whole graphs", |it| it.whole_graphs.into()),
-        millis("graph_ms", "Graphs ms", |it| it.graph_ms.into()),
+        summed(count("instances", "Ranges", |it| it.instances.into())),
+        summed(count("kernels", "Kernels", |it| it.kernels.into())),
+        summed(millis("kernel_ms", "Kernel ms", |it| it.kernel_ms.into())),
+        summed(count("whole_graphs", "Whole graphs", |it| it.whole_graphs.into())),
+        summed(millis("graph_ms", "Graphs ms", |it| it.graph_ms.into())),
         percent("share_pct", "Share", |it| it.share_pct.into()),
         nested("classes", "Classes", |it: &Region| TableCell::nested(&it.classes)).shown(classes),
         percent("counters.covered_pct", "With counters", |it| {

@@ -8,7 +8,7 @@ use llmprof_core::trace::requests::RequestFailure;
 
 use super::{
     report_table::ReportTable,
-    schema::{TableColumn, count, id, millis, text},
+    schema::{TableColumn, count, id, millis, summed, text},
 };
 
 const SHOWN: [&str; 10] = [
@@ -35,9 +35,9 @@ pub fn columns() -> Vec<TableColumn<RequestRow>> {
         millis("first_token_ms", "First token ms", |it| it.first_token_ms.into()),
         millis("token_ms", "Per token ms", |it| it.token_ms.into()),
         millis("end_ms", "End to end ms", |it| it.end_ms.into()),
-        count("prompt_tokens", "Prompt tokens", |it| it.prompt_tokens.into()),
-        count("output_tokens", "Output tokens", |it| it.output_tokens.into()),
-        count("requested_tokens", "Requested", |it| it.requested_tokens.into()),
+        summed(count("prompt_tokens", "Prompt tokens", |it| it.prompt_tokens.into())),
+        summed(count("output_tokens", "Output tokens", |it| it.output_tokens.into())),
+        summed(count("requested_tokens", "Requested", |it| it.requested_tokens.into())),
         text("finish", "Finish", |it| (&it.finish).into()),
         id("status", "Status", |it| it.status.map(u32::from).into()),
         text("failure", "Failure", |it| it.failure.map(RequestFailure::as_str).into()),

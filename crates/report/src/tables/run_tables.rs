@@ -2,7 +2,10 @@
 //!
 //! Rows are read from the analysis one at a time; no table is held as a whole.
 
-use llmprof_analyze::Analysis;
+use llmprof_analyze::{
+    Analysis,
+    limited::{Limited, MAX_ROWS},
+};
 use llmprof_core::{domain::finding::Finding, layout};
 use serde_json::Value;
 
@@ -14,7 +17,7 @@ use super::{
     schema::{ColumnKind, TableCell, TableColumn},
     stages, step, step_times, traced, utilisation,
 };
-use crate::RunFacts;
+use crate::{RunFacts, format::count};
 
 /// Version of a line of `tables.jsonl`; it grows when a field changes its meaning or is removed.
 pub const TABLES_VERSION: u32 = 2;
@@ -44,23 +47,74 @@ pub struct RunTable<'a> {
     /// Path of the list in `report.json`.
     pub name: &'static str,
     columns: Vec<(&'static str, ColumnKind)>,
-    total: usize,
+    /// Records, of which each has a row up to `max`.
+    records: usize,
+    /// Number of records that are summed already.
+    summed: u64,
+    max: usize,
     row: Box<dyn Fn(usize) -> Vec<TableCell<'a>> + 'a>,
+    /// The row that sums the records from an index on.
+    rest: Box<dyn Fn(usize) -> Vec<TableCell<'a>> + 'a>,
 }
 
+/// Records of a table, with the sum and the number of those that are summed already.
+pub(super) struct TableRecords<'a, R> {
+    rows: &'a [R],
+    rest: Option<(&'a R, u64)>,
+}
+
+impl<'a, R> From<&'a Vec<R>> for TableRecords<'a, R> {
+    fn from(rows: &'a Vec<R>) -> Self {
+        Self { rows, rest: None }
+    }
+}
+
+impl<'a, R> From<&'a [R]> for TableRecords<'a, R> {
+    fn from(rows: &'a [R]) -> Self {
+        Self { rows, rest: None }
+    }
+}
+
+impl<'a, R> From<&'a Limited<R>> for TableRecords<'a, R> {
+    fn from(Limited { rows, rest }: &'a Limited<R>) -> Self {
+        Self { rows, rest: rest.as_ref().map(|(sum, count)| (sum, *count)) }
+    }
+}
+
+/// A longer table than [`MAX_ROWS`] has its first rows, which are in its own order, and one row
+/// more that sums the rest.
 impl<'a> RunTable<'a> {
-    pub(super) fn new<R>(
+    pub(super) fn new<R: 'a>(
         name: &'static str,
         columns: Vec<TableColumn<R>>,
-        records: &'a [R],
+        records: impl Into<TableRecords<'a, R>>,
     ) -> Self {
+        let TableRecords { rows: records, rest: summed } = records.into();
         let heads = columns.iter().map(|column| (column.name, column.kind)).collect();
+        let of_rest = columns.clone();
         let row = move |at: usize| columns.iter().map(|it| it.cell(&records[at])).collect();
-        Self { name, columns: heads, total: records.len(), row: Box::new(row) }
+        let rest = move |from: usize| match summed {
+            Some((sum, count)) => rest(&of_rest, std::slice::from_ref(sum), count),
+            None => rest(&of_rest, &records[from..], (records.len() - from) as u64),
+        };
+        let (row, rest) = (Box::new(row), Box::new(rest));
+        let summed = summed.map_or(0, |it| it.1);
+        Self { name, columns: heads, records: records.len(), summed, max: MAX_ROWS, row, rest }
+    }
+
+    /// Rows before the one that sums the rest.
+    fn kept(&self) -> usize {
+        if self.summed > 0 { self.records } else { self.records.min(self.max) }
+    }
+
+    /// Records that the last row sums.
+    fn left_out(&self) -> u64 {
+        self.summed + (self.records - self.kept()) as u64
     }
 
     fn rows(&self) -> impl Iterator<Item = Vec<TableCell<'a>>> + '_ {
-        (0..self.total).map(|at| (self.row)(at))
+        let rest = (self.left_out() > 0).then(|| (self.rest)(self.kept()));
+        (0..self.kept()).map(|at| (self.row)(at)).chain(rest)
     }
 
     /// The table as CSV.
@@ -74,16 +128,21 @@ impl<'a> RunTable<'a> {
     pub fn line(&self) -> String {
         let names: Vec<&str> = self.columns.iter().map(|(name, _)| *name).collect();
         let kinds: Vec<ColumnKind> = self.columns.iter().map(|(_, kind)| *kind).collect();
+        let (total, left_out) = match self.left_out() {
+            0 => (self.kept(), String::new()),
+            more => (self.kept() + 1, format!(r#""left_out":{more},"#)),
+        };
         let mut line = format!(
             concat!(
                 r#"{{"name":{},"schema_version":{},"columns":{},"kinds":{},"#,
-                r#""total":{},"rows":["#
+                r#""total":{},{}"rows":["#
             ),
             Value::from(self.name),
             TABLES_VERSION,
             compact(&names),
             compact(&kinds),
-            self.total,
+            total,
+            left_out,
         );
         for (at, row) in self.rows().enumerate() {
             if at > 0 {
@@ -93,6 +152,16 @@ impl<'a> RunTable<'a> {
         }
         line + "]}\n"
     }
+}
+
+/// The row that sums records: how many they are in its first text, and the sums of the columns
+/// whose sum has a meaning.
+fn rest<'a, R>(columns: &[TableColumn<R>], records: &'a [R], number: u64) -> Vec<TableCell<'a>> {
+    let mut row: Vec<TableCell> = columns.iter().map(|it| it.sum(records)).collect();
+    if let Some(first) = columns.iter().position(|it| it.kind == ColumnKind::Text) {
+        row[first] = TableCell::nested(&format!("({} more rows)", count(number)));
+    }
+    row
 }
 
 fn compact(value: &impl serde::Serialize) -> String {
@@ -237,3 +306,6 @@ fn device_tables(analysis: &Analysis) -> [RunTable<'_>; 6] {
         RunTable::new("operator_mfu", utilisation::operator_columns(), &analysis.mfu.operators),
     ]
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,7 +12,7 @@ use llmprof_core::{domain::state::Step, trace::gpu_metrics::GpuMetric};
 use super::{
     report_table::ReportTable,
     run_facts::or_step_message,
-    schema::{TableColumn, count, flag, id, millis, number, percent, size, text},
+    schema::{TableColumn, count, flag, id, millis, number, percent, size, summed, text},
 };
 use crate::{RunFacts, format::decimals};
 
@@ -78,8 +78,8 @@ pub fn columns() -> Vec<TableColumn<SampledKernel>> {
         text("kernel_name", "Kernel", |it| (&it.kernel_name).into()),
         size("grid", "Grid", |it| it.grid.into()),
         size("block", "Block", |it| it.block.into()),
-        count("calls", "Calls", |it| it.calls.into()),
-        millis("total_ms", "Total ms", |it| it.total_ms.into()),
+        summed(count("calls", "Calls", |it| it.calls.into())),
+        summed(millis("total_ms", "Total ms", |it| it.total_ms.into())),
         millis("mean_ms", "Mean ms", |it| it.mean_ms.into()),
         percent("share_pct", "Share of stage", |it| it.share_pct.into()),
         count("samples", "Samples", |it| it.samples.into()),
@@ -149,7 +149,7 @@ pub fn operator_columns() -> Vec<TableColumn<SampledOperator>> {
         text("stage", "Stage", |it| (&it.stage).into()),
         id("device", "GPU", |it| it.device.into()),
         text("path", "Operator", |it| (&it.path).into()),
-        millis("total_ms", "Total ms", |it| it.total_ms.into()),
+        summed(millis("total_ms", "Total ms", |it| it.total_ms.into())),
     ];
     macro_rules! of_metric {
         ($columns:ident, $metric:ident, $path:literal, $title:literal) => {

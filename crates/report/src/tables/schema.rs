@@ -120,6 +120,8 @@ pub struct TableColumn<R> {
     /// Digits after the point in reports, of [`ColumnKind::Number`].
     places: usize,
     read: fn(&R) -> TableCell<'_>,
+    /// True if the sum over rows means the same as a cell.
+    is_summed: bool,
     /// Text in reports where it differs from the kind's own.
     show: Option<fn(&R) -> String>,
 }
@@ -139,7 +141,7 @@ impl<R> TableColumn<R> {
         title: &'static str,
         read: fn(&R) -> TableCell<'_>,
     ) -> Self {
-        Self { name, title, kind, places: 1, read, show: None }
+        Self { name, title, kind, places: 1, read, is_summed: false, show: None }
     }
 
     /// Shows `text` in reports in place of the cell.
@@ -150,6 +152,27 @@ impl<R> TableColumn<R> {
     /// Changes the head in reports.
     pub const fn titled(self, title: &'static str) -> Self {
         Self { title, ..self }
+    }
+
+    /// True if the sum over rows means the same as a cell.
+    pub fn is_summed(&self) -> bool {
+        self.is_summed
+    }
+
+    /// The sum of the cells of records; unknown without a known cell, and of columns whose sum
+    /// means nothing.
+    pub fn sum<'a>(&self, records: &'a [R]) -> TableCell<'a> {
+        if !self.is_summed {
+            return TableCell::Unknown;
+        }
+        let add = |sum, cell| match (sum, cell) {
+            (TableCell::Count(a), TableCell::Count(b)) => TableCell::Count(a.saturating_add(b)),
+            (TableCell::Signed(a), TableCell::Signed(b)) => TableCell::Signed(a.saturating_add(b)),
+            (TableCell::Figure(a), TableCell::Figure(b)) => TableCell::Figure(a + b),
+            (sum, TableCell::Unknown) => sum,
+            (_, first) => first,
+        };
+        records.iter().map(|it| self.cell(it)).fold(TableCell::Unknown, add)
     }
 
     /// The column's cell of a record.
@@ -234,6 +257,11 @@ pub const fn number<R>(
     TableColumn { places, ..TableColumn::new(ColumnKind::Number, name, title, read) }
 }
 
+/// A column of which the sum over rows means the same as a cell.
+pub fn summed<R>(column: TableColumn<R>) -> TableColumn<R> {
+    TableColumn { is_summed: true, ..column }
+}
+
 /// Columns of a `Spread` of milliseconds under `$prefix`.
 macro_rules! spread_columns {
     ($prefix:literal, |$record:ident: $of:ty| $spread:expr) => {
@@ -251,12 +279,12 @@ macro_rules! spread_columns {
 macro_rules! span_columns {
     ($prefix:literal, |$record:ident: $of:ty| $spans:expr) => {
         [
-            nanos(concat!($prefix, ".total"), "Total ms", |$record: &$of| {
+            summed(nanos(concat!($prefix, ".total"), "Total ms", |$record: &$of| {
                 $spans.map(|it| it.total).into()
-            }),
-            count(concat!($prefix, ".count"), "Calls", |$record: &$of| {
+            })),
+            summed(count(concat!($prefix, ".count"), "Calls", |$record: &$of| {
                 $spans.map(|it| it.count).into()
-            }),
+            })),
             nanos(concat!($prefix, ".mean"), "Mean ms", |$record: &$of| {
                 $spans.map(|it| it.mean).into()
             }),

@@ -26,6 +26,9 @@ pub struct TableHead {
     pub columns: Vec<String>,
     /// Number of rows.
     pub total: u64,
+    /// Rows that the last one sums, of a table of more than 10,000 rows; absent without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_out: Option<u64>,
 }
 
 /// The tables of a run.
@@ -46,6 +49,10 @@ pub struct TableRows {
     pub columns: Vec<String>,
     /// Rows that match the filter, before the limit.
     pub total: u64,
+    /// Rows that the last one of the whole table sums, of a table of more than 10,000 rows: no
+    /// filter finds them one by one. Absent without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_out: Option<u64>,
     /// Each with every column; `null` where it is unknown.
     #[cfg_attr(feature = "schema", schema(value_type = Vec<Object>))]
     pub rows: Vec<Map<String, Value>>,
@@ -61,6 +68,8 @@ pub struct StoredTable {
     #[serde(default)]
     kinds: Vec<ColumnKind>,
     total: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    left_out: Option<u64>,
     pub rows: Vec<Vec<Value>>,
 }
 
@@ -186,9 +195,9 @@ impl StoredTable {
 
     /// For programs: a record per row.
     pub fn json(self, run_id: RunId) -> TableRows {
-        let Self { name, columns, total, rows, .. } = self;
+        let Self { name, columns, total, left_out, rows, .. } = self;
         let rows = rows.into_iter().map(|row| columns.iter().cloned().zip(row).collect()).collect();
-        TableRows { run_id, table: name, columns, total, rows }
+        TableRows { run_id, table: name, columns, total, left_out, rows }
     }
 }
 

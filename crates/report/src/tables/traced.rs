@@ -14,7 +14,7 @@ use llmprof_core::domain::finding::catalogue;
 
 use super::{
     report_table::ReportTable,
-    schema::{TableColumn, count, millis, nanos, percent, span_columns, text},
+    schema::{TableColumn, count, millis, nanos, percent, span_columns, summed, text},
 };
 use crate::format::{count as counted, ms, pct, quantity};
 
@@ -49,7 +49,7 @@ pub fn range_columns() -> Vec<TableColumn<RangeSum>> {
         "projected_ns.total" => column.titled("On the GPU ms"),
         _ => column,
     }));
-    columns.push(count("gpu_ops", "GPU operations", |it| it.gpu_ops.into()));
+    columns.push(summed(count("gpu_ops", "GPU operations", |it| it.gpu_ops.into())));
     columns
 }
 
@@ -58,8 +58,8 @@ pub fn call_site_columns() -> Vec<TableColumn<CallSite>> {
     vec![
         text("call_site", "Line of code", |it| (&it.call_site).into()),
         text("stage", "Stage", |it| (&it.stage).into()),
-        count("kernels", "Kernels", |it| it.kernels.into()),
-        millis("kernel_ms", "Kernel ms", |it| it.kernel_ms.into()),
+        summed(count("kernels", "Kernels", |it| it.kernels.into())),
+        summed(millis("kernel_ms", "Kernel ms", |it| it.kernel_ms.into())),
         percent("share_pct", "Share of stage", |it| it.share_pct.into()),
     ]
 }

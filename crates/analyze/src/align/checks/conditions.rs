@@ -116,10 +116,10 @@ fn shapes(side: &AlignmentSide, question: &Question) -> BTreeMap<String, Shapes>
     else {
         return shapes;
     };
-    let counts = |it: &&&OperatorCall| {
+    let counts = |it: &&OperatorCall| {
         !it.warmup && question.stage.as_ref().is_none_or(|stage| *stage == it.stage)
     };
-    for call in Events::of(side.events).calls.iter().filter(counts) {
+    for call in Events::of(side.events).calls.iter().map(|it| it.of).filter(counts) {
         if let Some(part) = below(path, &call.path) {
             shapes
                 .entry(part.to_owned())

@@ -171,14 +171,14 @@ fn of_events(capture: &Capture, traced: &Events) -> Vec<GemmRecord> {
 /// Operators that are products, by stage and path.
 fn recorded<'a>(traced: &Events<'a>) -> HashMap<(&'a str, &'a str), RecordedOperator<'a>> {
     let mut recorded: HashMap<(&str, &str), RecordedOperator> = HashMap::default();
-    let is_product = |call: &&&OperatorCall| {
+    let is_product = |call: &&OperatorCall| {
         !call.warmup
             && call.flops > 0
             && [LINEAR, MATMUL, EXPERTS].contains(&call.op.as_str())
             && !call.stage.is_empty()
             && is_measured(&call.stage)
     };
-    for call in traced.calls.iter().filter(is_product) {
+    for call in traced.calls.iter().map(|it| it.of).filter(is_product) {
         let operator = recorded.entry((&call.stage, &call.path)).or_insert(RecordedOperator {
             first: call,
             calls: 0,

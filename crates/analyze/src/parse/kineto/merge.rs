@@ -11,7 +11,7 @@ use llmprof_core::trace::{
     environment::{Environment, Gpu},
     framework::{FrameworkCall, TimelineTool},
     kernel::{Kernel, UNNUMBERED_NODE},
-    range::Range,
+    range::{self, Range, RangeSites},
     runtime_call::CallKind,
     timeline::{ApiCall, ApiCalls, Timeline},
     untimed::TimeFault,
@@ -194,11 +194,10 @@ impl Merged {
             let (start_ns, end_ns) = (at(it.start_ns), at(it.end_ns));
             self.trace.cuda_calls.push(ApiCall { start_ns, end_ns, global_tid, ..it });
         }
-        let moved = |it: Range| Range {
-            start_ns: at(it.start_ns),
-            end_ns: it.end_ns.map(at),
-            global_tid: threads[it.global_tid as usize],
-            ..it
+        let mut sites = RangeSites::default();
+        let moved = |it: Range| {
+            let thread = (threads[it.global_tid as usize], it.push_pop);
+            Range::at(sites.site(it.label(), thread), (at(it.start_ns), it.end_ns.map(at)))
         };
         self.trace.ranges.extend(rows.ranges.into_iter().map(moved));
         self.trace.impossible_rows += rows.odd.impossible;
@@ -276,7 +275,7 @@ impl Merged {
         trace.cuda_calls.sort();
         trace.copies.sort_by_key(|copy| copy.start_ns);
         trace.settle_device_times();
-        trace.ranges.sort_by_key(|r| (r.start_ns, Reverse(r.end_ns.unwrap_or(i64::MAX))));
+        range::sort(&mut trace.ranges);
         trace
     }
 }

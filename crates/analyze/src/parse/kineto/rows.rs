@@ -9,7 +9,7 @@ use foldhash::{HashMap, HashSet};
 use llmprof_core::trace::{
     kernel::{Kernel, KernelTrace, UNNUMBERED_NODE},
     names::base_name,
-    range::Range,
+    range::{Range, RangeLabel, RangeSites},
     timeline::{ApiCall, ApiCalls, CopyKind, MemoryOp},
     untimed::TimeFault,
 };
@@ -70,6 +70,7 @@ pub struct FileRows {
     /// Calls of CUDA; the thread is an index into `threads`.
     pub calls: ApiCalls,
     pub ranges: Vec<Range>,
+    range_sites: RangeSites,
     pub operators: Vec<HostRow>,
     pub frames: Vec<HostRow>,
     pub overheads: Vec<(i64, i64)>,
@@ -361,15 +362,11 @@ impl FileRows {
         // The profiler numbers its steps; instances of one range share a name.
         let name = if name.starts_with("ProfilerStep#") { "ProfilerStep" } else { name };
         self.collectives.range(name);
-        let range = Range {
-            domain: String::new(),
-            name: name.to_owned(),
-            start_ns,
-            end_ns: Some(end_ns),
-            global_tid: i64::from(self.thread(event)),
-            push_pop: true,
-        };
-        self.ranges.push(range);
+        let global_tid = i64::from(self.thread(event));
+        let label = RangeLabel { domain: String::new(), name: name.to_owned() };
+        let label = self.range_sites.label(label);
+        let site = self.range_sites.site(&label, (global_tid, true));
+        self.ranges.push(Range::at(site, (start_ns, Some(end_ns))));
     }
 
     /// True where `External id` names operators: in 1.13 that of a kernel is its correlation id.

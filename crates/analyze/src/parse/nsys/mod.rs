@@ -29,6 +29,7 @@ use llmprof_core::{
     trace::{
         environment::Environment,
         kernel::KernelTrace,
+        range,
         stage::{StageRules, UnknownRange},
         timeline::{ApiCalls, GraphLaunch, ON_HOST, Timeline, process_of},
         untimed::TimeFault,
@@ -39,7 +40,7 @@ use rusqlite::Row;
 use self::{
     export::Export,
     names::StringTable,
-    ranges::{Unnamed, named, unnamed},
+    ranges::{UnnamedRanges, unnamed},
     rows::{
         CUDA_CALL, Gpus, KERNEL, OS_CALL, call, gpu, graph_launch, graph_node, kernel, memory_op,
         or_zero, stream_wait, symbol,
@@ -80,7 +81,7 @@ pub fn read(path: &Path) -> Result<Timeline, ParseError> {
     trace.impossible_rows += impossible;
 
     trace.strings = names.resolve(&export)?;
-    trace.ranges = named(unnamed, &trace.strings, &export)?;
+    trace.ranges = unnamed.named(&export)?;
 
     trace.findings.extend(logged()?);
     trace.findings.extend(gaps(&export)?);
@@ -89,7 +90,7 @@ pub fn read(path: &Path) -> Result<Timeline, ParseError> {
     trace.os_calls.sort();
     trace.copies.sort_by_key(|copy| copy.start_ns);
     trace.graphs.sort_by_key(|graph| graph.start_ns);
-    trace.ranges.sort_by_key(|r| (r.start_ns, std::cmp::Reverse(r.end_ns.unwrap_or(i64::MAX))));
+    range::sort(&mut trace.ranges);
     trace.settle_device_times();
     Ok(trace)
 }
@@ -102,14 +103,13 @@ pub fn check_rules(
     if !rules.names_ranges() {
         return Ok(Ok(()));
     }
-    let (export, mut names) = (Export::open(path)?, StringTable::default());
-    let unnamed = unnamed(&export, &mut names)?;
-    let ranges = named(unnamed, &names.resolve(&export)?, &export)?;
+    let export = Export::open(path)?;
+    let ranges = unnamed(&export)?.named(&export)?;
     Ok(rules.check(ranges.iter().map(|it| (it.domain.as_str(), it.name.as_str()))))
 }
 
 /// Everything but the CUDA calls.
-fn others(export: &Export) -> Result<(Timeline, StringTable, Unnamed), ParseError> {
+fn others(export: &Export) -> Result<(Timeline, StringTable, UnnamedRanges), ParseError> {
     let mut names = StringTable::default();
     let mut trace = Timeline { tables: export.tables().to_vec(), ..Timeline::default() };
     for (name, value) in export.facts()? {
@@ -164,15 +164,13 @@ fn others(export: &Export) -> Result<(Timeline, StringTable, Unnamed), ParseErro
     let (calls, left_out) = calls(export, "OSRT_API", OS_CALL, &mut names)?;
     trace.os_calls = calls;
     impossible += left_out;
-    let (domains, mut ranges) = unnamed(export, &mut names)?;
-    let read = ranges.len();
-    ranges.retain(|(it, ..)| possible(it.start_ns, it.end_ns.unwrap_or(it.start_ns)));
-    trace.impossible_rows = impossible + (read - ranges.len()) as u64;
+    let ranges = unnamed(export)?;
+    trace.impossible_rows = impossible + ranges.impossible;
     trace.diagnostics =
         export.rows("DIAGNOSTIC_EVENT", include_str!("sql/diagnostics.sql"), |row| {
             Ok(export::string(row, 0)?.trim().to_owned())
         })?;
-    Ok((trace, names, (domains, ranges)))
+    Ok((trace, names, ranges))
 }
 
 /// Reads the kernels and their symbols, sorted; returns the number of impossible rows.

@@ -1,63 +1,135 @@
 //! NVTX ranges: read without names first, since strings are resolved once for all tables.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
-use llmprof_core::trace::{range::Range, xla};
+use foldhash::HashMap as FastMap;
+use llmprof_core::trace::{
+    interner::Interner,
+    names::without_call_numbers,
+    packed::PackedRows,
+    range::{Range, RangeLabel, RangeSite, RangeSites},
+    xla,
+};
 use rusqlite::{Result, Row};
 
 use super::{
-    super::ParseError,
+    super::{ParseError, possible_interval as possible},
     export::{self, Export},
     names::StringTable,
 };
 
 /// Maximum memory of the names of all ranges, bytes.
 const MAX_NAMES: usize = 256 << 20;
+/// Maximum length of a name, bytes; the rest of a longer one is left out.
+const MAX_NAME: usize = 4 << 10;
+/// End of a range that the capture did not record, in place of its length.
+const UNCLOSED: i64 = -1;
 
-/// Reads the names of ranges and of their domains.
-pub(super) fn named(
-    (domains, ranges): Unnamed,
-    strings: &[String],
-    export: &Export,
-) -> std::result::Result<Vec<Range>, ParseError> {
-    let domains: HashMap<_, _> =
-        domains.into_iter().map(|(key, name)| (key, name.read(strings))).collect();
-    // A few long names of many ranges would take more memory than the file.
-    let length = |(_, key, name): &(Range, DomainKey, StoredText)| {
-        name.len(strings) + domains.get(key).map_or(0, String::len)
-    };
-    if ranges.iter().map(length).sum::<usize>() > MAX_NAMES {
-        return Err(
-            export.foreign("the names of its ranges take more room than those of any program")
-        );
-    }
-    let named = |(range, key, name): (Range, DomainKey, StoredText)| {
-        let domain = domains.get(&key).cloned().unwrap_or_else(|| unnamed_domain(key));
-        let name = name.read(strings);
-        let short = (domain == xla::DOMAIN).then(|| xla::short_name(&name)).flatten();
-        Range { domain, name: short.unwrap_or(name), ..range }
-    };
-    Ok(ranges.into_iter().map(named).collect())
+/// Ranges whose names are not read yet.
+pub(super) struct UnnamedRanges {
+    domains: Vec<(DomainKey, StoredText)>,
+    /// Registered texts. The timeline keeps the names of ranges apart from its strings.
+    names: StringTable,
+    /// Texts that the rows contain.
+    inline: InlineTexts,
+    labels: Interner<UnnamedLabel>,
+    sites: Interner<UnnamedSite>,
+    /// Start, length and site.
+    rows: PackedRows<3>,
+    /// Rows left out for impossible times.
+    pub impossible: u64,
 }
 
-/// Domains and ranges, without their names.
-pub(super) fn unnamed(
-    export: &Export,
-    names: &mut StringTable,
-) -> std::result::Result<Unnamed, ParseError> {
+/// Domain and name of ranges.
+type UnnamedLabel = (DomainKey, StoredText);
+
+/// Number of the label, style and thread of ranges.
+type UnnamedSite = (u32, bool, i64);
+
+/// Reads domains and ranges, without their names.
+pub(super) fn unnamed(export: &Export) -> std::result::Result<UnnamedRanges, ParseError> {
+    let (mut inline, mut names): (InlineTexts, StringTable) = Default::default();
     let domains = export.rows("NVTX_EVENTS", include_str!("sql/domains.sql"), |row| {
-        Ok((domain_key(row.get("domain")?, row.get("thread")?), text(row, names)?))
+        Ok((domain_key(row.get(0)?, row.get(1)?), inline.stored(row, [2, 3], &mut names)?))
     })?;
-    let ranges =
-        export.rows("NVTX_EVENTS", include_str!("sql/ranges.sql"), |row| range(row, names))?;
-    Ok((domains, ranges))
+    let (labels, sites, rows) = Default::default();
+    let mut all = UnnamedRanges { domains, names, inline, labels, sites, rows, impossible: 0 };
+    export.each("NVTX_EVENTS", include_str!("sql/ranges.sql"), |row| all.add(row))?;
+    if all.inline.bytes > MAX_NAMES {
+        return Err(too_long(export));
+    }
+    Ok(all)
 }
 
-/// Domains and ranges whose names are not read yet.
-pub(super) type Unnamed = (Vec<(DomainKey, StoredText)>, Vec<(Range, DomainKey, StoredText)>);
+impl UnnamedRanges {
+    fn add(&mut self, row: &Row) -> Result<()> {
+        let (start_ns, end_ns): (i64, Option<i64>) = (row.get(0)?, row.get(1)?);
+        let thread: Option<i64> = row.get(4)?;
+        let key = domain_key(row.get(3)?, thread);
+        let label = (key, self.inline.stored(row, [5, 6], &mut self.names)?);
+        let site = (self.labels.number(label), row.get(2)?, thread.unwrap_or_default());
+        if possible(start_ns, end_ns.unwrap_or(start_ns)) {
+            let length = end_ns.map_or(UNCLOSED, |end| end - start_ns);
+            self.rows.push([start_ns, length, self.sites.number(site).into()]);
+        } else {
+            self.impossible += 1;
+        }
+        Ok(())
+    }
+
+    /// The ranges with their names and those of their domains.
+    pub fn named(self, export: &Export) -> std::result::Result<Vec<Range>, ParseError> {
+        let Self { domains, names, inline, labels, sites, rows, .. } = self;
+        let (labels, sites) = (labels.into_values(), sites.into_values());
+        let strings = names.resolve(export)?;
+        let text = |stored: StoredText| match stored {
+            StoredText::Inline(at) => &*inline.texts[at as usize],
+            StoredText::Registered(at) => strings.get(at as usize).map_or("", String::as_str),
+        };
+        let domains: HashMap<DomainKey, String> =
+            domains.into_iter().map(|(key, name)| (key, short(text(name)).to_owned())).collect();
+        let (mut known, mut bytes) = (RangeSites::default(), 0);
+        let label = |(key, name): UnnamedLabel| {
+            let domain = domains.get(&key).cloned().unwrap_or_else(|| unnamed_domain(key));
+            let label = RangeLabel { name: range_name(&domain, text(name)), domain };
+            bytes += label.name.len() + label.domain.len();
+            known.label(label)
+        };
+        let labels: Vec<Arc<RangeLabel>> = labels.into_iter().map(label).collect();
+        if bytes > MAX_NAMES {
+            return Err(too_long(export));
+        }
+        drop((known, strings));
+        let site = |(label, push_pop, thread): UnnamedSite| {
+            Arc::new(RangeSite::new(labels[label as usize].clone(), (thread, push_pop)))
+        };
+        let sites: Vec<Arc<RangeSite>> = sites.into_iter().map(site).collect();
+        let range = |[start_ns, length, site]: [i64; 3]| {
+            let end_ns = (length != UNCLOSED).then(|| start_ns + length);
+            Range::at(sites[site as usize].clone(), (start_ns, end_ns))
+        };
+        Ok(rows.iter().map(range).collect())
+    }
+}
+
+/// Many long names would take more memory than the file.
+fn too_long(export: &Export) -> ParseError {
+    export.foreign("the names of its ranges take more room than those of any program")
+}
+
+/// The name as tables have it: instances of one range share a name.
+fn range_name(domain: &str, name: &str) -> String {
+    let name = short(name);
+    let of_xla = (domain == xla::DOMAIN).then(|| xla::short_name(name)).flatten();
+    of_xla.unwrap_or_else(|| without_call_numbers(name).to_owned())
+}
+
+fn short(name: &str) -> &str {
+    &name[..name.floor_char_boundary(MAX_NAME)]
+}
 
 /// Ids of domains are unique per process, which the upper bits of a thread's id identify.
-pub(super) type DomainKey = (Option<i64>, i64);
+type DomainKey = (Option<i64>, i64);
 
 fn domain_key(domain: Option<i64>, thread: Option<i64>) -> DomainKey {
     const THREAD_BITS: u32 = 24;
@@ -71,45 +143,45 @@ fn unnamed_domain((domain, _): DomainKey) -> String {
     }
 }
 
-/// A range without its names, the key of its domain, and its name.
-fn range(row: &Row, names: &mut StringTable) -> Result<(Range, DomainKey, StoredText)> {
-    let thread: Option<i64> = row.get("thread")?;
-    let range = Range {
-        domain: String::new(),
-        name: String::new(),
-        start_ns: row.get("start_ns")?,
-        end_ns: row.get("end_ns")?,
-        global_tid: thread.unwrap_or_default(),
-        push_pop: row.get("push_pop")?,
-    };
-    Ok((range, domain_key(row.get("domain")?, thread), text(row, names)?))
-}
-
-/// A text of NVTX: inline or registered.
-pub(super) enum StoredText {
-    Inline(String),
+/// A text of NVTX, inline or registered: index into [`InlineTexts`] or the strings of the export.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum StoredText {
+    Inline(u32),
     Registered(u32),
 }
 
-fn text(row: &Row, names: &mut StringTable) -> Result<StoredText> {
-    Ok(match row.get::<_, Option<i64>>("text_id")? {
-        Some(id) => StoredText::Registered(names.index(id)),
-        None => StoredText::Inline(export::string(row, "text")?),
-    })
+/// Texts that rows contain, each once.
+#[derive(Default)]
+struct InlineTexts {
+    numbers: FastMap<Arc<str>, u32>,
+    texts: Vec<Arc<str>>,
+    bytes: usize,
 }
 
-impl StoredText {
-    fn len(&self, strings: &[String]) -> usize {
-        match self {
-            Self::Inline(text) => text.len(),
-            Self::Registered(index) => strings.get(*index as usize).map_or(0, String::len),
+impl InlineTexts {
+    /// The text in two columns: the text itself and the id of a registered one.
+    fn stored(
+        &mut self,
+        row: &Row,
+        [text, id]: [usize; 2],
+        names: &mut StringTable,
+    ) -> Result<StoredText> {
+        if let Some(id) = row.get::<_, Option<i64>>(id)? {
+            return Ok(StoredText::Registered(names.index(id)));
         }
-    }
-
-    fn read(self, strings: &[String]) -> String {
-        match self {
-            Self::Inline(text) => text,
-            Self::Registered(index) => strings.get(index as usize).cloned().unwrap_or_default(),
+        let text = export::string(row, text)?;
+        let text = without_call_numbers(short(&text));
+        if let Some(number) = self.numbers.get(text) {
+            return Ok(StoredText::Inline(*number));
         }
+        let number = self.texts.len() as u32;
+        // Beyond the limit the export is refused.
+        if self.bytes <= MAX_NAMES {
+            let text: Arc<str> = text.into();
+            self.bytes += text.len();
+            self.numbers.insert(text.clone(), number);
+            self.texts.push(text);
+        }
+        Ok(StoredText::Inline(number))
     }
 }

@@ -68,6 +68,19 @@ fn domains_count_per_process_and_ranges_keep_their_kind() {
 }
 
 #[test]
+fn calls_of_one_operator_share_the_name_of_their_ranges() {
+    let calls = "insert into StringIds values (20, 'aten::mm, seq = 4, op_id = 5');
+        insert into NVTX_EVENTS values (10, 11, 59, 'aten::linear, op_id = 3', 0x1000001, null, 0),
+            (12, 13, 59, 'aten::linear, op_id = 4', 0x1000001, null, 0),
+            (14, 15, 59, null, 0x1000001, 20, 0);";
+    let trace = trace(&[META, STRINGS, NVTX, calls]);
+    let names: Vec<&str> = trace.ranges.iter().map(|it| it.name.as_str()).collect();
+    assert_eq!(names[4..], ["aten::linear", "aten::linear", "aten::mm"]);
+    assert!(std::sync::Arc::ptr_eq(trace.ranges[4].label(), trace.ranges[5].label()));
+    assert!(!trace.strings.iter().any(|it| it.contains("aten")), "names of ranges are apart");
+}
+
+#[test]
 fn kernels_come_in_order_with_their_names() {
     let trace = trace(&[META, STRINGS, KERNELS]);
     let names: Vec<_> = trace

@@ -10,7 +10,7 @@ use crate::timeline::{
     device_time::{captured_nodes, is_operator},
     interval::Interval,
     open_at::{OpenAt, OpenEntry},
-    open_ranges::{NONE, OpenNest, nest_ranges},
+    open_ranges::{NONE, RangeNest, nest_ranges},
     stage_spans::extended,
 };
 
@@ -32,14 +32,14 @@ impl<'a> KernelOwners<'a> {
             Some(captured.get(&capture.trace.kernels.get(*at).graph_node?)?.at_ns)
         });
         let creation = created.fold(None, |around, at| Some(extended(around, (at, at))));
-        let is_operator = is_operator(capture.trace);
+        let mut is_operator = is_operator(capture.trace);
         let overlaps = |it: &Range, (from, to): Interval| {
             it.start_ns <= to && it.end_ns.is_none_or(|end| end >= from)
         };
         let is_near = |it: &Range| {
             overlaps(it, place.range) || creation.is_some_and(|creation| overlaps(it, creation))
         };
-        let nests: Vec<(i64, OpenNest)> =
+        let nests: Vec<(i64, RangeNest)> =
             nest_ranges(capture.trace, |it| is_near(it) && is_operator(it)).into_iter().collect();
         let mut open = OpenAt::new(capture, &nests);
         let chain = |at: &usize| {

@@ -19,7 +19,7 @@ pub fn unprofiled_step(events: &Events) -> Option<StepTimeline> {
     let mut calls: Vec<_> = events
         .calls
         .iter()
-        .filter(|it| !it.warmup && !it.captured && inside(it.start_ns, it.end_ns))
+        .filter(|it| !it.of.warmup && !it.of.captured && inside(it.start_ns, it.end_ns))
         .collect();
     calls.sort_by_key(|it| (it.start_ns, std::cmp::Reverse(it.end_ns)));
     let mut tracks: Vec<Vec<StepSlice>> = Vec::new();
@@ -31,8 +31,8 @@ pub fn unprofiled_step(events: &Events) -> Option<StepTimeline> {
         }
         tracks[open.len()].push(StepSlice {
             track: format!("operators {}", open.len() + 1),
-            name: it.path.clone(),
-            class: (it.op != MODULE).then(|| it.op.clone()),
+            name: it.of.path.clone(),
+            class: (it.of.op != MODULE).then(|| it.of.op.clone()),
             operator: None,
             own: true,
             start_us: us(it.start_ns - step.start_ns),
@@ -40,7 +40,7 @@ pub fn unprofiled_step(events: &Events) -> Option<StepTimeline> {
         });
         open.push(it.end_ns);
     }
-    let leaves = calls.iter().filter(|it| it.op != MODULE);
+    let leaves = calls.iter().filter(|it| it.of.op != MODULE);
     let busy = covered_ns(leaves.map(|it| (it.start_ns, it.end_ns)));
     let slices = tracks.into_iter().flatten().collect();
     let (slices, omitted) = SliceList { from: step.start_ns, slices }.limited();

@@ -12,6 +12,9 @@ use super::super::{device_time::is_operator, interval::Interval};
 /// microseconds.
 pub const LONG_CALL_NS: i64 = 1_000_000;
 
+/// Max calls compared with a gap, latest first.
+const MAX_COMPARED: usize = 4096;
+
 /// Calls of at least [`LONG_CALL_NS`] by thread, in the order of their starts.
 #[derive(Default)]
 pub struct LongCalls<'a> {
@@ -23,7 +26,7 @@ pub struct LongCalls<'a> {
 impl<'a> LongCalls<'a> {
     pub fn of(trace: &'a Timeline) -> Self {
         let mut all = Self::default();
-        let is_operator = is_operator(trace);
+        let mut is_operator = is_operator(trace);
         for range in &trace.ranges {
             let end = range.end_ns.filter(|end| is_long((range.start_ns, *end)));
             if let Some(end) = end.filter(|_| is_operator(range)) {
@@ -65,6 +68,10 @@ impl<'a> LongCalls<'a> {
         let before = calls.partition_point(|it| it.0.0 < gap.1);
         calls[..before]
             .iter()
+            .rev()
+            // A call whose time is mostly this gap starts less than twice the gap before its end.
+            .take_while(|(it, _)| it.0 >= gap.1 - 2 * length(gap) - 2)
+            .take(MAX_COMPARED)
             .filter(|(it, _)| overlap(*it) >= length(gap) / 2 && overlap(*it) >= length(*it) / 2)
             .min_by_key(|(it, _)| length(*it))
             .map(|it| it.1)

@@ -22,7 +22,7 @@ use super::{
     waits::IdleSplit,
 };
 use crate::{
-    kernels::is_measured, operators::rolled_paths::RolledPaths, timeline::open_ranges::OpenNest,
+    kernels::is_measured, operators::rolled_paths::RolledPaths, timeline::open_ranges::RangeNest,
 };
 
 /// Work of one kind, launched by one operator.
@@ -146,7 +146,7 @@ pub(super) struct SplitSums<'a> {
 }
 
 impl<'a> SplitSums<'a> {
-    pub fn new(capture: &'a Capture<'a>, nests: &'a [(i64, OpenNest)]) -> Self {
+    pub fn new(capture: &'a Capture<'a>, nests: &'a [(i64, RangeNest)]) -> Self {
         let names = WorkNames {
             trace: capture.trace,
             framework: capture.framework.as_ref(),
@@ -278,7 +278,7 @@ fn reasons(gap: &IdleGap) -> impl Iterator<Item = (GapReason, i64)> + use<> {
 struct WorkNames<'a> {
     trace: &'a Timeline,
     framework: Option<&'a FrameworkIndex>,
-    nests: &'a [(i64, OpenNest)],
+    nests: &'a [(i64, RangeNest)],
     entries: OpenAt<'a>,
     /// By thread's nest and entry.
     of_entry: HashMap<(usize, u32), u32>,

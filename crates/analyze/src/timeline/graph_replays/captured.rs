@@ -5,11 +5,12 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use llmprof_core::trace::{
     framework::OperatorSignature,
     graph_capture::{CapturedGraph, CapturedLaunch},
-    range::Range,
+    range::RangeLabel,
     timeline::Timeline,
 };
 
 use crate::timeline::{
+    device_time::OperatorRule,
     framework_nests::{NestItem, ThreadNest},
     open_ranges::{NONE, Segments, nest},
 };
@@ -29,26 +30,18 @@ pub struct KnownGraph<'a> {
     pub content: u64,
 }
 
-/// A captured range in the form of a timeline range.
-fn range(item: NestItem, trace: &Timeline) -> Range {
-    let (start_ns, end_ns) = item.span(trace);
-    Range {
-        domain: String::new(),
-        name: item.name(trace).to_owned(),
-        start_ns,
-        end_ns: Some(end_ns),
-        global_tid: 0,
-        push_pop: true,
-    }
+/// Domain and name of a captured range.
+fn label(item: NestItem, trace: &Timeline) -> RangeLabel {
+    RangeLabel { domain: String::new(), name: item.name(trace).to_owned() }
 }
 
 impl<'a> KnownGraph<'a> {
-    /// `is_operator` is the rule of the timeline for ranges.
-    pub fn of(trace: &'a Timeline, graph: usize, is_operator: impl Fn(&Range) -> bool) -> Self {
+    /// `rule` is that of the timeline.
+    pub fn of(trace: &'a Timeline, graph: usize, rule: &OperatorRule) -> Self {
         let captured = &trace.graph_captures.graphs[graph];
         let items = captured.operators.clone().map(NestItem::Captured);
         let items: Vec<NestItem> =
-            items.filter(|it| !it.is_range(trace) || is_operator(&range(*it, trace))).collect();
+            items.filter(|it| !it.is_range(trace) || rule.selects(&label(*it, trace))).collect();
         let order: Vec<u32> = (0..items.len() as u32).collect();
         let mut nest = nest(|at| items[at as usize].span(trace), &order);
         let mut hint = 0;

@@ -85,14 +85,11 @@ fn add_replay(trace: &mut Timeline, step: &str, nodes: &[(&str, u32, u32)]) {
         global_tid,
         correlation_id,
     });
-    trace.ranges.push(Range {
-        domain: STAGE_DOMAIN.into(),
-        name: step.into(),
-        start_ns: at - 10,
-        end_ns: Some(at + 9000),
-        global_tid,
-        push_pop: true,
-    });
+    trace.ranges.push(Range::new(
+        (STAGE_DOMAIN, step),
+        (at - 10, Some(at + 9000)),
+        (global_tid, true),
+    ));
     for (node, (name, grid, stream)) in nodes.iter().enumerate() {
         let start_ns = at + 10 + node as i64 * 10;
         let end_ns = start_ns + 7;

@@ -292,14 +292,11 @@ fn routers_that_choose_as_tokens_are_chosen_leave_no_step() {
 #[test]
 fn a_capture_with_stages_has_no_inferred_steps() {
     let mut program = decoder().program();
-    program.trace.ranges.push(llmprof_core::trace::range::Range {
-        domain: String::new(),
-        name: "prefill".into(),
-        start_ns: 0,
-        end_ns: Some(5),
-        global_tid: THREAD,
-        push_pop: true,
-    });
+    program.trace.ranges.push(llmprof_core::trace::range::Range::new(
+        ("", "prefill"),
+        (0, Some(5)),
+        (THREAD, true),
+    ));
     assert_eq!(infer(&program.trace), InferredSteps::default());
 }
 

@@ -193,14 +193,11 @@ mod tests {
         let role = KernelRole { writes_cache: true, ..KernelRole::default() };
         let roles = vec![role; trace.kernels.kinds().len()];
         let thread = trace.cuda_calls.get(0).global_tid;
-        trace.ranges = vec![llmprof_core::trace::range::Range {
-            domain: xla::DOMAIN.into(),
-            name: "jit_f, program 1".into(),
-            start_ns: 5,
-            end_ns: Some(20),
-            global_tid: thread,
-            push_pop: true,
-        }];
+        trace.ranges = vec![llmprof_core::trace::range::Range::new(
+            (xla::DOMAIN, "jit_f, program 1"),
+            (5, Some(20)),
+            (thread, true),
+        )];
         let timeline = Capture::of(&trace);
         let program = xla::program(&trace.ranges[0]).unwrap();
         let (start_ns, range_end_ns, end_ns) = (5, 20, 20);

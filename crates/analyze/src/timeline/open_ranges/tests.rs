@@ -1,21 +1,19 @@
 //! Open stages and nests against a direct search, on random ranges.
 
-use llmprof_core::trace::{event::STAGE_DOMAIN, stage::StageRules};
+use llmprof_core::trace::{event::STAGE_DOMAIN, stage::StageRules, timeline::ApiCall};
 use proptest::prelude::*;
 
 use super::*;
+use crate::timeline::launches::CallSet;
 
 const NAMES: [&str; 6] = ["warmup", "prefill", "decode_all", "measured", "skipped", "other"];
 
 fn range((name, start, length, thread, push_pop): (usize, i64, i64, i64, bool)) -> Range {
-    Range {
-        domain: STAGE_DOMAIN.into(),
-        name: NAMES[name].into(),
-        start_ns: start,
-        end_ns: (length < 19).then_some(start + length),
-        global_tid: (7 << 24) | thread,
-        push_pop,
-    }
+    Range::new(
+        (STAGE_DOMAIN, NAMES[name]),
+        (start, (length < 19).then_some(start + length)),
+        ((7 << 24) | thread, push_pop),
+    )
 }
 
 prop_compose! {
@@ -75,7 +73,7 @@ proptest! {
     fn the_innermost_range_at_any_time_is_the_one_opened_last(trace in trace()) {
         let nests = nest_ranges(&trace, |_| true);
         for thread in [(7 << 24) | 1, (7 << 24) | 2] {
-            let mut hint = 0;
+            let mut hint = NestHint::default();
             for t in (0..70).chain([3, 60, 0]) {
                 let latest = |at: &usize| {
                     let range = &trace.ranges[*at];
@@ -83,7 +81,7 @@ proptest! {
                 };
                 let expected = open(&trace, thread, t).max_by_key(latest);
                 let nest = nests.get(&thread);
-                let entry = nest.map_or(NONE, |nest| nest.segments.at(t, &mut hint));
+                let entry = nest.map_or(NONE, |nest| nest.at(&trace.ranges, t, &mut hint));
                 let range = |entry: u32| Some(nest?.entries.get(entry as usize)?.0 as usize);
                 let found = range(entry);
                 prop_assert_eq!(found, expected, "at {} on {}", t, thread);
@@ -93,6 +91,74 @@ proptest! {
                     prop_assert!(outer.start_ns <= inner.start_ns && end(inner) <= end(outer));
                 }
             }
+        }
+    }
+
+    #[test]
+    fn sums_of_a_nest_are_those_of_its_entries_and_of_all_inside(
+        trace in trace(), values in prop::collection::vec(0u64..3, 10)
+    ) {
+        for nest in nest_ranges(&trace, |_| true).into_values() {
+            let own = |entry: usize| values[nest.entries[entry].0 as usize % values.len()];
+            let around = |entry: usize| {
+                let outer = |at: &usize| match nest.entries[*at].1 {
+                    NONE => None,
+                    outer => Some(outer as usize),
+                };
+                std::iter::successors(Some(entry), outer).collect::<Vec<_>>()
+            };
+            let mut expected = vec![0; nest.entries.len()];
+            let leaves: Vec<(u32, u64)> = (0..nest.entries.len())
+                .map(|at| (at as u32, own(at)))
+                .filter(|it| it.1 > 0)
+                .collect();
+            for (entry, value) in &leaves {
+                around(*entry as usize).into_iter().for_each(|at| expected[at] += value);
+            }
+            let mut found = vec![0; nest.entries.len()];
+            nest.roll_up(leaves, |sum, more| *sum += more, |at, sum| found[at as usize] += *sum);
+            prop_assert_eq!(found, expected);
+            let name = |range: u32| NAMES.iter().position(|it| *it == trace.ranges[range as usize].name).unwrap() as u32;
+            let inside = nest.inside_same(name);
+            for (at, inside) in inside.into_iter().enumerate() {
+                let own = name(nest.entries[at].0);
+                let same = around(at)[1..].iter().any(|it| name(nest.entries[*it].0) == own);
+                prop_assert_eq!(inside, same);
+            }
+        }
+    }
+
+    #[test]
+    fn the_set_at_a_launch_has_the_groups_of_all_open_ranges(
+        trace in trace(), launches in prop::collection::vec((0i64..70, 1i64..3, any::<bool>()), 0..20)
+    ) {
+        let mut launches = launches;
+        launches.sort_unstable();
+        let calls = launches.iter().filter(|it| it.2).map(|(start_ns, thread, _)| ApiCall {
+            name: 0,
+            start_ns: *start_ns,
+            end_ns: start_ns + 1,
+            global_tid: (7 << 24) | thread,
+            correlation_id: 0,
+        });
+        let trace = Timeline { cuda_calls: calls.collect(), ..trace };
+        let captures: Vec<(i64, i64)> =
+            launches.iter().filter(|it| !it.2).map(|it| (it.0, (7 << 24) | it.1)).collect();
+        let mut all = CallSet::below(trace.cuda_calls.len());
+        (0..trace.cuda_calls.len() as u32).for_each(|at| all.insert(at));
+        let group = |it: &Range| {
+            let at = NAMES.iter().position(|name| *name == it.name).unwrap();
+            (at < 5).then_some(at as u32)
+        };
+        let sets = OpenSets::of(&trace, group, &all, &captures).unwrap();
+        for (t, thread, _) in launches {
+            let thread = (7 << 24) | thread;
+            let mut expected: Vec<u32> =
+                open(&trace, thread, t).filter_map(|at| group(&trace.ranges[at])).collect();
+            expected.sort_unstable();
+            expected.dedup();
+            let set = sets.on(thread).map_or(NONE, |it| it.at(t, &mut 0));
+            prop_assert_eq!(sets.groups(set), &expected[..], "at {} on {}", t, thread);
         }
     }
 }

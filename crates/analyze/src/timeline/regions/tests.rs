@@ -12,6 +12,10 @@ use proptest::prelude::*;
 use super::*;
 use crate::kernels::{counters::counters, tests::capture};
 
+fn regions(capture: &Capture, counters: &[CounterRecord]) -> Vec<Region> {
+    super::regions(capture, counters).unwrap().rows
+}
+
 fn lines_of(trace: &Timeline) -> String {
     let mut regions = regions(&Capture::of(trace), &[]);
     regions.sort_by(|a, b| (&a.domain, &a.name).cmp(&(&b.domain, &b.name)));
@@ -228,4 +232,30 @@ fn a_whole_traced_graph_is_in_the_regions_of_its_launch() {
     let rows: Vec<_> =
         regions.iter().map(|it| (&*it.name, it.whole_graphs, it.graph_ms, it.kernels)).collect();
     assert_eq!(rows, [("decode_all", 2, 18e-6, 0), ("replay", 1, 10e-6, 0)]);
+}
+
+#[test]
+fn steps_of_an_engine_are_one_region_by_kind() {
+    let step = |at: i64, name: &str| {
+        format!(
+            "range 1 {name} {at}..{}\ncall 1 {at} {}..{}\nkernel {at} k {}..{} 7",
+            at + 10,
+            at + 1,
+            at + 2,
+            at + 3,
+            at + 8
+        )
+    };
+    let names = [
+        "execute_context_3(145)_generation_0(0)",
+        "execute_context_0(0)_generation_3(3)",
+        "execute_context_0(0)_generation_2(2)",
+        "other",
+    ];
+    let sketch: Vec<String> = (1..).zip(names).map(|(at, name)| step(at * 20, name)).collect();
+    insta::assert_snapshot!(lines(&sketch.join("\n")), @r"
+    other x1: 1 kernels, 5 ns
+    vllm steps: decode x2: 2 kernels, 10 ns
+    vllm steps: prefill x1: 1 kernels, 5 ns
+    ");
 }

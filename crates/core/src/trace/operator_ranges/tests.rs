@@ -8,14 +8,7 @@ use super::*;
 const OFFSET: i64 = 60_891_540_900;
 
 fn range(domain: &str, name: &str, start_ns: i64, end_ns: i64) -> Range {
-    Range {
-        domain: domain.into(),
-        name: name.into(),
-        start_ns,
-        end_ns: Some(end_ns),
-        global_tid: 7,
-        push_pop: true,
-    }
+    Range::new((domain, name), (start_ns, Some(end_ns)), (7, true))
 }
 
 fn stage(name: &str, start_ns: i64, end_ns: i64) -> Event {

@@ -75,6 +75,10 @@ findings! {
     FIGURE_IMPOSSIBLE = "figure_impossible", [Warning],
         fires_on: "a figure is outside its possible bounds: shares, counters, clocks",
         advice: "Check the cause named in the finding; the figure is withheld.";
+    RANGES_TOO_DEEP = "ranges_too_deep", [Warning],
+        fires_on: "more than 10,000 ranges are open at one launch, or the sets of ranges that are \
+                   open at launches are too many to list",
+        advice: "Close ranges in the program (nvtxRangePop), and capture it again.";
     GRAPH_CAPTURE_ALONE = "graph_capture_alone", [Warning],
         fires_on: "all files are traces of the capture of a graph, which runs nothing";
     GRAPH_REPLAYS_JOINED = "graph_replays_joined", [Info],
