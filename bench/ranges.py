@@ -118,7 +118,8 @@ def main():
     places = ", ".join("?" * 16)
     db.executemany(f"insert into CUPTI_ACTIVITY_KIND_KERNEL values ({places})", kernels)
     db.commit()
-    print(f"{asked.ranges:,} ranges, {asked.kernels:,} kernels, {os.path.getsize(asked.out):,} bytes")
+    size = os.path.getsize(asked.out)
+    print(f"{asked.ranges:,} ranges, {asked.kernels:,} kernels, {size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -76,7 +76,8 @@ fn a_name_of_ten_megabytes_is_cut() {
 #[test]
 fn names_that_take_more_memory_than_any_program_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let many = "insert into NVTX_EVENTS values (0, null, 75, printf('%.*c', 4096, 'd'), 1, null, 1);
+    let many =
+        "insert into NVTX_EVENTS values (0, null, 75, printf('%.*c', 4096, 'd'), 1, null, 1);
         with recursive n(i) as (select 1 union all select i + 1 from n where i < 66000)
         insert into NVTX_EVENTS select i, i + 1, 59, 'range ' || i, 1, null, 1 from n;";
     let error = analyzed(handmade(dir.path(), many)).unwrap_err();

@@ -131,10 +131,10 @@ impl<'a> EndBounds<'a> {
         let mut compared = 0;
         let outcome = |(place, at): (usize, &usize)| {
             let later = &members[place + 1..];
-            let later = later.partition_point(|it| {
-                self.ranges[*it].start_ns <= self.ranges[*at].start_ns
-            });
-            let later = if compared < MAX_ALL_COMPARED { &members[place + 1 + later..] } else { &[] };
+            let later =
+                later.partition_point(|it| self.ranges[*it].start_ns <= self.ranges[*at].start_ns);
+            let later =
+                if compared < MAX_ALL_COMPARED { &members[place + 1 + later..] } else { &[] };
             let sibling = self.sibling(*at, later, &mut compared).map(UnclosedOutcome::AtSibling);
             let parent = self.parents.get(at).copied().map(UnclosedOutcome::AtParent);
             let first = [sibling, parent].into_iter().flatten().min_by_key(|it| it.end_ns());
