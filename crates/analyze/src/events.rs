@@ -44,7 +44,7 @@ pub enum CallList<'a> {
 pub struct RangeCalls {
     /// Calls without their times, thread and repeat.
     pub kinds: Vec<OperatorCall>,
-    /// Index of its kind, and repeat, by range; [`NONE`] for ranges that are no operators.
+    /// Index of its kind, and repeat, by range; [`NONE`] for other ranges.
     pub of_range: Vec<(u32, u32)>,
 }
 

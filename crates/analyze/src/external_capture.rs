@@ -203,7 +203,7 @@ impl<'a> CallKinds<'a, ()> {
 }
 
 impl<'a, F: FnMut(&'a Range) -> bool> CallKinds<'a, F> {
-    /// The number of the kind of a range in a stage; [`NONE`] for ranges that are no operators.
+    /// The number of the kind of a range in a stage; [`NONE`] for other ranges.
     /// Outside the included ranges, operators are one.
     fn number(&mut self, range: &'a Range, stage: &'a str) -> u32 {
         if !(self.is_operator)(range) {

@@ -1,7 +1,7 @@
 //! Long lists of results: the first rows, and the rest summed.
 //!
 //! A capture may have a hundred thousand names, whose rows would take more memory than its events
-//! and make tables that nobody can read.
+//! and make unreadable tables.
 
 use std::ops::{Deref, DerefMut};
 

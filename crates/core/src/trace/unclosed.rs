@@ -13,7 +13,7 @@ use super::{
 
 /// Max later ranges compared with an unclosed one.
 const MAX_COMPARED: usize = 4096;
-/// Max later ranges compared with all unclosed ones. Without a comparison the end of one is unknown.
+/// Max later ranges compared with all unclosed ones; the ends of further ones are unknown.
 const MAX_ALL_COMPARED: usize = 50_000_000;
 /// Max enclosing names to which a range is added as one of their contents, innermost first.
 const MAX_ENCLOSING: usize = 256;

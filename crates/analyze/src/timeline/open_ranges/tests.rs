@@ -118,7 +118,10 @@ proptest! {
             let mut found = vec![0; nest.entries.len()];
             nest.roll_up(leaves, |sum, more| *sum += more, |at, sum| found[at as usize] += *sum);
             prop_assert_eq!(found, expected);
-            let name = |range: u32| NAMES.iter().position(|it| *it == trace.ranges[range as usize].name).unwrap() as u32;
+            let name = |range: u32| {
+                let name = trace.ranges[range as usize].name.as_str();
+                NAMES.iter().position(|it| *it == name).unwrap() as u32
+            };
             let inside = nest.inside_same(name);
             for (at, inside) in inside.into_iter().enumerate() {
                 let own = name(nest.entries[at].0);
@@ -130,7 +133,8 @@ proptest! {
 
     #[test]
     fn the_set_at_a_launch_has_the_groups_of_all_open_ranges(
-        trace in trace(), launches in prop::collection::vec((0i64..70, 1i64..3, any::<bool>()), 0..20)
+        trace in trace(),
+        launches in prop::collection::vec((0i64..70, 1i64..3, any::<bool>()), 0..20),
     ) {
         let mut launches = launches;
         launches.sort_unstable();
