@@ -106,7 +106,7 @@ fn regions_of_a_real_capture_equal_the_counts_of_sql() {
     trace.rules = StageRules::with(vec![], vec!["measured".into()], vec![]);
     let joined = Capture::of(&trace);
     let counters = counters(&decode_page().launches, Some(&joined));
-    let regions = regions(&joined, &counters);
+    let regions = regions(&joined, &counters).unwrap().rows;
     let of = |name: &str| regions.iter().find(|it| it.name == name).unwrap();
     let attention = of("decoder.self_attn");
     assert_eq!((attention.domain.as_str(), attention.kernels), ("LLM", 136 + 2_304));
@@ -125,7 +125,7 @@ fn regions_of_a_real_capture_equal_the_counts_of_sql() {
 #[test]
 fn regions_of_a_replayed_graph_are_those_of_its_replay_and_of_its_capture() {
     let trace = capture("torch-cuda-graph-node");
-    let regions = regions(&Capture::of(&trace), &[]);
+    let regions = regions(&Capture::of(&trace), &[]).unwrap().rows;
     let layers: f64 =
         regions.iter().filter(|it| it.name.starts_with("layer_")).map(|it| it.kernel_ms).sum();
     let replayed: i64 =

@@ -173,7 +173,7 @@ fn ranges(capture: &Capture) -> Limited<RangeSum> {
     // A group of each style.
     let number = |it| 2 * groups.number(it) + u32::from(it.push_pop);
     let of_range: Vec<u32> = trace.ranges.iter().map(number).collect();
-    let count = 2 * groups.len();
+    let count = 2 * groups.count();
     let names = groups.names();
     let closed = of_range.iter().zip(&trace.ranges);
     let times = closed.filter_map(|(group, it)| Some((*group, it.end_ns? - it.start_ns)));

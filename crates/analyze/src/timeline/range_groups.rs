@@ -47,7 +47,7 @@ impl<'a> RangeGroups<'a> {
         })
     }
 
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.numbers.len()
     }
 

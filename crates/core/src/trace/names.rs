@@ -23,16 +23,13 @@ pub fn base_name(full: &str) -> &str {
 ///
 /// The form is that of `getNvtxStr` in `torch/csrc/profiler/util.cpp`.
 pub fn without_call_numbers(name: &str) -> &str {
-    let number = |rest: &str| rest.starts_with(|c: char| c.is_ascii_digit());
-    let parts: [(&str, fn(&str) -> bool); 4] = [
-        (", seq = ", number),
-        (", op_id = ", number),
-        (", sizes = ", |rest| rest.starts_with('[')),
-        (", input_op_ids = ", |rest| rest.starts_with('[')),
-    ];
-    let first = parts.iter().filter_map(|(part, is_value)| {
+    let numbers = [", seq = ", ", op_id = "].into_iter().map(|it| (it, false));
+    let lists = [", sizes = ", ", input_op_ids = "].into_iter().map(|it| (it, true));
+    let first = numbers.chain(lists).filter_map(|(part, is_list)| {
         let at = name.find(part)?;
-        is_value(&name[at + part.len()..]).then_some(at)
+        let value = name[at + part.len()..].chars().next()?;
+        let is_value = if is_list { value == '[' } else { value.is_ascii_digit() };
+        is_value.then_some(at)
     });
     match first.min() {
         Some(at) if at > 0 => &name[..at],
