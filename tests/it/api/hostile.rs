@@ -161,7 +161,7 @@ async fn a_killed_service_leaves_no_process_of_an_import() {
 async fn a_running_alignment_is_requeued_by_a_stop_and_fails_beyond_its_memory() {
     let data = tempdir().unwrap();
     let service = Service::start(data.path(), &Setup::default());
-    let run = import(&service, ranges(500_000)).await;
+    let run = import(&service, ranges(1_500_000)).await;
     assert_eq!(service.end(&run).await["state"], "succeeded");
     let (status, queued) = service.post("/alignments", &json!({ "mock": run, "e2e": run })).await;
     assert_eq!(status, 202, "{queued}");

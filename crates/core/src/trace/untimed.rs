@@ -131,8 +131,8 @@ impl Timeline {
 struct RunningKernel {
     end_ns: i64,
     at: usize,
-    /// The launch of its graph; 0 without.
-    graph_launch: i64,
+    /// Its launching call, whose kernels may overlap; 0 if unknown.
+    launch: i64,
 }
 
 /// Kernels that end after the end of a kernel that started later on their stream, and by how much.
@@ -158,12 +158,12 @@ fn compare(
     {
         running.pop_front();
     }
-    let graph_launch = if it.graph_node.is_some() { it.correlation_id } else { 0 };
+    let launch = it.correlation_id;
     let mut branches = Vec::new();
     while let Some(last) = running.back().filter(|last| last.end_ns > it.end_ns + ROUNDING_NS)
         && branches.len() < MAX_BRANCHES
     {
-        if graph_launch != 0 && last.graph_launch == graph_launch {
+        if launch != 0 && last.launch == launch {
             branches.push(*last);
         } else {
             found.insert(last.at, last.end_ns - it.end_ns);
@@ -172,7 +172,7 @@ fn compare(
     }
     running.extend(branches.into_iter().rev());
     let place = running.partition_point(|other| other.end_ns <= it.end_ns);
-    running.insert(place, RunningKernel { end_ns: it.end_ns, at, graph_launch });
+    running.insert(place, RunningKernel { end_ns: it.end_ns, at, launch });
 }
 
 #[cfg(test)]

@@ -233,16 +233,27 @@ fn kernels_in_another_order_fail_by_sequence_alone() -> Result<()> {
     Ok(())
 }
 
+/// Multiplies all times: a kernel that is longer alone would end after its successor.
+fn spread(times: u32) -> String {
+    let tables =
+        ["KERNEL", "RUNTIME", "MEMCPY", "MEMSET"].map(|it| format!("CUPTI_ACTIVITY_KIND_{it}"));
+    let tables = tables.into_iter().chain(["NVTX_EVENTS".into()]);
+    let scaled =
+        |it| format!("update {it} set start = start * {times}, \"end\" = \"end\" * {times};");
+    tables.map(scaled).collect()
+}
+
 #[test]
 fn a_slower_mock_fails_by_latency_and_a_noisy_one_decides_nothing() -> Result<()> {
-    let slower = "update CUPTI_ACTIVITY_KIND_KERNEL set end = start + (end - start) * 3";
-    let (code, result) = align(&pair(slower, "")?, &[&ATTENTION, &["--stage", "decode"]])?;
+    let slower = spread(3);
+    let (code, result) = align(&pair(&slower, "")?, &[&ATTENTION, &["--stage", "decode"]])?;
     assert_eq!((code, with(&result, "fail")), (Some(1), vec!["latency", "kernel_time"]));
     assert!(check(&result, "latency")["observed"].as_str().unwrap().ends_with("beyond triage"));
 
-    let noisy = "update CUPTI_ACTIVITY_KIND_KERNEL set end = start + (end - start) * (1 + \
-                 (correlationId / 400) % 5) / 3";
-    let (code, result) = align(&pair(noisy, "")?, &[&ATTENTION, &["--stage", "decode"]])?;
+    let noisy = spread(2)
+        + "update CUPTI_ACTIVITY_KIND_KERNEL set end = start + (end - start) * (1 + (correlationId \
+           / 400) % 5) / 6";
+    let (code, result) = align(&pair(&noisy, "")?, &[&ATTENTION, &["--stage", "decode"]])?;
     assert_eq!((code, with(&result, "fail")), (Some(2), vec![]), "{}", lines(&result));
     assert_eq!(check(&result, "latency")["verdict"], "inconclusive");
     Ok(())

@@ -1,3 +1,5 @@
+//! Tests of clocks that differ by a constant, drift, or cannot be compared.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Tests of kernels that outlast their successors, and of times that were not recorded.
+
 use super::*;
 use crate::trace::timeline::Timeline;
 
