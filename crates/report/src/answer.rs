@@ -5,6 +5,7 @@
 
 mod cited;
 mod latencies;
+mod on_findings;
 mod ran;
 mod reasons;
 mod steps;
@@ -23,13 +24,7 @@ use llmprof_analyze::{
     step_batches::StepBatch,
     timeline::{device_totals::DeviceTotals, time_shares::StageShare},
 };
-use llmprof_core::{
-    domain::finding::{
-        Finding, Severity,
-        catalogue::{self, FindingId},
-    },
-    trace::environment::Environment,
-};
+use llmprof_core::{domain::finding::Finding, trace::environment::Environment};
 use serde::{Deserialize, Serialize};
 
 use self::cited::Row;
@@ -215,19 +210,15 @@ fn answer(records: &AnswerRecords) -> Answer {
     unknown.extend(times::unknown(records));
     unknown.extend(whole::busy_unknown(records));
     unknown.extend(whole::unknown(records));
-    for text in messages(records.findings, &[catalogue::STATED_MODEL_REFUTED]) {
-        if !unknown.contains(&text) {
-            unknown.insert(0, text);
-        }
-    }
+    let mut withheld: Vec<String> = on_findings::withheld(records.findings).collect();
+    withheld.retain(|text| !unknown.iter().any(|it| it.contains(text)));
+    unknown.splice(0..0, withheld);
     let mut overhead: Vec<Cited> = Vec::new();
     if records.only_traced && !records.stages.is_empty() {
         overhead.push(Cited::words(PROFILED));
     }
     overhead.extend(records.overhead.iter().filter_map(overhead_text));
-    let stated = [catalogue::STATED_STEPS_DIFFER, catalogue::STATED_MODEL_ON_SEVERAL_GPUS];
-    overhead.extend(messages(records.findings, &stated).map(Cited::name));
-    overhead.extend(times_uncertain(records.findings).map(Cited::name));
+    overhead.extend(on_findings::conditions(records.findings).map(Cited::name));
     Answer {
         ran: records.ran.clone(),
         sentences,
@@ -236,15 +227,6 @@ fn answer(records: &AnswerRecords) -> Answer {
         unknown,
         overhead,
     }
-}
-
-/// The messages of these findings, with their advice.
-fn messages<'a>(
-    findings: &'a [Finding],
-    ids: &'a [FindingId],
-) -> impl Iterator<Item = String> + 'a {
-    let known = findings.iter().filter(|it| ids.iter().any(|id| it.id == *id));
-    known.map(|it| format!("{} {}", it.message, it.advice.as_deref().unwrap_or_default()))
 }
 
 /// The missing data, each text once, with its stages unless all have it.
@@ -263,31 +245,6 @@ fn unknown(ledger: &Ledger) -> Vec<String> {
         false => format!("{}: {text}", stages.join(", ")),
     };
     texts.into_iter().map(text).collect()
-}
-
-/// Findings on times that are not valid: critical if figures are withheld.
-const ON_TIMES: [FindingId; 2] = [catalogue::WORK_UNTIMED, catalogue::DEVICE_CLOCK_DIFFERS];
-/// Findings on a timeline that lacks work.
-const ON_WORK: [FindingId; 2] = [catalogue::KERNELS_LOST, catalogue::KERNELS_UNATTRIBUTED];
-
-fn is_one_of(finding: &Finding, ids: &[FindingId]) -> bool {
-    ids.iter().any(|id| finding.id == *id)
-}
-
-/// The reason for absent times of a device, with its remedy, if a finding names it.
-fn why_untimed(findings: &[Finding]) -> Option<String> {
-    let is_critical = |it: &Finding| it.severity == Severity::Critical;
-    let is_reason =
-        |it: &&Finding| is_one_of(it, &ON_WORK) || is_critical(it) && is_one_of(it, &ON_TIMES);
-    let worst = findings.iter().filter(is_reason).max_by_key(|it| it.severity)?;
-    let advice = worst.advice.as_ref().map(|it| format!(" {it}")).unwrap_or_default();
-    Some(format!("{}{advice}", worst.message))
-}
-
-/// Times that are shown, and are not those of all work or are corrected.
-fn times_uncertain(findings: &[Finding]) -> impl Iterator<Item = String> + '_ {
-    let is_shown = |it: &&Finding| it.severity == Severity::Warning && is_one_of(it, &ON_TIMES);
-    findings.iter().filter(is_shown).map(|it| it.message.clone())
 }
 
 fn overhead_text(it: &OverheadRecord) -> Option<Cited> {

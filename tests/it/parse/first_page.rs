@@ -68,6 +68,7 @@ fn contradictions(report: &[u8]) -> Vec<String> {
         found.extend(repeated(&answer));
         found.extend(reasons(&answer));
         found.extend(stated_and_unknown(&answer, &tables));
+        found.extend(hidden(&answer, &tables));
     }
     found
 }
@@ -86,6 +87,20 @@ fn repeated(answer: &Answer) -> Vec<String> {
     }
     texts.retain(|_, times| *times > 1);
     texts.into_keys().map(|it| format!("repeated: {it}")).collect()
+}
+
+/// Critical findings without a word on the page; a capture without stages has other sentences.
+fn hidden(answer: &Answer, report: &Value) -> Vec<String> {
+    let texts = answer.unknown.iter().map(String::as_str);
+    let page: Vec<&str> = texts.chain(answer.overhead.iter().map(Cited::as_str)).collect();
+    let findings = rows(report, "findings");
+    let is_said = |id: &Value| {
+        let messages = findings.iter().filter(|it| it["id"] == *id).map(|it| &it["message"]);
+        messages.filter_map(Value::as_str).any(|it| page.iter().any(|text| text.contains(it)))
+    };
+    let critical = findings.iter().filter(|it| it["severity"] == "critical");
+    let ids = critical.map(|it| &it["id"]).filter(|it| **it != "no_stages");
+    ids.filter(|it| !is_said(it)).map(|it| format!("hidden: {it}")).collect()
 }
 
 /// The first number of a text and the stage after "of".

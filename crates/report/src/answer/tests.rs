@@ -283,3 +283,28 @@ fn names_from_outside_stay_text_in_the_chart() {
 fn an_old_report_has_no_answer() {
     assert_eq!(stored_answer(b"{\"stages\": []}").unwrap(), []);
 }
+
+#[test]
+fn critical_findings_are_on_the_first_page_once() {
+    let finding = |id: &str, severity: &str, message: &str| {
+        json!({
+            "id": id, "severity": severity, "message": message, "stage": null, "evidence": {},
+            "advice": "Do this."
+        })
+    };
+    let report = json!({
+        "ledger_stages": stage(None), "ledger": [], "ledger_members": [],
+        "findings": [
+            finding("work_untimed", "warning", "A kernel."),
+            finding("mfu_impossible", "critical", "Prefill would reach 200 %."),
+            finding("mfu_impossible", "critical", "Decode would reach 300 %."),
+            finding("outputs_differ", "critical", "The traced pass differs."),
+            finding("no_stages", "critical", "No stage was timed."),
+            finding("host_busy", "warning", "The host was busy."),
+        ]
+    });
+    let answer = stored_answer(&serde_json::to_vec(&report).unwrap()).unwrap().remove(0);
+    let unknown = ["Prefill would reach 200 %. Do this.", "No counters: collect some."];
+    assert_eq!(answer.unknown, unknown);
+    assert_eq!(answer.overhead, ["The traced pass differs. Do this.", "A kernel."]);
+}

@@ -15,7 +15,7 @@ use llmprof_core::{
 use super::{
     AnswerRecords,
     cited::{Cited, Figure, Row},
-    why_untimed,
+    on_findings::why_untimed,
 };
 use crate::format::count;
 

@@ -10,7 +10,7 @@ use llmprof_analyze::{
 use super::{
     AnswerRecords,
     cited::{Cited, Row},
-    why_untimed,
+    on_findings::why_untimed,
 };
 use crate::format::{count, share, short_name};
 

@@ -1,0 +1,63 @@
+//! Findings on the first page: what they withhold, and what they say about the figures.
+
+use llmprof_core::domain::finding::{
+    Finding, Severity,
+    catalogue::{self, FindingId},
+};
+
+/// Findings on times that are not valid: critical if figures are withheld.
+const ON_TIMES: [FindingId; 2] = [catalogue::WORK_UNTIMED, catalogue::DEVICE_CLOCK_DIFFERS];
+/// Findings on a timeline that lacks work.
+const ON_WORK: [FindingId; 2] = [catalogue::KERNELS_LOST, catalogue::KERNELS_UNATTRIBUTED];
+/// Findings that withhold nothing: the figures are right under a condition.
+const CONDITIONS: [FindingId; 3] = [
+    catalogue::OUTPUTS_DIFFER,
+    catalogue::STATED_STEPS_DIFFER,
+    catalogue::STATED_MODEL_ON_SEVERAL_GPUS,
+];
+
+fn is_one_of(finding: &Finding, ids: &[FindingId]) -> bool {
+    ids.iter().any(|id| finding.id == *id)
+}
+
+fn is_critical(finding: &Finding) -> bool {
+    finding.severity == Severity::Critical
+}
+
+/// The message, with its advice.
+fn text(finding: &Finding) -> String {
+    match &finding.advice {
+        Some(advice) => format!("{} {advice}", finding.message),
+        None => finding.message.clone(),
+    }
+}
+
+/// Critical findings: figures are withheld for their reason. Of several with one id, the first.
+///
+/// Captures without stages have sentences of their own.
+pub fn withheld(findings: &[Finding]) -> impl Iterator<Item = String> + '_ {
+    let others = |it: &&Finding| {
+        is_critical(it) && it.id != catalogue::NO_STAGES && !is_one_of(it, &CONDITIONS)
+    };
+    let mut seen: Vec<&str> = Vec::new();
+    findings.iter().filter(others).filter_map(move |it| {
+        let is_new = !seen.contains(&it.id.as_str());
+        seen.push(&it.id);
+        is_new.then(|| text(it))
+    })
+}
+
+/// Findings without which the figures would be misread.
+pub fn conditions(findings: &[Finding]) -> impl Iterator<Item = String> + '_ {
+    let stated = findings.iter().filter(|it| is_one_of(it, &CONDITIONS)).map(text);
+    // Times that are shown, and are not those of all work or are corrected.
+    let is_shown = |it: &&Finding| it.severity == Severity::Warning && is_one_of(it, &ON_TIMES);
+    stated.chain(findings.iter().filter(is_shown).map(|it| it.message.clone()))
+}
+
+/// The reason for absent times of a device, with its remedy, if a finding names it.
+pub fn why_untimed(findings: &[Finding]) -> Option<String> {
+    let is_reason =
+        |it: &&Finding| is_one_of(it, &ON_WORK) || is_critical(it) && is_one_of(it, &ON_TIMES);
+    findings.iter().filter(is_reason).max_by_key(|it| it.severity).map(text)
+}
