@@ -14,7 +14,7 @@ use foldhash::HashMap;
 use llmprof_core::{
     domain::finding::Finding,
     trace::{
-        event::{Event, OperatorCall, StageRange},
+        event::{DECODE_STEP, Event, OperatorCall, StageRange},
         range::{Range, RangeLabel},
         timeline::Timeline,
         unclosed::Unclosed,
@@ -115,7 +115,7 @@ impl CaptureEvents {
             let repeat = repeats.get(at).copied().flatten();
             match (part(it, stage), repeat) {
                 (Some(part), Some(repeat)) if outermost.adds(part, it, end_ns) => match part {
-                    STEP => steps.push(CaptureStep {
+                    DECODE_STEP => steps.push(CaptureStep {
                         instance: at,
                         place: place(it),
                         times,
@@ -147,7 +147,7 @@ impl CaptureEvents {
         for (step, times) in steps.iter().zip(times) {
             let Some(repeat) = repeats[step.instance] else { continue };
             let number = &mut numbers[step.instance];
-            self.events.push(range(STEP, times, repeat, Some(*number)));
+            self.events.push(range(DECODE_STEP, times, repeat, Some(*number)));
             *number += 1;
             let made = tokens.entry(repeat).or_insert(Some(0));
             *made = made.zip(step.tokens).map(|(made, more)| made.saturating_add(more));
@@ -172,14 +172,11 @@ fn decode_steps(capture: &Capture, batch: Option<u64>) -> Vec<CaptureStep> {
     capture.stages.steps.iter().filter(|it| it.is_decode()).filter_map(step).collect()
 }
 
-/// Name of the events of decode steps.
-const STEP: &str = "decode_step";
-
 /// The part of a stage that a range is.
 fn part<'a>(it: &'a Range, stage: &str) -> Option<&'a str> {
     let name = it.name.as_str();
     match stage {
-        DECODE if name == STEP => Some(STEP),
+        DECODE if name == DECODE_STEP => Some(DECODE_STEP),
         PREFILL if VISION_PARTS.contains(&name) => Some(name),
         _ => None,
     }

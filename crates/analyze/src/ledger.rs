@@ -80,6 +80,8 @@ named_values! {
         GapHost = "gap_host",
         /// Gaps while the launching call ran.
         GapLaunch = "gap_launch",
+        /// The same where the call launched a graph.
+        GapGraphLaunch = "gap_graph_launch",
         /// Gaps while the host waited in the driver.
         GapSync = "gap_sync",
         /// Gaps while the host copied.
@@ -124,10 +126,11 @@ impl LedgerCause {
             Self::MemoryTraffic => "traffic of activations",
             Self::Latency => "latency that the warps do not hide",
             Self::ProfilerOverhead => "the profiler's own work",
-            Self::UnrecordedWait => "waiting before the first recorded work of a stream",
+            Self::UnrecordedWait => "a wait from before the recording",
             Self::GapLongCall => "long calls of the host",
             Self::GapHost => "gaps in which the host launched nothing",
             Self::GapLaunch => "gaps while launching",
+            Self::GapGraphLaunch => "gaps while launching a graph",
             Self::GapSync => "gaps in synchronising calls",
             Self::GapCopy => "gaps in copying calls",
             Self::GapInGraph => "gaps inside a replayed graph",

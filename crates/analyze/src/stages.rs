@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 
 use llmprof_core::{
     domain::units::Nanos,
-    trace::event::{Output, StageRange},
+    trace::event::{DECODE_STEP, Output, StageRange},
 };
 use serde::{Deserialize, Serialize};
 
@@ -209,7 +209,7 @@ pub fn stages(events: &Events) -> Stages {
         wall_ms: spread_ms(&wall),
         first_token_ms: spread_ms(&prefill),
         per_token_ms: Spread::of(decode.iter().filter_map(over_steps)),
-        step_ms: Spread::of(events.measured("decode_step").map(|step| range_time(step).as_ms())),
+        step_ms: Spread::of(events.measured(DECODE_STEP).map(|step| range_time(step).as_ms())),
         step_curve_ms: step_curve(events),
         decode_steps,
         repeat_steps: steps.values().copied().collect(),
@@ -273,7 +273,7 @@ fn range_time(range: &StageRange) -> Nanos {
 /// Decode steps per repeat: counted from their ranges, else from the tokens after the first.
 fn steps_per_repeat(events: &Events) -> BTreeMap<u32, u64> {
     let mut steps = BTreeMap::new();
-    for step in events.measured("decode_step") {
+    for step in events.measured(DECODE_STEP) {
         *steps.entry(step.repeat).or_insert(0) += 1;
     }
     if steps.is_empty() {
@@ -287,7 +287,7 @@ fn steps_per_repeat(events: &Events) -> BTreeMap<u32, u64> {
 /// Time of each decode step, averaged over repeats.
 fn step_curve(events: &Events) -> Vec<f64> {
     let mut steps: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
-    for range in events.measured("decode_step") {
+    for range in events.measured(DECODE_STEP) {
         if let Some(step) = range.step {
             steps.entry(step).or_default().push(range_time(range).as_ms());
         }

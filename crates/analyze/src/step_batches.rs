@@ -31,14 +31,19 @@ pub struct StepBatch {
     pub context_min: Option<u64>,
     pub context_max: Option<u64>,
     pub steps: u64,
-    /// Milliseconds of a step, which in decode is the time between two tokens of each request.
+    /// Milliseconds of a step, from its start to the end of its work.
     pub ms: Spread,
     /// Its median.
     pub p50_ms: f64,
+    /// Milliseconds from the start of a step to the start of the next one of its process, median:
+    /// in decode, the time between two tokens of a request. `null` where no step follows.
+    #[serde(default)]
+    pub next_ms: Option<f64>,
     /// Part of that time in which the device ran its work, percent, mean.
     pub busy_pct: Option<f64>,
-    /// Tokens that these steps computed or generated over their time, of all requests; `null` where
-    /// the tokens of a step are unknown, or its time is not its own.
+    /// Tokens that a step computed or generated, of all requests, over the time to the next step, or
+    /// over its own where none follows; `null` where the tokens of a step are unknown, or its time
+    /// is not its own.
     pub tokens_per_s: Option<f64>,
 }
 
@@ -65,18 +70,37 @@ const CUT_PART: f64 = 0.1;
 /// whose time is not their own, are left out if others of the capture or class remain.
 pub fn step_batches(steps: &[EngineStepRecord]) -> Vec<StepBatch> {
     type Key<'a> = (StepClass, Option<&'a str>, Option<u64>, Option<u32>);
-    let mut groups: BTreeMap<Key, Vec<&EngineStepRecord>> = BTreeMap::new();
+    let mut groups: BTreeMap<Key, Vec<StepAt>> = BTreeMap::new();
+    let next_ms = to_next(steps);
     let has_work = steps.iter().any(EngineStepRecord::has_work);
     let whole: BTreeSet<Option<StepClass>> =
         steps.iter().filter(|it| !is_cut(it)).map(|it| it.class).collect();
-    for it in steps.iter().filter(|it| it.has_work() || !has_work) {
+    for (it, next_ms) in steps.iter().zip(next_ms).filter(|(it, _)| it.has_work() || !has_work) {
         let Some(class) = it.class.filter(|_| !is_cut(it) || !whole.contains(&it.class)) else {
             continue;
         };
         let octave = context(it).map(u64::ilog2);
-        groups.entry((class, it.mode.as_deref(), it.requests, octave)).or_default().push(it);
+        groups
+            .entry((class, it.mode.as_deref(), it.requests, octave))
+            .or_default()
+            .push((it, next_ms));
     }
     groups.into_iter().filter_map(|(key, steps)| batch((key.0, key.1, key.2), &steps)).collect()
+}
+
+/// A step, and the time to the next of its process, milliseconds.
+type StepAt<'a> = (&'a EngineStepRecord, Option<f64>);
+
+/// Time from the start of each step to the start of the next of its process, milliseconds. The
+/// steps are in the order of their starts.
+fn to_next(steps: &[EngineStepRecord]) -> Vec<Option<f64>> {
+    let mut starts: BTreeMap<u32, f64> = BTreeMap::new();
+    let next = |it: &EngineStepRecord| {
+        starts.insert(it.process, it.start_ms).map(|next| next - it.start_ms)
+    };
+    let mut all: Vec<Option<f64>> = steps.iter().rev().map(next).collect();
+    all.reverse();
+    all
 }
 
 /// True for a step whose time is not its own.
@@ -92,17 +116,19 @@ fn context(it: &EngineStepRecord) -> Option<u64> {
 
 fn batch(
     (class, mode, requests): (StepClass, Option<&str>, Option<u64>),
-    steps: &[&EngineStepRecord],
+    steps: &[StepAt],
 ) -> Option<StepBatch> {
-    let times: Vec<f64> = steps.iter().map(|it| it.step_ms).collect();
-    let all: f64 = times.iter().sum();
-    let made: Option<u64> = steps.iter().map(|it| tokens(it).filter(|_| !is_cut(it))).sum();
-    let busy = steps
-        .iter()
-        .map(|it| ratio(100.0 * (it.device_ms? - it.gap_ms.unwrap_or(0.0)), it.step_ms));
+    let all = || steps.iter().map(|it| it.0);
+    let times: Vec<f64> = all().map(|it| it.step_ms).collect();
+    let made: Option<u64> = all().map(|it| tokens(it).filter(|_| !is_cut(it))).sum();
+    let busy =
+        all().map(|it| ratio(100.0 * (it.device_ms? - it.gap_ms.unwrap_or(0.0)), it.step_ms));
     let busy: Option<Vec<f64>> = busy.collect();
-    let contexts = || steps.iter().filter_map(|it| context(it));
-    let padded = || steps.iter().filter_map(|it| it.padded_requests);
+    let contexts = || all().filter_map(context);
+    let padded = || all().filter_map(|it| it.padded_requests);
+    let next_ms = median(steps.iter().filter_map(|it| it.1).collect::<Vec<f64>>());
+    let mean_ms = times.iter().sum::<f64>() / times.len() as f64;
+    let each = made.and_then(|made| ratio(made as f64, steps.len() as f64));
     Some(StepBatch {
         class,
         mode: mode.map(str::to_owned),
@@ -114,8 +140,9 @@ fn batch(
         steps: steps.len() as u64,
         ms: Spread::of(times.iter().copied())?,
         p50_ms: median(times)?,
+        next_ms,
         busy_pct: busy.and_then(|it| Some(Spread::of(it)?.mean)),
-        tokens_per_s: made.and_then(|made| ratio(made as f64 * 1e3, all)),
+        tokens_per_s: each.and_then(|each| ratio(each * 1e3, next_ms.unwrap_or(mean_ms))),
     })
 }
 

@@ -223,7 +223,7 @@ fn answer(records: &AnswerRecords) -> Answer {
         ran: records.ran.clone(),
         sentences,
         charts: ledger.stages.iter().map(|stage| chart(ledger, stage)).collect(),
-        reasons: reasons::reasons(ledger),
+        reasons: reasons::reasons(ledger, records.findings),
         unknown,
         overhead,
     }

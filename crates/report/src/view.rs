@@ -157,7 +157,8 @@ impl StepTables {
         Self {
             stage_shares: tables::stage_shares(analysis),
             step_times: tables::step_times(analysis),
-            step_batches: table(tables::step_batches(analysis), "step_batches"),
+            step_batches: tables::step_batches(analysis)
+                .first(ALL_ROWS, "all are in the table step_batches"),
             engine_steps: table(tables::engine_steps(analysis), "engine_steps"),
         }
     }

@@ -67,7 +67,8 @@ fn a_part_recorded_in_two_domains_counts_once() {
         other
     };
     let parts: Vec<Range> = trace.ranges.clone();
-    let parts = || parts.iter().filter(|it| VISION_PARTS.contains(&&*it.name) || it.name == STEP);
+    let parts =
+        || parts.iter().filter(|it| VISION_PARTS.contains(&&*it.name) || it.name == DECODE_STEP);
     // Inside, around, and ending later than the first.
     for by in [1, 0, -1] {
         let mut found = trace.clone();

@@ -49,6 +49,7 @@ pub const RULES: &[Rule] = &[
     Rule { id: catalogue::LEDGER_GAP_LONG_CALL, find: causes },
     Rule { id: catalogue::LEDGER_GAP_HOST, find: causes },
     Rule { id: catalogue::LEDGER_GAP_LAUNCH, find: causes },
+    Rule { id: catalogue::LEDGER_GAP_GRAPH_LAUNCH, find: causes },
     Rule { id: catalogue::LEDGER_GAP_SYNC, find: causes },
     Rule { id: catalogue::LEDGER_GAP_COPY, find: causes },
     Rule { id: catalogue::LEDGER_GAP_IN_GRAPH, find: causes },
@@ -62,7 +63,10 @@ fn causes(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let reported = !decode_launch_bound(analysis, trace).is_empty()
         || !decode_eager(analysis, trace).is_empty();
     let is_reported = |row: &LedgerRow| {
-        let launching = matches!(row.cause, LedgerCause::GapHost | LedgerCause::GapLaunch);
+        let launching = matches!(
+            row.cause,
+            LedgerCause::GapHost | LedgerCause::GapLaunch | LedgerCause::GapGraphLaunch
+        );
         reported && launching && row.stage == DECODE
     };
     let rows = analysis.ledger.rows.iter();

@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use llmprof_core::{
     domain::finding::{Finding, catalogue},
     trace::{
+        event::DECODE_STEP,
         gemm::{GemmCall, GemmLog, GemmShape, GemmTrace},
         names::base_name,
     },
@@ -21,7 +22,7 @@ use llmprof_core::{
 use serde::{Deserialize, Serialize};
 
 use self::{
-    join::{DECODE_STEP, StageJoin, TimelineGemms},
+    join::{StageJoin, TimelineGemms},
     tallies::ShapeTallies,
 };
 use crate::{

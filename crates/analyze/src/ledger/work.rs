@@ -162,9 +162,12 @@ impl StageRows<'_> {
                 LedgerCause::GapLongCall => "in this call of the host",
                 _ => "after this work",
             };
-            member.evidence = match count {
-                1 => format!("one gap {place}, {mean}"),
-                _ => format!("{count} gaps {place}, {mean} on average"),
+            member.evidence = match (count, split.windows) {
+                (1, _) => format!("one gap {place}, {mean}"),
+                (_, 1) => format!("{count} gaps {place}, {mean} on average"),
+                (_, all) => {
+                    format!("{count} gaps {place} over {all} instances, {mean} on average")
+                }
             };
             let is_profiler = cause == LedgerCause::ProfilerOverhead;
             sums.add(
@@ -350,6 +353,7 @@ const fn gap_cause(reason: GapReason) -> LedgerCause {
         GapReason::LongCall => LedgerCause::GapLongCall,
         GapReason::Host => LedgerCause::GapHost,
         GapReason::Launch => LedgerCause::GapLaunch,
+        GapReason::GraphLaunch => LedgerCause::GapGraphLaunch,
         GapReason::Sync => LedgerCause::GapSync,
         GapReason::Copy => LedgerCause::GapCopy,
         GapReason::InGraph => LedgerCause::GapInGraph,

@@ -178,8 +178,9 @@ pub fn findings(cold: &[ColdInstance]) -> Vec<Finding> {
     let finding = |it: &ColdInstance| {
         let times = it.ms / it.median_ms;
         let message = format!(
-            "The first instance of {} was cold: it took {times:.1} times the median of later ones.",
-            it.stage
+            "The first instance of {} was cold: it took {:.1} ms, {times:.1} times the median of \
+             later ones, and counts as warm-up.",
+            it.stage, it.ms
         );
         Finding::new(catalogue::COLD_FIRST_INSTANCE, message)
             .with("stage", &it.stage)
@@ -188,10 +189,7 @@ pub fn findings(cold: &[ColdInstance]) -> Vec<Finding> {
             .with("later instances", it.later_instances)
             .with("kernels launched for the first time", it.first_kernels)
             .with("calls that load, compile or allocate", it.warmup_calls)
-            .advise(
-                "It counts as warm-up; the stage's figures exclude it. Warm up before the \
-                 capture starts.",
-            )
+            .advise("The stage's figures exclude it. Warm up before the capture starts.")
     };
     cold.iter().map(finding).collect()
 }

@@ -1,6 +1,6 @@
 //! Equality of the outputs of passes: tokens, and the hash of the logits they were sampled from.
 
-use llmprof_core::trace::event::{Event, Output};
+use llmprof_core::trace::event::{DECODE_STEP, Event, Output};
 use serde::{Deserialize, Serialize};
 
 use crate::events::Events;
@@ -26,7 +26,7 @@ pub fn outputs(plain: &Events, traced: &Events) -> OutputCheck {
         events
             .ranges
             .iter()
-            .filter(|it| it.name == "decode_step" && !it.warmup && it.repeat == 0)
+            .filter(|it| it.name == DECODE_STEP && !it.warmup && it.repeat == 0)
             .count()
     };
     let same_steps = steps(plain) == steps(traced);

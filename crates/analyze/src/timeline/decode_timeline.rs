@@ -12,11 +12,11 @@ mod unprofiled;
 
 use serde::{Deserialize, Serialize};
 
+pub use llmprof_core::trace::event::DECODE_STEP as STEP;
+
 pub use self::{traced::traced_step, unprofiled::unprofiled_step};
 use super::interval::Interval;
 
-/// Name of the range of one step.
-pub const STEP: &str = "decode_step";
 /// Max slices of a step: more than a figure can show.
 const MAX_SLICES: usize = 8192;
 

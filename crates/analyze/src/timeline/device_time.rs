@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use foldhash::{HashMap, HashSet};
 use llmprof_core::trace::{
-    event::{OPERATOR_DOMAIN, STAGE_DOMAIN},
+    event::{DECODE_STEP, OPERATOR_DOMAIN, STAGE_DOMAIN},
     kernel::TracedKernel,
     range::{ByLabel, Range, RangeLabel},
     stage::StageRules,
@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Ranges of the stage domain, other than stages, that are not operators.
-const NOT_OPERATORS: [&str; 4] = [WARMUP, "measured", "decode_step", "ProfilerStep"];
+const NOT_OPERATORS: [&str; 4] = [WARMUP, "measured", DECODE_STEP, "ProfilerStep"];
 /// Max clones between a captured node and a replayed one.
 const MAX_CLONES: usize = 8;
 

@@ -23,6 +23,7 @@ use super::{
     interval::{Interval, IntervalSet},
     steps::{Step, StepSource, steps},
 };
+use crate::stages::DECODE;
 
 /// No range is open.
 pub const NONE: u32 = u32::MAX;
@@ -132,6 +133,9 @@ impl OpenStages {
                 open.entry((place(range), label)).or_default().push(at);
             }
         }
+        let decode = stages.label_of(DECODE);
+        let loose = loose_steps(trace, &open, decode);
+        open.extend(loose.into_iter().map(|(place, runs)| ((place, decode), runs)));
         let steps = steps(trace);
         for it in steps.iter().filter(|it| it.source == StepSource::Named) {
             if let Some(stage) = it.stage() {
@@ -277,6 +281,39 @@ fn outermost(mut intervals: Vec<Interval>) -> Vec<Interval> {
         is_outer
     });
     intervals
+}
+
+/// Runs of decode steps by thread or process, where no range of decode is around them: a run ends
+/// where another stage or the warm-up starts or ends.
+fn loose_steps(
+    trace: &Timeline,
+    open: &BTreeMap<(i64, usize), Vec<Interval>>,
+    decode: usize,
+) -> PlaceIntervals {
+    let mut steps = PlaceIntervals::new();
+    let is_step = |it: &&Range| trace.rules.is_decode_step(&it.name, &it.domain);
+    for it in trace.ranges.iter().filter(is_step) {
+        steps.entry(place(it)).or_default().push((it.start_ns, end(it)));
+    }
+    steps.retain(|place, _| !open.contains_key(&(*place, decode)));
+    for (place, steps) in &mut steps {
+        let of_place = open.iter().filter(|((at, _), _)| at == place);
+        let mut bounds: Vec<i64> =
+            of_place.flat_map(|(_, all)| all.iter().flat_map(|it| [it.0, it.1])).collect();
+        bounds.sort_unstable();
+        let mut runs: Vec<Interval> = Vec::new();
+        for step in outermost(std::mem::take(steps)) {
+            let next = |run: &Interval| bounds.get(bounds.partition_point(|it| *it < run.1));
+            match runs.last_mut() {
+                Some(run) if next(run).is_none_or(|next| *next > step.0) => {
+                    run.1 = run.1.max(step.1)
+                }
+                _ => runs.push(step),
+            }
+        }
+        *steps = runs;
+    }
+    steps
 }
 
 /// The intervals of a thread and of its process.

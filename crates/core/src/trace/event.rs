@@ -14,6 +14,8 @@ pub const EVENT_SCHEMA: u32 = 4;
 /// NVTX domain of stages: `prefill`, `decode_all`, `decode_step`, `vision`, `sam`, `clip`,
 /// `projector`, `warmup`.
 pub const STAGE_DOMAIN: &str = "LLM";
+/// Name of the range of one decode step.
+pub const DECODE_STEP: &str = "decode_step";
 /// Range of the stage domain in which a decode step is captured for a graph.
 pub const CAPTURE_RANGE: &str = "capture";
 /// NVTX domain of operators, each named by its module path.

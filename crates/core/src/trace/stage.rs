@@ -8,7 +8,7 @@ use glob::Pattern;
 
 use super::{
     engine_steps::{EngineStep, IDLE, MIXED, engine_step},
-    event::STAGE_DOMAIN,
+    event::{DECODE_STEP, STAGE_DOMAIN},
 };
 
 /// Label of kernels launched by warm-up repeats, and name of the warm-up ranges.
@@ -244,6 +244,18 @@ impl StageRules {
     pub fn ruled_stage(&self, range: &str, domain: &str) -> Option<&str> {
         let rule = self.stages.iter().find(|rule| rule.matches(range, domain))?;
         Some(&rule.stage)
+    }
+
+    /// True for the range of one decode step, unless the user names the ranges of decode.
+    pub fn is_decode_step(&self, range: &str, domain: &str) -> bool {
+        range == DECODE_STEP
+            && in_domain(None, domain)
+            && !self.stages[..self.named].iter().any(|rule| rule.stage == "decode_all")
+    }
+
+    /// True for a range that is a stage, or a decode step.
+    pub fn marks_stage(&self, range: &str, domain: &str) -> bool {
+        self.stage(range, domain).is_some() || self.is_decode_step(range, domain)
     }
 
     /// The step of a known engine that a range is, unless the user names the ranges of its stage.

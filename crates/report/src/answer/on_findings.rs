@@ -51,7 +51,10 @@ pub fn withheld(findings: &[Finding]) -> impl Iterator<Item = String> + '_ {
 pub fn conditions(findings: &[Finding]) -> impl Iterator<Item = String> + '_ {
     let stated = findings.iter().filter(|it| is_one_of(it, &CONDITIONS)).map(text);
     // Times that are shown, and are not those of all work or are corrected.
-    let is_shown = |it: &&Finding| it.severity == Severity::Warning && is_one_of(it, &ON_TIMES);
+    let is_shown = |it: &&Finding| {
+        it.id == catalogue::COLD_FIRST_INSTANCE
+            || it.severity == Severity::Warning && is_one_of(it, &ON_TIMES)
+    };
     stated.chain(findings.iter().filter(is_shown).map(|it| it.message.clone()))
 }
 

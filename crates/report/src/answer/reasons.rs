@@ -3,15 +3,24 @@
 
 use std::collections::BTreeSet;
 
-use llmprof_analyze::ledger::{Ledger, LedgerCause, LedgerRow};
-use llmprof_core::domain::finding::catalogue;
+use llmprof_analyze::{
+    ledger::{Ledger, LedgerCause, LedgerMember, LedgerRow},
+    stages::DECODE,
+};
+use llmprof_core::domain::{
+    finding::{
+        Finding,
+        catalogue::{self, FindingId},
+    },
+    units::Nanos,
+};
 use serde::{Serialize, Serializer};
 
 use super::{
     cited::{Cited, Figure},
     times::{row_of, row_of_cause, unrecorded_wait},
 };
-use crate::format::short_name;
+use crate::format::{figure, short_name};
 
 /// Listed reasons.
 const REASONS: usize = 3;
@@ -60,11 +69,14 @@ impl CauseTime {
 }
 
 /// The largest cause of each stage, and the largest others.
-pub fn reasons(ledger: &Ledger) -> Vec<Reason> {
+pub fn reasons(ledger: &Ledger, findings: &[Finding]) -> Vec<Reason> {
+    let is_reason = |cause: LedgerCause| {
+        cause == LedgerCause::Unexplained || cause.is_cause() && !is_of_recording(cause)
+    };
     let mut rows: Vec<(CauseTime, &LedgerRow)> = ledger
         .rows
         .iter()
-        .filter(|it| it.cause.is_cause() && !is_of_recording(it.cause))
+        .filter(|it| is_reason(it.cause))
         .map(|it| (CauseTime::of(it), it))
         .collect();
     let longest = |a: &CauseTime, b: &CauseTime| b.figure().value().total_cmp(&a.figure().value());
@@ -75,7 +87,7 @@ pub fn reasons(ledger: &Ledger) -> Vec<Reason> {
     let mut listed: Vec<(CauseTime, Reason)> = first
         .into_iter()
         .chain(others)
-        .filter_map(|(time, row)| Some((reason(ledger, &time, row)?, time)))
+        .filter_map(|(time, row)| Some((reason(ledger, findings, &time, row)?, time)))
         .map(|(reason, time)| (time, reason))
         .take(REASONS)
         .collect();
@@ -83,7 +95,12 @@ pub fn reasons(ledger: &Ledger) -> Vec<Reason> {
     listed.into_iter().map(|it| it.1).collect()
 }
 
-fn reason(ledger: &Ledger, time: &CauseTime, row: &LedgerRow) -> Option<Reason> {
+fn reason(
+    ledger: &Ledger,
+    findings: &[Finding],
+    time: &CauseTime,
+    row: &LedgerRow,
+) -> Option<Reason> {
     let stage = ledger.stages.iter().find(|it| it.stage == row.stage)?;
     let measured = row_of(stage).ns("measured_ns", stage.measured_ns);
     let name = Cited::name(&*row.stage);
@@ -94,30 +111,53 @@ fn reason(ledger: &Ledger, time: &CauseTime, row: &LedgerRow) -> Option<Reason> 
         None => (measured, name.clone()),
     };
     let share = time.figure().share_of(&whole).filter(|it| it.pct() >= LISTED_PCT)?;
+    let saved_of = Cited::of(" of {} ms of {}.", [whole.short(), name]);
     let at_most = if let CauseTime::AtMost(_) = time { "At most " } else { "" };
     let cause = Cited::words(plain(row.cause));
     let text = Cited::of("{}{} of {}: {}.", [Cited::words(at_most), share.text(), base, cause]);
+    let advice = advice(findings, row).map(|advice| match row.max_saving_ns {
+        0 => Cited::name(advice),
+        ns => {
+            let saving = row_of_cause(row).ns("max_saving_ns", ns).short();
+            Cited::of("{} This saves at most {}{}", [Cited::name(advice), saving, saved_of])
+        }
+    });
     let member = ledger.members(&row.stage, row.cause).next();
-    let pass = if row.pass.is_empty() { String::new() } else { format!(" ({})", row.pass) };
-    let evidence = member.map(|it| {
-        let kernel = it.kernel.as_deref().map(short_name);
-        let name = match (&it.operator, kernel) {
-            (Some(operator), Some(kernel)) => format!("{kernel} of {operator}"),
-            (Some(name), None) => name.clone(),
-            (None, Some(name)) => name,
-            // A gap before the first work of a stage follows no kernel.
-            (None, None) => "start of the stage".into(),
-        };
-        format!("{name}: {}{pass}.", it.evidence)
-    });
-    let kind = catalogue::named(&format!("ledger_{}", row.cause.as_str()));
-    let advice = kind.and_then(|it| it.advice).filter(|_| row.max_saving_ns > 0).map(|advice| {
-        let saving = row_of_cause(row).ns("max_saving_ns", row.max_saving_ns);
-        let parts = [Cited::name(advice), saving.short(), name];
-        Cited::of("{} This saves at most {} ms of {}.", parts)
-    });
-    let evidence = evidence.unwrap_or_default();
+    let evidence = member.map(|it| evidence(it, row)).unwrap_or_default();
     Some(Reason { text, evidence, advice: advice.unwrap_or_default() })
+}
+
+/// The largest kernel or gap of a cause, with its evidence.
+fn evidence(it: &LedgerMember, row: &LedgerRow) -> String {
+    let kernel = it.kernel.as_deref().map(short_name);
+    let name = match (&it.operator, kernel) {
+        (Some(operator), Some(kernel)) => format!("{kernel} of {operator}"),
+        (Some(name), None) => name.clone(),
+        (None, Some(name)) => name,
+        // A gap before the first work of a stage follows no kernel.
+        (None, None) => "start of the stage".into(),
+    };
+    let time = match row.cause {
+        LedgerCause::Unexplained => format!(", {} ms", figure(Nanos(it.ns).as_ms())),
+        _ => String::new(),
+    };
+    let pass = if row.pass.is_empty() { String::new() } else { format!(" ({})", row.pass) };
+    format!("{name}{time}: {}{pass}.", it.evidence)
+}
+
+/// The remedy of a cause. That of an idle host in decode knows whether graphs are replayed; time
+/// without a cause has one where kernels were not recorded.
+fn advice<'a>(findings: &'a [Finding], row: &LedgerRow) -> Option<&'a str> {
+    let of = |id: FindingId| findings.iter().find(|it| it.id == id)?.advice.as_deref();
+    let known = match row.cause {
+        LedgerCause::GapHost if row.stage == DECODE => of(catalogue::DECODE_LAUNCH_BOUND),
+        LedgerCause::Unexplained if row.largest.as_deref() == Some("CUDA graph") => {
+            return of(catalogue::GRAPHS_TRACED_WHOLE);
+        }
+        _ => None,
+    };
+    let cause = || catalogue::named(&format!("ledger_{}", row.cause.as_str()))?.advice;
+    known.or_else(cause).filter(|_| row.max_saving_ns > 0)
 }
 
 /// True for time that the recording adds, or whose reason lies before it.
@@ -147,12 +187,13 @@ const fn plain(cause: LedgerCause) -> &'static str {
         }
         LedgerCause::GapHost => "the GPU idles while the host prepares the next launch",
         LedgerCause::GapLaunch => "the GPU idles while the host launches the next work",
+        LedgerCause::GapGraphLaunch => "the GPU idles while the host launches a graph",
         LedgerCause::GapSync => "the GPU idles while the host waits for it and launches nothing",
         LedgerCause::GapCopy => "the GPU idles while the host copies data",
         LedgerCause::GapInGraph => "the GPU idles between the kernels of a replayed graph",
         LedgerCause::GapQueued => "the GPU idles before work that is already launched",
         LedgerCause::OtherStages => "only work of other stages runs",
-        LedgerCause::Unexplained => "no evidence of a cause",
+        LedgerCause::Unexplained => "the GPU works, and why it takes this time is not measured",
         LedgerCause::PassDifference => "difference of the passes",
     }
 }

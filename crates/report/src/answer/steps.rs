@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use llmprof_analyze::{
     ledger::Ledger,
+    stages::step_times::TYPICAL_PART,
     step_batches::{StepBatch, common_batch},
     timeline::time_shares::{OUTSIDE_STAGES, StageShare},
 };
@@ -16,6 +17,8 @@ use super::{
 };
 use crate::format::{count, pct};
 
+/// Least steps with a median: that of two is one of them.
+const LEAST_MEDIAN: u64 = 3;
 /// Least share of device time outside all stages that is stated, percent.
 const STATED_PCT: f64 = 1.0;
 
@@ -77,6 +80,7 @@ fn of_steps(class: StepClass, mode: Option<&str>, rows: &[&StepBatch], waits: bo
         common_batch(rows.iter().copied()).filter(|_| !waits).and_then(rate).unwrap_or_default();
     let time = match (steps.value() == 1.0, least.as_str() == most.as_str(), typical(rows)) {
         (true, ..) => Cited::of("{} ms{}", [most, rate]),
+        (_, false, None) if steps.value() == 2.0 => Cited::of("{} and {} ms", [least, most]),
         (_, true, _) => Cited::of("{} ms each{}", [most, rate]),
         (_, _, Some(typical)) => {
             Cited::of("{}{}; all take {} to {} ms", [typical, rate, least, most])
@@ -101,17 +105,22 @@ fn counted(figure: Figure) -> Cited {
 
 /// The median of the most common steps: none stands for steps of different requests.
 fn typical(rows: &[&StepBatch]) -> Option<Cited> {
-    let it = common_batch(rows.iter().copied())?;
+    let it = common_batch(rows.iter().copied()).filter(|it| it.steps >= LEAST_MEDIAN)?;
     let row = row_of(it);
     let requests = it.requests.filter(|_| rows.len() > 1).map(|requests| {
         Cited::of(" with {}", [row.count("requests", requests).quantity("request")])
     });
+    let is_apart = |next: &f64| (next - it.p50_ms).abs() > TYPICAL_PART * it.p50_ms;
+    let next = it.next_ms.filter(is_apart).map(|next| {
+        Cited::of(", and the next one starts after {} ms", [row.figure("next_ms", next).short()])
+    });
     Some(Cited::of(
-        "{} ms{} (median of {})",
+        "{} ms{} (median of {}){}",
         [
             row.figure("p50_ms", it.p50_ms).short(),
             requests.unwrap_or_default(),
             row.count("steps", it.steps).quantity("step"),
+            next.unwrap_or_default(),
         ],
     ))
 }
@@ -164,6 +173,7 @@ mod tests {
             steps: times.len() as u64,
             ms: Spread::of(times.iter().copied()).unwrap(),
             p50_ms: times[0],
+            next_ms: None,
             busy_pct: None,
             tokens_per_s,
         }

@@ -81,7 +81,10 @@ fn steps(stage: &LedgerStage, rows: &[&LedgerRow]) -> Vec<Step> {
         add(label(row.cause), "w-floor", row.ns);
     }
     for row in sorted(|it| it.cause.is_cause()) {
-        let class = if row.cause.is_gap() { "w-gap" } else { "w-cause" };
+        // No kernel runs in these.
+        let is_idle = row.cause.is_gap()
+            || matches!(row.cause, LedgerCause::UnrecordedWait | LedgerCause::ProfilerOverhead);
+        let class = if is_idle { "w-gap" } else { "w-cause" };
         add(label(row.cause), class, row.ns);
     }
     if rest > 0 {

@@ -89,6 +89,7 @@ pub fn batch_columns() -> Vec<TableColumn<StepBatch>> {
     columns.extend(spread_columns!("ms", |it: StepBatch| it.ms));
     columns.extend([
         millis("p50_ms", "Median ms", |it: &StepBatch| it.p50_ms.into()),
+        millis("next_ms", "To the next step, ms", |it: &StepBatch| it.next_ms.into()),
         percent("busy_pct", "GPU busy", |it| it.busy_pct.into()),
         number("tokens_per_s", "Tokens/s", 1, |it| it.tokens_per_s.into()),
     ]);
@@ -98,8 +99,8 @@ pub fn batch_columns() -> Vec<TableColumn<StepBatch>> {
 /// Times of steps by class, requests and context.
 pub fn step_batches(analysis: &Analysis) -> ReportTable {
     let caption = "Steps of one class with as many requests and a similar context, each step once. \
-                   In decode, the time of a step is the time between two tokens of each request. \
-                   Context is the mean key length of the requests of a step.";
+                   The time to the next step is that between two starts, median: in decode, between \
+                   two tokens of a request; tokens/s are of this time. Context is the mean key length of the requests of a step.";
     let shown = [
         "class",
         "requests",
@@ -109,6 +110,7 @@ pub fn step_batches(analysis: &Analysis) -> ReportTable {
         "p50_ms",
         "ms.min",
         "ms.max",
+        "next_ms",
         "busy_pct",
         "tokens_per_s",
     ];

@@ -9,7 +9,7 @@ use super::{
     report_table::ReportTable,
     schema::{TableCell, TableColumn, count, nanos, nested, number, percent, size, text},
 };
-use crate::format::{UNKNOWN, decimals, quantity};
+use crate::format::{UNKNOWN, decimals, quantity, short_name};
 
 const SHOWN: [&str; 9] =
     ["cause", "stage", "ns", "step_ns", "share_pct", "max_saving_ns", "largest", "pass", "counter"];
@@ -140,15 +140,15 @@ fn notes(ledger: &Ledger, stage: &LedgerStage) -> Vec<String> {
     }
     if stage.capped_operators > 0 {
         notes.push(format!(
-            "{name}: {} took {} ms less than the floor, because caches served some bytes; the \
-             floor is the time there.",
+            "{name}: {} took {} ms less than the floor: caches can serve counted bytes; the floor \
+             is the time there.",
             quantity(stage.capped_operators, "operator"),
             ms(stage.capped_ns)
         ));
     }
     let rest = ledger.of_stage(name).find(|it| it.cause == LedgerCause::Unexplained);
     if let Some(largest) = rest.and_then(|it| it.largest.as_ref()) {
-        notes.push(format!("{name}: largest unexplained part: {largest}."));
+        notes.push(format!("{name}: largest unexplained part: {}.", short_name(largest)));
     }
     notes.extend(stage.missing.iter().map(|text| format!("{name}: {text}")));
     notes

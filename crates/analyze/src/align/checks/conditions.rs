@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_core::trace::event::{Event, Experts, OperatorCall, Start};
+use llmprof_core::trace::event::{DECODE_STEP, Event, Experts, OperatorCall, Start};
 
 use super::{AlignmentCheck, AlignmentEvidence, EvidenceRow, Verdict, check, pass_if, row};
 use crate::{
@@ -18,8 +18,6 @@ use crate::{
     stages::PREFILL,
     stats::{Spread, percent},
 };
-
-const DECODE_STEP: &str = "decode_step";
 
 /// An inconclusive check of data that a bare capture lacks.
 fn unknown(id: &str, observed: &str, threshold: String) -> AlignmentCheck {

@@ -46,7 +46,8 @@ fn timeline(prefill: &str, decode: &str, graph: bool) -> Timeline {
     ];
     let mut id = 100;
     for step in [200_000, 1_200_000] {
-        lines.push(format!("range 1 decode_step {step}..{}", step + 1_000_000));
+        let name = if decode == "decode_all" { "decode_step" } else { "step" };
+        lines.push(format!("range 1 {name} {step}..{}", step + 1_000_000));
         lines.push(format!("range 1 decoder.self_attn {}..{}", step + 10_000, step + 460_000));
         id += 10;
         if graph {

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use foldhash::HashMap;
 use llmprof_core::trace::{
+    event::DECODE_STEP,
     gemm::GemmCall,
     kernel::LaunchKind,
     timeline::{Timeline, process_of},
@@ -24,9 +25,6 @@ use crate::{
         open_ranges::NONE,
     },
 };
-
-/// Name of the range of one decode step.
-pub const DECODE_STEP: &str = "decode_step";
 
 /// A GEMM in the timeline: the launch of a library's kernel, and the reductions of its parts of k.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -235,10 +235,12 @@ impl Merged {
             .map(|((_, own), number)| (*own, *number))
             .collect();
         numbers.sort_unstable();
-        for (own, index) in numbers {
-            let of_own = |it: &&DeviceProperties| it.id.value == Some(i64::from(own));
-            if let Some(found) = devices.iter().find(of_own) {
-                self.gpus.push(gpu(index, found));
+        for (own, index) in &numbers {
+            let of_own = |it: &&DeviceProperties| it.id.value == Some(i64::from(*own));
+            // A process that sees one GPU may number it apart from its kernels.
+            let only = || devices.first().filter(|_| (numbers.len(), devices.len()) == (1, 1));
+            if let Some(found) = devices.iter().find(of_own).or_else(only) {
+                self.gpus.push(gpu(*index, found));
             }
         }
     }

@@ -6,8 +6,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use foldhash::HashMap;
-use llmprof_core::trace::timeline::{CopyKind, Timeline};
+use foldhash::{HashMap, HashSet};
+use llmprof_core::trace::{
+    runtime_call::CallKind,
+    timeline::{CopyKind, Timeline},
+};
 
 use super::{
     super::{
@@ -61,6 +64,8 @@ pub enum GapReason {
     Host,
     /// The launching call was running.
     Launch,
+    /// The same of a graph.
+    GraphLaunch,
     /// The host waited in the driver.
     Sync,
     /// The host copied, or launched a copy.
@@ -140,6 +145,8 @@ pub(super) struct SplitSums<'a> {
     shared: Vec<SharedTime>,
     /// The last work: most gaps follow it.
     last: Option<(DeviceWork, usize, WorkOf)>,
+    /// Names of calls that launch graphs.
+    graph_launches: HashSet<u32>,
     long_calls: LongCalls<'a>,
     /// By stage.
     long_gaps: Vec<(usize, Interval, u32)>,
@@ -157,7 +164,11 @@ impl<'a> SplitSums<'a> {
         };
         let stages = capture.stages.labels.iter().map(|_| StageSums::default()).collect();
         let long_calls = LongCalls::of(capture.trace);
-        Self { names, stages, shared: Vec::new(), last: None, long_calls, long_gaps: vec![] }
+        let sites = capture.trace.cuda_calls.sites().iter().zip(capture.trace.call_kinds());
+        let graph_launches =
+            sites.filter(|it| it.1 == CallKind::Graph).map(|((name, _), _)| *name).collect();
+        let (shared, last, long_gaps) = Default::default();
+        Self { names, stages, shared, last, graph_launches, long_calls, long_gaps }
     }
 
     /// Adds an event; the windows of `cells` are set.
@@ -181,6 +192,7 @@ impl<'a> SplitSums<'a> {
                 });
                 let long_call = self.long_call(gap);
                 let label = gap.cell / gpus;
+                let is_graph = gap.reasons.program.launch > 0 && self.launches_graph(gap);
                 if let Some(call) = long_call {
                     self.long_gaps.push((label, (gap.from, gap.to), call));
                 }
@@ -190,6 +202,9 @@ impl<'a> SplitSums<'a> {
                         (GapReason::Host, Some(call)) => {
                             GapAfter { reason: GapReason::LongCall, after: None, call: Some(call) }
                         }
+                        (GapReason::Launch, _) if is_graph => {
+                            GapAfter { reason: GapReason::GraphLaunch, after, call: None }
+                        }
                         _ => GapAfter { reason, after, call: None },
                     };
                     let sum = gaps.entry(of).or_default();
@@ -198,6 +213,14 @@ impl<'a> SplitSums<'a> {
             }
             LaneEvent::Unattributed(_) => {}
         }
+    }
+
+    /// True if a graph's launch ends the gap.
+    fn launches_graph(&self, gap: &IdleGap) -> bool {
+        gap.after.filter(|it| it.join.has_call()).is_some_and(|after| {
+            let call = self.names.trace.cuda_calls.get(after.join.call as usize);
+            self.graph_launches.contains(&call.name)
+        })
     }
 
     /// The long call in which the host was until it launched the work that ended the gap.

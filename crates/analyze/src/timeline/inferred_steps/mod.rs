@@ -41,7 +41,7 @@ const SEVERAL_DEVICES: &str = "one thread launches on several devices";
 pub fn infer(trace: &Timeline) -> InferredSteps {
     let mut inferred = InferredSteps::default();
     if trace.cuda_calls.is_empty()
-        || trace.ranges.iter().any(|it| trace.rules.stage(&it.name, &it.domain).is_some())
+        || trace.ranges.iter().any(|it| trace.rules.marks_stage(&it.name, &it.domain))
     {
         return inferred;
     }

@@ -166,3 +166,36 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn steps_of_decode_without_a_range_around_them_are_one_decode_until_another_stage_starts() {
+    let named = |name: &str, start: i64, end: i64| {
+        Range::new((STAGE_DOMAIN, name), (start, Some(end)), ((7 << 24) | 1, true))
+    };
+    let decodes = |ranges: &[(&str, i64, i64)], rules: StageRules| {
+        let ranges = ranges.iter().map(|it| named(it.0, it.1, it.2)).collect();
+        let stages = OpenStages::of(&Timeline { ranges, rules, ..Timeline::default() }, "warmup");
+        let is_decode = |it: &&StageInstance| stages.labels[it.label] == DECODE;
+        let counted =
+            stages.instances.iter().filter(is_decode).filter(|it| it.start_ns < it.end_ns);
+        counted.map(|it| (it.start_ns, it.end_ns)).collect::<Vec<Interval>>()
+    };
+    let step = "decode_step";
+    let turns = [
+        ("warmup", 0, 30),
+        ("prefill", 1, 9),
+        (step, 10, 20),
+        (step, 30, 39),
+        (step, 41, 50),
+        ("prefill", 50, 60),
+        (step, 60, 70),
+        (step, 71, 80),
+    ];
+    let mut rules = StageRules::default();
+    assert_eq!(decodes(&turns, rules.clone()), [(30, 50), (60, 80)]);
+    assert_eq!(decodes(&turns[2..5], rules.clone()), [(10, 50)], "without other stages");
+    let inside = [("decode_all", 0, 50), (step, 5, 9), (step, 60, 70)];
+    assert_eq!(decodes(&inside, rules.clone()), [(0, 50)], "the program names its decode");
+    rules = StageRules::with(vec!["decode_all=generate".parse().unwrap()], vec![], vec![]);
+    assert_eq!(decodes(&turns, rules), [], "the user names another range");
+}

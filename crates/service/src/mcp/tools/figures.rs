@@ -141,7 +141,7 @@ fn of_cause(cause: &str) -> Option<&'static str> {
             "idle time of the GPU in which the host was inside one call of at least 1 ms that \
              launched nothing"
         }
-        "gap_host" | "gap_launch" | "gap_sync" | "gap_copy" => {
+        "gap_host" | "gap_launch" | "gap_graph_launch" | "gap_sync" | "gap_copy" => {
             "idle time of the GPU, by the call of the host at that time"
         }
         "gap_in_graph" | "gap_queued" => "idle time of the GPU before work launched earlier",

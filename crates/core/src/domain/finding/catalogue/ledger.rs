@@ -66,18 +66,25 @@ findings! {
                  unprofiled ones";
     LEDGER_GAP_LONG_CALL = "ledger_gap_long_call", [Warning],
         fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
-        advice: "Make these calls before the measured steps: they load code, choose an algorithm, \
-                 compile or allocate, mostly once.",
+        advice: "Make these calls before the measured steps, with each shape that occurs: they \
+                 load code, choose an algorithm, compile or allocate, mostly once per shape.",
         saving: "the cause's time in which its kernels run alone; of gaps, at most the \
                  unprofiled ones";
     LEDGER_GAP_HOST = "ledger_gap_host", [Warning],
         fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
-        advice: "Launch earlier: prepare the next work while the GPU runs.",
+        advice: "Let the host do less between launches: replay a CUDA or HIP graph, compile the \
+                 step, or move other work to another thread.",
         saving: "the cause's time in which its kernels run alone; of gaps, at most the \
                  unprofiled ones";
     LEDGER_GAP_LAUNCH = "ledger_gap_launch", [Warning],
         fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
         advice: "Launch less often: replay a CUDA or HIP graph, or fuse operators.",
+        saving: "the cause's time in which its kernels run alone; of gaps, at most the \
+                 unprofiled ones";
+    LEDGER_GAP_GRAPH_LAUNCH = "ledger_gap_graph_launch", [Warning],
+        fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
+        advice: "Launch the next replay before the current one ends, and change fewer nodes of the \
+                 graph between replays.",
         saving: "the cause's time in which its kernels run alone; of gaps, at most the \
                  unprofiled ones";
     LEDGER_GAP_SYNC = "ledger_gap_sync", [Warning],
