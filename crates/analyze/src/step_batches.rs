@@ -41,9 +41,9 @@ pub struct StepBatch {
     pub next_ms: Option<f64>,
     /// Part of that time in which the device ran its work, percent, mean.
     pub busy_pct: Option<f64>,
-    /// Tokens that a step computed or generated, of all requests, over the time to the next step, or
-    /// over its own where none follows; `null` where the tokens of a step are unknown, or its time
-    /// is not its own.
+    /// Tokens that a step computed or generated, of all requests, over the time to the next step,
+    /// or over its own where none follows; `null` where the tokens of a step are unknown, or its
+    /// time is not its own.
     pub tokens_per_s: Option<f64>,
 }
 
@@ -197,8 +197,11 @@ mod tests {
                 (Some(4), 1, Some(10_000), Some(10_000)),
             ]
         );
-        assert_eq!(rows[1].p50_ms, 0.9);
-        assert!((rows[1].tokens_per_s.unwrap() - 4.0 / 0.9e-3).abs() < 1e-6);
+        assert_eq!((rows[1].p50_ms, rows[1].next_ms), (0.9, Some(1.0)));
+        let rate = |row: usize| rows[row].tokens_per_s.unwrap();
+        assert!((rate(1) - 4.0 / 1e-3).abs() < 1e-6, "tokens come at the starts of steps");
+        assert_eq!(rows[0].next_ms, None, "the last step");
+        assert!((rate(0) - 2.0 / 0.9e-3).abs() < 1e-6);
     }
 
     #[test]

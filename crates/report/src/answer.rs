@@ -217,6 +217,7 @@ fn answer(records: &AnswerRecords) -> Answer {
     if records.only_traced && !records.stages.is_empty() {
         overhead.push(Cited::words(PROFILED));
     }
+    overhead.extend(records.ledger.rows.iter().filter_map(|it| own_work(ledger, it)));
     overhead.extend(records.overhead.iter().filter_map(overhead_text));
     overhead.extend(on_findings::conditions(records.findings).map(Cited::name));
     Answer {
@@ -245,6 +246,19 @@ fn unknown(ledger: &Ledger) -> Vec<String> {
         false => format!("{}: {text}", stages.join(", ")),
     };
     texts.into_iter().map(text).collect()
+}
+
+/// The profiler's own work, where it is a part of a stage that matters.
+fn own_work(ledger: &Ledger, row: &LedgerRow) -> Option<Cited> {
+    const STATED_PCT: f64 = 5.0;
+    let stage = ledger.stages.iter().find(|it| it.stage == row.stage)?;
+    let is_own = row.cause == LedgerCause::ProfilerOverhead;
+    let time = is_own.then(|| times::row_of_cause(row).ns("ns", row.ns))?;
+    let share = time.share_of(&times::row_of(stage).ns("measured_ns", stage.measured_ns))?;
+    (share.pct() >= STATED_PCT).then(|| {
+        let parts = [share.text(), Cited::name(&*row.stage)];
+        Cited::of("{} of {} is the profiler's own work, which an unprofiled run lacks.", parts)
+    })
 }
 
 fn overhead_text(it: &OverheadRecord) -> Option<Cited> {

@@ -89,7 +89,7 @@ fn repeated(answer: &Answer) -> Vec<String> {
     texts.into_keys().map(|it| format!("repeated: {it}")).collect()
 }
 
-/// Critical findings without a word on the page; a capture without stages has other sentences.
+/// Critical findings that the page lacks; a capture without stages has other sentences.
 fn hidden(answer: &Answer, report: &Value) -> Vec<String> {
     let texts = answer.unknown.iter().map(String::as_str);
     let page: Vec<&str> = texts.chain(answer.overhead.iter().map(Cited::as_str)).collect();

@@ -271,6 +271,24 @@ fn signed_share(ns: i64, of: i64) -> Option<f64> {
     (of > 0).then(|| 100.0 * ns as f64 / of as f64)
 }
 
+/// Number and mean of gaps, over the instances of their stage.
+pub fn gaps_text(cause: LedgerCause, (count, ns): (u64, i64), instances: u64) -> String {
+    let mean_us = ratio(ns as f64 / 1e3, count as f64).unwrap_or(0.0);
+    let mean = match mean_us {
+        1000.0.. => format!("{:.1} ms", mean_us / 1e3),
+        _ => format!("{mean_us:.1} us"),
+    };
+    let place = match cause {
+        LedgerCause::GapLongCall => "in this call of the host",
+        _ => "after this work",
+    };
+    match (count, instances) {
+        (1, _) => format!("one gap {place}, {mean}"),
+        (_, 1) => format!("{count} gaps {place}, {mean} on average"),
+        _ => format!("{count} gaps {place} over {instances} instances, {mean} on average"),
+    }
+}
+
 /// The work of a floor in words.
 pub fn floor_text(floor: &OperatorFloor) -> String {
     let by = if floor.is_memory_bound { "bytes" } else { "FLOPs" };

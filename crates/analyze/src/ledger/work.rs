@@ -12,7 +12,7 @@ use super::{
     causes::{self, AcrossRanks, KernelTime},
     floors::OperatorFloor,
     kernel_floors::place_floor,
-    rows::{MODEL_SOURCES, StageRows, floor_text},
+    rows::{MODEL_SOURCES, StageRows, floor_text, gaps_text},
 };
 use crate::{
     kernels::kernel_classes::ClassCache,
@@ -153,22 +153,7 @@ impl StageRows<'_> {
             member.max_saving_ns = if cause.is_gap() { member.ns } else { 0 };
             member.calls = count as f64 * self.times.scale.ratio();
             member.samples = count;
-            let mean_us = ratio(ns as f64 / 1e3, count as f64).unwrap_or(0.0);
-            let mean = match mean_us {
-                1000.0.. => format!("{:.1} ms", mean_us / 1e3),
-                _ => format!("{mean_us:.1} us"),
-            };
-            let place = match cause {
-                LedgerCause::GapLongCall => "in this call of the host",
-                _ => "after this work",
-            };
-            member.evidence = match (count, split.windows) {
-                (1, _) => format!("one gap {place}, {mean}"),
-                (_, 1) => format!("{count} gaps {place}, {mean} on average"),
-                (_, all) => {
-                    format!("{count} gaps {place} over {all} instances, {mean} on average")
-                }
-            };
+            member.evidence = gaps_text(cause, (count, ns), split.windows);
             let is_profiler = cause == LedgerCause::ProfilerOverhead;
             sums.add(
                 member,

@@ -139,6 +139,14 @@ const FAMILIES: [&str; 53] = [
     "Wait",
 ];
 
+/// The name of a call without its version: `cudaHostAlloc` of `cudaHostAlloc_v3020`.
+pub fn without_version(name: &str) -> &str {
+    match name.rsplit_once("_v") {
+        Some((name, version)) if version.bytes().all(|it| it.is_ascii_digit()) => name,
+        _ => name,
+    }
+}
+
 impl CallKind {
     /// Classifies a call, with or without a version: `cudaLaunchKernelExC_v11060`, `cuGraphLaunch`,
     /// `hipModuleLaunchKernel`.

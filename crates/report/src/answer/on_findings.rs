@@ -1,4 +1,4 @@
-//! Findings on the first page: what they withhold, and what they say about the figures.
+//! Findings on the first page: what they withhold, and the conditions of the figures.
 
 use llmprof_core::domain::finding::{
     Finding, Severity,

@@ -26,6 +26,8 @@ use crate::format::{figure, short_name};
 const REASONS: usize = 3;
 /// Min share of its stage, percent, of a listed reason.
 const LISTED_PCT: f64 = 1.0;
+/// The same of time without a cause.
+const UNEXPLAINED_PCT: f64 = 10.0;
 
 /// A cause of time above the floor.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -110,7 +112,11 @@ fn reason(
         }
         None => (measured, name.clone()),
     };
-    let share = time.figure().share_of(&whole).filter(|it| it.pct() >= LISTED_PCT)?;
+    let least = match row.cause {
+        LedgerCause::Unexplained => UNEXPLAINED_PCT,
+        _ => LISTED_PCT,
+    };
+    let share = time.figure().share_of(&whole).filter(|it| it.pct() >= least)?;
     let saved_of = Cited::of(" of {} ms of {}.", [whole.short(), name]);
     let at_most = if let CauseTime::AtMost(_) = time { "At most " } else { "" };
     let cause = Cited::words(plain(row.cause));

@@ -181,16 +181,36 @@ mod tests {
 
     #[test]
     fn steps_of_several_batches_are_stated_by_the_common_batch_and_never_averaged() {
-        let rows = [row(Some(4), &[2.0, 2.0], Some(2000.0)), row(Some(8), &[4.0], Some(2000.0))];
+        let rows = [row(Some(4), &[2.0, 2.0, 2.0], Some(2000.0)), row(Some(8), &[4.0], None)];
         assert_eq!(
             of_batches(&rows, &Ledger::default()),
-            ["3 decode steps of 4 to 8 requests with contexts of 400 to 800 tokens: 2.00 ms \
-                 with 4 requests (median of 2 steps), 2,000 tokens per second; all take 2.00 to \
+            ["4 decode steps of 4 to 8 requests with contexts of 400 to 800 tokens: 2.00 ms \
+                 with 4 requests (median of 3 steps), 2,000 tokens per second; all take 2.00 to \
                  4.00 ms."]
         );
         let rows = [row(Some(4), &[2.0], Some(2000.0)), row(None, &[4.0], None)];
         let text = of_batches(&rows, &Ledger::default());
-        assert_eq!(text, ["2 decode steps: 2.00 to 4.00 ms each."]);
+        assert_eq!(text, ["2 decode steps: 2.00 and 4.00 ms."]);
+    }
+
+    #[test]
+    fn two_steps_have_no_median_and_the_time_to_the_next_step_is_stated_where_it_is_longer() {
+        let mut rows = [row(Some(1), &[3.5, 40.5], None)];
+        let text = of_batches(&rows, &Ledger::default());
+        let steps = "2 decode steps of 1 request with a context of 100 tokens";
+        assert_eq!(text, [format!("{steps}: 3.50 and 40.5 ms.")]);
+        rows[0] = StepBatch { next_ms: Some(4.0), ..row(Some(1), &[3.0, 3.0, 3.1], Some(250.0)) };
+        let text = of_batches(&rows, &Ledger::default());
+        let steps = "3 decode steps of 1 request with a context of 100 tokens";
+        assert_eq!(
+            text,
+            [format!(
+                "{steps}: 3.00 ms (median of 3 steps), and the next one starts after 4.00 ms, 250 \
+                 tokens per second; all take 3.00 to 3.10 ms."
+            )]
+        );
+        rows[0].next_ms = Some(3.1);
+        assert!(!of_batches(&rows, &Ledger::default())[0].as_str().contains("the next one"));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use llmprof_analyze::{
     stats::percent,
     timeline::device_totals::{DeviceTotals, TransferTotal},
 };
+use llmprof_core::trace::runtime_call::without_version;
 
 use super::{
     AnswerRecords,
@@ -145,12 +146,4 @@ pub fn unknown(records: &AnswerRecords) -> Option<String> {
 fn is_without_stages(records: &AnswerRecords) -> bool {
     let stages: &[StageTiming] = records.stages;
     stages.is_empty() && records.ledger.stages.is_empty()
-}
-
-/// A function of CUDA without the version that the profiler adds to its name.
-fn without_version(name: &str) -> &str {
-    match name.rsplit_once("_v") {
-        Some((name, version)) if version.bytes().all(|it| it.is_ascii_digit()) => name,
-        _ => name,
-    }
 }

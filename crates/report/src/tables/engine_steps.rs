@@ -99,8 +99,9 @@ pub fn batch_columns() -> Vec<TableColumn<StepBatch>> {
 /// Times of steps by class, requests and context.
 pub fn step_batches(analysis: &Analysis) -> ReportTable {
     let caption = "Steps of one class with as many requests and a similar context, each step once. \
-                   The time to the next step is that between two starts, median: in decode, between \
-                   two tokens of a request; tokens/s are of this time. Context is the mean key length of the requests of a step.";
+                   The time to the next step is that between two starts, median: in decode, \
+                   between two tokens of a request. Tokens/s are of this time. Context is the \
+                   mean key length of the requests of a step.";
     let shown = [
         "class",
         "requests",

@@ -46,7 +46,7 @@ fn timeline(prefill: &str, decode: &str, graph: bool) -> Timeline {
     ];
     let mut id = 100;
     for step in [200_000, 1_200_000] {
-        let name = if decode == "decode_all" { "decode_step" } else { "step" };
+        let name = if decode == "b" { "step" } else { "decode_step" };
         lines.push(format!("range 1 {name} {step}..{}", step + 1_000_000));
         lines.push(format!("range 1 decoder.self_attn {}..{}", step + 10_000, step + 460_000));
         id += 10;

@@ -4,7 +4,10 @@
 use std::collections::BTreeMap;
 
 use foldhash::HashMap;
-use llmprof_core::trace::{runtime_call::CallKind, timeline::Timeline};
+use llmprof_core::trace::{
+    runtime_call::{CallKind, without_version},
+    timeline::Timeline,
+};
 
 use super::super::{device_time::is_operator, interval::Interval};
 
@@ -78,7 +81,7 @@ impl<'a> LongCalls<'a> {
     }
 
     pub fn names(&self) -> impl Iterator<Item = &'a str> {
-        self.names.iter().copied()
+        self.names.iter().map(|it| without_version(it))
     }
 }
 

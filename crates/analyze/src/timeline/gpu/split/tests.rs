@@ -75,6 +75,30 @@ fn gaps_have_their_reason_and_the_work_before_them() {
 }
 
 #[test]
+fn launches_of_graphs_are_told_from_launches_of_kernels() {
+    let mut trace = capture(
+        "range 1 prefill 0..100\ncall 1 1 5..40\ncall 1 2 50..60\nkernel 1 a 30..40 7
+         kernel 2 b 60..100 7",
+    );
+    let first = trace.strings.len() as u32;
+    trace.strings.extend(["hipGraphLaunch", "hipLaunchKernel"].map(str::to_owned));
+    let calls = trace.cuda_calls.iter().map(|it| llmprof_core::trace::timeline::ApiCall {
+        name: first + it.correlation_id as u32 - 1,
+        ..it
+    });
+    trace.cuda_calls = calls.collect();
+    insta::assert_snapshot!(lines(&trace), @"
+    prefill windows 1 ns 100 other 0
+    - a calls 1 ns 10 alone 10
+    - b calls 1 ns 40 alone 40
+    Host 1 5 after
+    Host 1 10 after - a
+    Launch 1 10 after - a
+    GraphLaunch 1 25 after
+    ");
+}
+
+#[test]
 fn work_of_other_stages_is_no_time_of_this_one() {
     let sketch = "range 1 prefill 0..50\nrange 1 decode_all 50..100\ncall 1 1 1..2\ncall 1 2 51..52
         kernel 1 a 10..80 7\nkernel 2 b 60..70 8";
