@@ -9,7 +9,7 @@ use super::{
     report_table::ReportTable,
     schema::{TableCell, TableColumn, count, nanos, nested, number, percent, size, text},
 };
-use crate::format::{UNKNOWN, decimals, quantity, short_name};
+use crate::format::{UNKNOWN, decimals, quantity, short_name, shortened};
 
 const SHOWN: [&str; 9] =
     ["cause", "stage", "ns", "step_ns", "share_pct", "max_saving_ns", "largest", "pass", "counter"];
@@ -24,6 +24,8 @@ const SHOWN_OF_MEMBERS: [&str; 9] = [
     "max_saving_ns",
     "evidence",
 ];
+/// Characters of a kernel in a row.
+const NAME: usize = 80;
 const SHOWN_OF_STAGES: [&str; 8] = [
     "stage",
     "measured_ns",
@@ -44,7 +46,8 @@ pub fn columns() -> Vec<TableColumn<LedgerRow>> {
         nanos("step_ns", "ms per step", |it| it.step_ns.into()),
         percent("share_pct", "Share of stage", |it| it.share_pct.into()),
         count("members", "Members", |it| it.members.into()),
-        text("largest", "Largest", |it| (&it.largest).into()),
+        text("largest", "Largest", |it: &LedgerRow| (&it.largest).into())
+            .shown(|it| shown_name(&it.largest)),
         text("pass", "Pass", |it| it.pass.as_str().into()),
         text("counter", "Evidence", |it| it.counter.as_str().into()),
         count("samples", "Samples", |it| it.samples.into()),
@@ -58,7 +61,8 @@ pub fn member_columns() -> Vec<TableColumn<LedgerMember>> {
         text("stage", "Stage", |it| (&it.stage).into()),
         text("cause", "Cause", |it| it.cause.as_str().into()),
         text("operator", "Operator", |it| (&it.operator).into()),
-        text("kernel", "Kernel or work before a gap", |it| (&it.kernel).into()),
+        text("kernel", "Kernel or work before a gap", |it: &LedgerMember| (&it.kernel).into())
+            .shown(|it| shown_name(&it.kernel)),
         size("grid", "Grid", |it| it.grid.into()),
         size("block", "Block", |it| it.block.into()),
         number("calls", "Calls", 0, |it: &LedgerMember| it.calls.into())
@@ -70,6 +74,11 @@ pub fn member_columns() -> Vec<TableColumn<LedgerMember>> {
         text("evidence", "Evidence", |it| it.evidence.as_str().into()),
         nanos("max_saving_ns", "Max saving ms", |it| it.max_saving_ns.into()),
     ]
+}
+
+/// A name of a length that a row can show.
+fn shown_name(name: &Option<String>) -> String {
+    name.as_ref().map_or_else(|| UNKNOWN.into(), |name| shortened(name, NAME))
 }
 
 /// Calls of one repeat: whole, or a part of a call where several repeats were traced.
