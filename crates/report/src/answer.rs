@@ -243,7 +243,10 @@ fn unknown(ledger: &Ledger) -> Vec<String> {
     }
     let text = |(text, stages): (&str, Vec<&str>)| match stages.len() == ledger.stages.len() {
         true => text.to_owned(),
-        false => format!("{}: {text}", stages.join(", ")),
+        false => {
+            let stages: Vec<&str> = stages.into_iter().map(times::spoken).collect();
+            format!("{}: {text}", stages.join(", "))
+        }
     };
     texts.into_iter().map(text).collect()
 }
@@ -256,7 +259,7 @@ fn own_work(ledger: &Ledger, row: &LedgerRow) -> Option<Cited> {
     let time = is_own.then(|| times::row_of_cause(row).ns("ns", row.ns))?;
     let share = time.share_of(&times::row_of(stage).ns("measured_ns", stage.measured_ns))?;
     (share.pct() >= STATED_PCT).then(|| {
-        let parts = [share.text(), Cited::name(&*row.stage)];
+        let parts = [share.text(), Cited::name(times::spoken(&row.stage))];
         Cited::of("{} of {} is the profiler's own work, which an unprofiled run lacks.", parts)
     })
 }
@@ -268,7 +271,7 @@ fn overhead_text(it: &OverheadRecord) -> Option<Cited> {
     Some(Cited::of(
         "Tracing made {} {} {}: {} ms instead of {} ms.",
         [
-            Cited::name(&*it.stage),
+            Cited::name(times::spoken(&it.stage)),
             row.figure("overhead_pct", share).shown(|it| pct(it.abs())),
             Cited::words(longer),
             row.figure("traced_ms", it.traced_ms).short(),

@@ -148,6 +148,7 @@ fn stated_and_unknown(answer: &Answer, report: &Value) -> Vec<String> {
     let has_floor = |it: &&Value| !it["times_floor"].is_null();
     let is_unknown = |it: &&Value| {
         let (name, missing) = (it["stage"].as_str().unwrap(), rows(it, "missing"));
+        let name = name.trim_end_matches("_all");
         missing.iter().any(|why| why.as_str().unwrap().starts_with("How fast it could be"))
             || answer.unknown.iter().any(|why| why.starts_with(&format!("How fast {name}")))
     };

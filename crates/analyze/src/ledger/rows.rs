@@ -99,8 +99,8 @@ impl StageRows<'_> {
         let of = |nvidia: &'static str, amd: &'static str| if is_of_amd { amd } else { nvidia };
         if !self.floors.is_model && !sums.is_any_floor {
             missing.push(format!(
-                "How fast it could be is unknown, for neither the model nor the work of the \
-                 kernels is: state the model (`model_config`){}.",
+                "How fast it could be is unknown: state the model by its config.json \
+                 (`model_config`){}.",
                 of(", or collect counters with ncu", "")
             ));
         }
@@ -120,7 +120,7 @@ impl StageRows<'_> {
                 "Why single kernels take their time is unknown: {}.",
                 of(
                     "collect counters with ncu, or sample GPU metrics with nsys",
-                    "counters are read of GPUs of NVIDIA alone"
+                    "counters can be read on GPUs of NVIDIA only"
                 )
             ));
         }

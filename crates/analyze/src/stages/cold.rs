@@ -173,14 +173,24 @@ fn warmup_calls(capture: &Capture) -> Vec<u64> {
     counts
 }
 
+/// Milliseconds with about four digits.
+fn short_ms(ms: f64) -> String {
+    match ms {
+        100.0.. => format!("{ms:.0}"),
+        1.0.. => format!("{ms:.2}"),
+        _ => format!("{ms:.4}"),
+    }
+}
+
 /// Returns a finding for each cold first instance.
 pub fn findings(cold: &[ColdInstance]) -> Vec<Finding> {
     let finding = |it: &ColdInstance| {
         let times = it.ms / it.median_ms;
         let message = format!(
-            "The first instance of {} was cold: it took {:.1} ms, {times:.1} times the median of \
+            "The first instance of {} was cold: it took {} ms, {times:.1} times the median of \
              later ones, and counts as warm-up.",
-            it.stage, it.ms
+            it.stage,
+            short_ms(it.ms)
         );
         Finding::new(catalogue::COLD_FIRST_INSTANCE, message)
             .with("stage", &it.stage)

@@ -18,7 +18,7 @@ use serde::{Serialize, Serializer};
 
 use super::{
     cited::{Cited, Figure},
-    times::{row_of, row_of_cause, unrecorded_wait},
+    times::{row_of, row_of_cause, spoken, unrecorded_wait},
 };
 use crate::format::{figure, short_name};
 
@@ -105,7 +105,7 @@ fn reason(
 ) -> Option<Reason> {
     let stage = ledger.stages.iter().find(|it| it.stage == row.stage)?;
     let measured = row_of(stage).ns("measured_ns", stage.measured_ns);
-    let name = Cited::name(&*row.stage);
+    let name = Cited::name(spoken(&row.stage));
     let (whole, base) = match unrecorded_wait(ledger, stage).filter(|it| it.value() > 0.0) {
         Some(wait) => {
             (measured.minus(&wait), Cited::of("{} without its unrecorded wait", [name.clone()]))

@@ -8,7 +8,7 @@ use llmprof_analyze::{
     step_batches::{StepBatch, common_batch},
     timeline::time_shares::{OUTSIDE_STAGES, StageShare},
 };
-use llmprof_core::trace::engine_steps::StepClass;
+use llmprof_core::trace::{engine_steps::StepClass, stage::WARMUP};
 
 use super::{
     AnswerRecords,
@@ -19,6 +19,8 @@ use crate::format::{count, pct};
 
 /// Least steps with a median: that of two is one of them.
 const LEAST_MEDIAN: u64 = 3;
+/// Least share of wall time of the warm-up that is stated, percent.
+const STATED_WARMUP_PCT: f64 = 5.0;
 /// Least share of device time outside all stages that is stated, percent.
 const STATED_PCT: f64 = 1.0;
 
@@ -26,6 +28,7 @@ const STATED_PCT: f64 = 1.0;
 pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     let mut all = of_batches(records.step_batches, records.ledger);
     all.extend(records.stage_shares.iter().find_map(outside));
+    all.extend(records.stage_shares.iter().find_map(warmup));
     all
 }
 
@@ -138,6 +141,13 @@ fn range(rows: &[&StepBatch], least: Column, most: Column) -> Option<(Figure, Fi
 fn rate(it: &StepBatch) -> Option<Cited> {
     let rate = row_of(it).figure("tokens_per_s", it.typical_tokens_per_s()?).decimals(0);
     Some(Cited::of(", {} tokens per second", [rate]))
+}
+
+/// The time of the warm-up, if it is a part that matters.
+fn warmup(it: &StageShare) -> Option<Cited> {
+    let share = it.wall_share_pct.filter(|pct| it.stage == WARMUP && *pct >= STATED_WARMUP_PCT)?;
+    let share = Row::of("stage_shares").with("stage", &it.stage).figure("wall_share_pct", share);
+    Some(Cited::of("{} of all wall time is warm-up, which counts in no stage.", [share.shown(pct)]))
 }
 
 /// The time outside all stages, where some work ran in it.

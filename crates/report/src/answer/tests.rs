@@ -63,24 +63,21 @@ fn a_stage_has_its_time_its_floor_and_its_largest_reasons() {
     let reason = &answer.reasons[0];
     assert_eq!(
         reason.text,
-        "47 % of decode_all: parts of the GPU have no work, because kernels start too few blocks."
+        "47 % of decode: parts of the GPU have no work, because kernels start too few blocks."
     );
     assert_eq!(reason.evidence, "attend<b> of decoder.attend: blocks for 35.4 % of the SMs (ncu).");
     assert!(
-        reason.advice.as_str().ends_with("This saves at most 12.8 of 42.9 ms of decode_all."),
+        reason.advice.as_str().ends_with("This saves at most 12.8 of 42.9 ms of decode."),
         "{reason:?}"
     );
     assert_eq!(
         answer.reasons[1].text,
-        "At most 9.3 % of decode_all: the GPU idles between the kernels of a replayed graph.",
+        "At most 9.3 % of decode: the GPU idles between the kernels of a replayed graph.",
         "tracing lengthens gaps"
     );
     assert_eq!(answer.reasons.len(), 2, "the others are below one percent");
     assert_eq!(answer.unknown, ["No counters: collect some."]);
-    assert_eq!(
-        answer.overhead,
-        ["Tracing made decode_all 10.0 % longer: 44.0 ms instead of 40.0 ms."]
-    );
+    assert_eq!(answer.overhead, ["Tracing made decode 10.0 % longer: 44.0 ms instead of 40.0 ms."]);
 }
 
 #[test]
@@ -90,7 +87,7 @@ fn a_stage_without_a_floor_has_no_ratio() {
     let [reason] = answer.reasons.as_slice() else { panic!("{:?}", answer.reasons) };
     assert_eq!(
         reason.text,
-        "100 % of decode_all: the GPU works, and why it takes this time is not measured."
+        "100 % of decode: the GPU works, and why it takes this time is not measured."
     );
     assert_eq!(reason.advice.as_str(), "", "nothing is promised");
 }
@@ -103,7 +100,7 @@ fn what_is_unknown_of_all_stages_is_written_once() {
     stages.as_array_mut().unwrap().push(prefill);
     assert_eq!(stored(stages.clone(), json!([])).unknown, ["No counters: collect some."]);
     stages[1]["missing"] = json!([]);
-    assert_eq!(stored(stages, json!([])).unknown, ["decode_all: No counters: collect some."]);
+    assert_eq!(stored(stages, json!([])).unknown, ["decode: No counters: collect some."]);
 }
 
 fn times(longest: serde_json::Value, p50_ms: f64, excess_ms: f64) -> Vec<Cited> {
@@ -204,12 +201,12 @@ fn steps_that_are_a_part_of_their_stage_are_not_averaged_with_the_time_between_t
         text(0.335, json!(64)),
         [
             median("0.335"),
-            "50 % of decode_all lies between its steps: decode takes 0.670 ms per step.".into(),
+            "50 % of decode lies between its steps: decode takes 0.670 ms per step.".into(),
         ]
     );
     assert_eq!(
         text(0.301, json!(64)),
-        ["Decode takes 0.670 ms per step.", "55 % of decode_all lies between its steps.",],
+        ["Decode takes 0.670 ms per step.", "55 % of decode lies between its steps.",],
         "the mean stands for the steps"
     );
     assert_eq!(text(0.335, json!(null)), [median("0.335")], "repeats differ in their steps");
@@ -227,7 +224,7 @@ fn a_run_without_a_gpu_has_its_steps_and_the_remedy_for_its_floor() {
     assert_eq!(answer.sentences, ["Decode takes 5.00 ms per token, 200 tokens per second."]);
     assert_eq!(
         answer.unknown,
-        ["How fast decode_all could be is unknown, for there is no complete timeline of a GPU: \
+        ["How fast decode could be is unknown, for there is no complete timeline of a GPU: \
           run it on a host with a GPU, in mode light or deep."]
     );
 }

@@ -77,6 +77,7 @@ pub fn row_of(stage: &LedgerStage) -> Row {
 /// complete.
 pub fn unknown(records: &AnswerRecords) -> Option<String> {
     let stages: Vec<&str> = without_ledger(records).map(|it| it.stage.as_str()).collect();
+    let stages: Vec<&str> = stages.into_iter().map(spoken).collect();
     let stages = stages.join(" and ");
     let text = match (why_untimed(records.findings), records.only_traced) {
         (Some(why), _) => format!("How fast {stages} could be is unknown. {why}"),
@@ -97,7 +98,12 @@ fn without_ledger<'a>(records: &'a AnswerRecords) -> impl Iterator<Item = &'a St
     records.stages.iter().filter(move |it| !known(&it.stage))
 }
 
-/// A stage in the words of a reader.
+/// A stage in the middle of a sentence.
+pub fn spoken(stage: &str) -> &str {
+    if stage == DECODE { "decode" } else { stage }
+}
+
+/// A stage at the start of a sentence.
 fn named(stage: &str) -> &str {
     match stage {
         PREFILL => "Prefill",
@@ -166,7 +172,7 @@ fn median(steps: &StepTimes, time: &StageTime) -> Cited {
 fn between_steps(steps: &StepTimes, per_step: &Figure, is_stated: bool) -> Option<Cited> {
     let step = row_of_steps(steps).figure("ms.mean", steps.ms.mean);
     let between = per_step.minus(&step).share_of(per_step)?.text();
-    let stage = Cited::name(DECODE);
+    let stage = Cited::name(spoken(DECODE));
     Some(match is_stated {
         true => Cited::of(
             "{} of {} lies between its steps: decode takes {} ms per step.",
@@ -237,7 +243,7 @@ fn outliers(steps: &StepTimes, findings: &[Finding]) -> Option<Cited> {
     let n = row.count("ms.n", steps.ms.n.into());
     let all = match steps.stage.as_str() {
         DECODE => n.quantity("decode step"),
-        stage => Cited::of("{} of {}", [n.quantity("instance"), Cited::name(stage)]),
+        stage => Cited::of("{} of {}", [n.quantity("instance"), Cited::name(spoken(stage))]),
     };
     let listed = || steps.longest.iter().take(LISTED).enumerate();
     let ms = |(at, it): (usize, &OutlierStep)| row.figure(format!("longest.{at}.ms"), it.ms);
@@ -314,7 +320,7 @@ pub fn unrecorded_waits(ledger: &Ledger) -> Vec<Cited> {
         Some(Cited::of(
             "{} of {} is a wait before the first recorded work of a stream: the capture does not \
              record its reason. The rest takes {} ms.",
-            [share.text(), Cited::name(&*stage.stage), measured.minus(&wait).short()],
+            [share.text(), Cited::name(spoken(&stage.stage)), measured.minus(&wait).short()],
         ))
     };
     ledger.stages.iter().filter_map(wait).collect()
