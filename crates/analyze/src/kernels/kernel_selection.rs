@@ -20,6 +20,7 @@ use llmprof_core::{
     trace::{
         kernel::LaunchKind,
         names::{base_name, signature},
+        range::Range,
         timeline::Timeline,
     },
 };
@@ -346,8 +347,11 @@ fn has_symbols(trace: &Timeline) -> bool {
 /// The first range of this stage in ncu syntax: `DOMAIN@RANGE/`, without the slash for start/end
 /// ranges.
 fn range(stage: &str, trace: &Timeline) -> Option<String> {
-    let range =
-        trace.ranges.iter().find(|it| trace.rules.stage(&it.name, &it.domain) == Some(stage))?;
+    let ranges = || trace.ranges.iter();
+    let of_stage = ranges().find(|it| trace.rules.stage(&it.name, &it.domain) == Some(stage));
+    // Decode may have ranges of its steps alone.
+    let is_step = |it: &&Range| stage == DECODE && trace.rules.is_decode_step(&it.name, &it.domain);
+    let range = of_stage.or_else(|| ranges().find(is_step))?;
     let is_accepted = |text: &str| {
         text.chars().all(|it| it.is_alphanumeric() || matches!(it, '_' | '-' | '.' | ' '))
     };

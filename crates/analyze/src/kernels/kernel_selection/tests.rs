@@ -283,3 +283,16 @@ fn symbols_that_are_too_long_for_an_argument_are_selected_in_several_processes()
     assert_eq!((kernels(&two), two.pairs.len()), (vec!["d f".into(), "e".into()], 3));
     assert!(two.stages[0].planned_pct.is_some_and(|planned| planned < 100.0));
 }
+
+#[test]
+fn decode_is_filtered_by_the_ranges_of_its_steps_where_it_has_no_other() {
+    let sketch = "range 1 prefill 0..10\nrange 1 decode_step 10..20\nrange 1 decode_step 20..30
+        call 1 1 1..2\ncall 1 2 11..12\nkernel 1 a 3..9 7\nkernel 2 b 13..19 7";
+    let filters = |sketch: &str| {
+        let plan = select_kernels(&capture(sketch), &settings(80.0), WHOLE);
+        plan.stages.into_iter().map(|it| it.range.unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(filters(sketch), ["LLM@prefill/", "LLM@decode_step/"]);
+    let named = format!("{sketch}\nrange 1 decode_all 10..30");
+    assert_eq!(filters(&named)[1], "LLM@decode_all/");
+}
