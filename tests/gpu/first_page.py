@@ -7,7 +7,7 @@ Records first_page_program.py with nsys and with the profiler of PyTorch, as it 
 delayed steps, and checks the sentences of `llmprof analyze` against the clock of the program. Then
 makes faults in a copy of the export of nsys: a clock of the GPU that is late, early or drifts,
 kernels without a time, a kernel that outlasts its successors. Each has to be named, and the times of
-stages have to be those of the export without the fault, or absent. Prints a row for each check and
+stages have to equal the times in the export without the fault, or be absent. Prints a row for each check and
 ends with 1 if one fails. PYTHON (default: this one) needs PyTorch; nsys has to be on PATH.
 `--out` keeps the exports and pages.
 """

@@ -15,7 +15,7 @@ pub trait Summed {
     fn add(&mut self, other: Self);
 }
 
-/// Rows in the order of their table, of which the first [`MAX_ROWS`] are kept.
+/// The first [`MAX_ROWS`] rows in the order of their table, and the sum of the others.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Limited<T> {
     pub rows: Vec<T>,

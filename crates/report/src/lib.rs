@@ -90,12 +90,53 @@ impl RunFacts<'_> {
     }
 }
 
+/// Forms of a run's report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReportForm {
+    Markdown,
+    Html,
+    Json,
+}
+
+impl ReportForm {
+    /// Name of the file in the layout.
+    pub const fn file(self) -> &'static str {
+        match self {
+            Self::Markdown => layout::REPORT_MD,
+            Self::Html => layout::REPORT_HTML,
+            Self::Json => layout::REPORT_JSON,
+        }
+    }
+}
+
+/// Renders one form of a run's report, without the other files.
+pub fn render_one(
+    form: ReportForm,
+    facts: &RunFacts,
+    trace: &Trace,
+    analysis: &Analysis,
+) -> String {
+    match form {
+        ReportForm::Json => data(facts, trace, analysis),
+        ReportForm::Markdown | ReportForm::Html => {
+            let page = Value::from(Serde(view::page(facts, trace, analysis)));
+            engine::render(form.file(), page)
+        }
+    }
+}
+
+/// The text of `report.json`.
+fn data(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> String {
+    let report = json(&profile::profile(facts, trace, analysis));
+    debug_assert_eq!(answer::unfounded(report.as_bytes()).ok(), Some(vec![]));
+    report
+}
+
 /// Renders every file of a run's report: its name in the layout, and its text.
 pub fn render(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Vec<(&'static str, String)> {
     let page = Value::from(Serde(view::page(facts, trace, analysis)));
     let text = |template: &str| engine::render(template, page.clone());
-    let report = json(&profile::profile(facts, trace, analysis));
-    debug_assert_eq!(answer::unfounded(report.as_bytes()).ok(), Some(vec![]));
+    let report = data(facts, trace, analysis);
     let mut files = vec![
         (layout::REPORT_MD, text("report.md")),
         (layout::REPORT_HTML, text("report.html")),

@@ -23,7 +23,10 @@ use llmprof_core::{
         counter::LaunchCounters, kernel::TracedKernel, names, range::Range, timeline::Timeline,
     },
 };
-use llmprof_report::pipeline::{self, Statements};
+use llmprof_report::{
+    ReportForm,
+    pipeline::{self, Statements},
+};
 
 use crate::support::captures;
 
@@ -317,8 +320,7 @@ fn the_report_of_an_external_capture_is_of_its_own_gpu() {
         )
         .unwrap();
         let found: Vec<String> = capture.findings(id).into_iter().map(|it| it.id).collect();
-        let report =
-            capture.render(id).into_iter().find(|(name, _)| *name == "report.json").unwrap().1;
+        let report = capture.render_one(ReportForm::Json, id);
         (found, serde_json::from_str::<serde_json::Value>(&report).unwrap())
     };
     let (found, report) = analyzed(&text);
@@ -345,7 +347,7 @@ fn a_capture_that_does_not_name_its_gpu_is_of_the_gpu_of_its_counters() {
         pipeline::analyze_capture(&[export], &[page], Statements::default(), &devices).unwrap();
     let found: Vec<String> = capture.findings(id).into_iter().map(|it| it.id).collect();
     assert!(!found.iter().any(|id| id == "counters_of_another_device"), "{found:?}");
-    let report = capture.render(id).into_iter().find(|(name, _)| *name == "report.md").unwrap().1;
+    let report = capture.render_one(ReportForm::Markdown, id);
     assert!(report.contains("0: name not recorded, "), "{report}");
 }
 

@@ -1,7 +1,10 @@
 //! Steps of an engine in a real capture, whose ranges are renamed as vLLM names them.
 
 use llmprof_core::domain::ids::RunId;
-use llmprof_report::pipeline::{self, Statements};
+use llmprof_report::{
+    ReportForm,
+    pipeline::{self, Statements},
+};
 use llmprof_service::config;
 use serde_json::Value;
 use uuid::Uuid;
@@ -24,8 +27,8 @@ fn report(name: &str, sql: &str) -> Value {
     let devices = config::devices().unwrap();
     let analyzed =
         pipeline::analyze_capture(&[export], &[], Statements::default(), &devices).unwrap();
-    let files = analyzed.render(RunId(Uuid::nil()));
-    serde_json::from_str(&files.iter().find(|(name, _)| *name == "report.json").unwrap().1).unwrap()
+    let report = analyzed.render_one(ReportForm::Json, RunId(Uuid::nil()));
+    serde_json::from_str(&report).unwrap()
 }
 
 fn total(steps: &[Value], class: &str, column: &str) -> f64 {

@@ -215,7 +215,7 @@ fn first_pages_of_real_captures_cite_tables_that_the_report_links_to() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(32))]
+    #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
     fn no_sentence_on_a_changed_capture_contradicts_a_table_a_finding_or_another_one(

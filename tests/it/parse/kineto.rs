@@ -20,7 +20,7 @@ use llmprof_core::{
     },
 };
 use llmprof_report::{
-    perfetto,
+    ReportForm, perfetto,
     pipeline::{self, Statements},
 };
 use llmprof_service::config;
@@ -151,8 +151,7 @@ fn reports_name_the_profiler_of_the_trace() {
             &config::devices().unwrap(),
         )
         .unwrap();
-        let files = analyzed.render(RunId(Uuid::nil()));
-        let report = &files.iter().find(|(name, _)| *name == "report.md").unwrap().1;
+        let report = analyzed.render_one(ReportForm::Markdown, RunId(Uuid::nil()));
         assert!(report.contains("| PyTorch profiler |"), "{name}: the pass of the ledger");
         assert!(report.contains("| Profiler | PyTorch profiler (schema 1, CUPTI 130001) |"));
         // A remedy may propose a capture by nsys; no sentence states that there was one.

@@ -8,7 +8,10 @@ use llmprof_core::domain::{
     model::{ModelSpec, PRESETS},
     stated_model::ModelStatement,
 };
-use llmprof_report::pipeline::{self, Statements};
+use llmprof_report::{
+    ReportForm,
+    pipeline::{self, Statements},
+};
 use llmprof_service::config;
 use serde_json::Value;
 use uuid::Uuid;
@@ -38,8 +41,8 @@ fn analyzed(export: &Path, fields: &[(&str, &str)]) -> Value {
     let stated = Statements { model: statement.resolve(&models).unwrap(), ..Statements::default() };
     let devices = config::devices().unwrap();
     let analyzed = pipeline::analyze_capture(&[export.to_owned()], &[], stated, &devices).unwrap();
-    let files = analyzed.render(RunId(Uuid::nil()));
-    serde_json::from_str(&files.iter().find(|(name, _)| *name == "report.json").unwrap().1).unwrap()
+    let report = analyzed.render_one(ReportForm::Json, RunId(Uuid::nil()));
+    serde_json::from_str(&report).unwrap()
 }
 
 fn row<'a>(report: &'a Value, table: &str, key: &str, value: &str) -> &'a Value {

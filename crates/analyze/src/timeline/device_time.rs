@@ -195,7 +195,7 @@ impl NestSums {
     }
 }
 
-/// Adds the sums of the stages of an entry to those of an entry around it.
+/// Adds the stage sums of an entry to the entry around it.
 fn join_stages(outer: &mut Vec<(usize, DeviceTime)>, inner: Vec<(usize, DeviceTime)>) {
     for (stage, sum) in inner {
         match outer.iter_mut().find(|it| it.0 == stage) {

@@ -1,4 +1,4 @@
-//! Groups of ranges that tables sum: those of one domain and name.
+//! Groups of ranges that tables sum: ranges with one domain and name.
 //!
 //! Names of an engine's steps carry the counts of each step, which other tables have: steps of one
 //! kind are one group.

@@ -17,7 +17,10 @@ use llmprof_core::{
     layout,
     trace::stage::{StageRule, StageRules},
 };
-use llmprof_report::pipeline::{self, Analyzed, Statements};
+use llmprof_report::{
+    ReportForm,
+    pipeline::{self, Analyzed, Statements},
+};
 use llmprof_service::{
     collect::{Collector, ProcessLimits},
     config,
@@ -77,20 +80,20 @@ pub struct AnalyzeOptions {
 
 pub fn run(options: &AnalyzeOptions) -> Result<()> {
     let (id, analyzed) = analyze(options)?;
-    let files = match &options.out {
-        None => analyzed.render(id),
+    let form = match options.format {
+        ReportFormat::Md => ReportForm::Markdown,
+        ReportFormat::Json => ReportForm::Json,
+        ReportFormat::Html => ReportForm::Html,
+    };
+    let text = match &options.out {
+        None => analyzed.render_one(form, id),
         Some(out) => {
             fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
-            analyzed.write(id, out)?
+            let files = analyzed.write(id, out)?;
+            let wanted = files.into_iter().find(|(name, _)| *name == form.file());
+            wanted.context("the report lacks that form")?.1
         }
     };
-    let wanted = match options.format {
-        ReportFormat::Md => layout::REPORT_MD,
-        ReportFormat::Json => layout::REPORT_JSON,
-        ReportFormat::Html => layout::REPORT_HTML,
-    };
-    let (_, text) =
-        files.iter().find(|(name, _)| *name == wanted).context("the report lacks that form")?;
     Ok(std::io::stdout().write_all(text.as_bytes())?)
 }
 

@@ -21,7 +21,7 @@ pub fn base_name(full: &str) -> &str {
 /// 7, op_id = 9, sizes = [[1, 8]], input_op_ids = [(8, 0)]`: the parts after the name differ from
 /// call to call. Other names are returned unchanged.
 ///
-/// The form is that of `getNvtxStr` in `torch/csrc/profiler/util.cpp`.
+/// `getNvtxStr` in `torch/csrc/profiler/util.cpp` writes this form.
 pub fn without_call_numbers(name: &str) -> &str {
     let numbers = [", seq = ", ", op_id = "].into_iter().map(|it| (it, false));
     let lists = [", sizes = ", ", input_op_ids = "].into_iter().map(|it| (it, true));

@@ -24,11 +24,11 @@ use super::{
 /// Max time by which a kernel may outlast its successor: two ends that are rounded to microseconds
 /// differ by up to two.
 const ROUNDING_NS: i64 = 2_000;
-/// Running kernels of one graph launch that are compared with a kernel of the same launch.
+/// Running kernels of one launching call that are compared with a kernel of the same launch.
 const MAX_BRANCHES: usize = 64;
 /// Running kernels of a stream that are compared with the next one.
 const MAX_RUNNING: usize = 4096;
-/// Min share of untimed kernels, percent, from which sums of the others are not those of all.
+/// Min share of untimed kernels, percent, at which sums over timed kernels are withheld.
 const MAX_UNTIMED_PCT: f64 = 1.0;
 
 /// The reason why a time is not valid.

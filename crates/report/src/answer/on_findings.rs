@@ -50,7 +50,7 @@ pub fn withheld(findings: &[Finding]) -> impl Iterator<Item = String> + '_ {
 /// Findings without which the figures would be misread.
 pub fn conditions(findings: &[Finding]) -> impl Iterator<Item = String> + '_ {
     let stated = findings.iter().filter(|it| is_one_of(it, &CONDITIONS)).map(text);
-    // Times that are shown, and are not those of all work or are corrected.
+    // Shown times that are corrected, or lack some work.
     let is_shown = |it: &&Finding| {
         it.id == catalogue::COLD_FIRST_INSTANCE
             || it.severity == Severity::Warning && is_one_of(it, &ON_TIMES)

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::format::{count, pct};
 
-/// Least steps with a median: that of two is one of them.
+/// Least steps with a median: the median of two steps is one of the two.
 const LEAST_MEDIAN: u64 = 3;
 /// Least share of wall time of the warm-up that is stated, percent.
 const STATED_WARMUP_PCT: f64 = 5.0;

@@ -45,7 +45,7 @@ use llmprof_core::{
     },
 };
 
-use crate::{RunFacts, part::PartStage, perfetto};
+use crate::{ReportForm, RunFacts, part::PartStage, perfetto};
 use stage_rules::with_rules;
 pub use stage_rules::{apply as apply_rules, rules_of};
 pub use statements::Statements;
@@ -308,8 +308,18 @@ impl Analyzed {
 
     /// Every file of the report: its name and text.
     pub fn render(&self, id: RunId) -> Vec<(&'static str, String)> {
-        let steps: Vec<StepRecord> = self.saved.steps.iter().cloned().map(as_reported).collect();
+        let steps = self.steps();
         crate::render(&self.facts(id, &steps), &self.trace, &self.analysis)
+    }
+
+    /// The text of one form of the report.
+    pub fn render_one(&self, form: ReportForm, id: RunId) -> String {
+        let steps = self.steps();
+        crate::render_one(form, &self.facts(id, &steps), &self.trace, &self.analysis)
+    }
+
+    fn steps(&self) -> Vec<StepRecord> {
+        self.saved.steps.iter().cloned().map(as_reported).collect()
     }
 
     /// Writes the files of the report into `dir`, the timeline too, and returns the texts.

@@ -47,7 +47,7 @@ pub struct RunTable<'a> {
     /// Path of the list in `report.json`.
     pub name: &'static str,
     columns: Vec<(&'static str, ColumnKind)>,
-    /// Records, of which each has a row up to `max`.
+    /// Records: the first `max` have a row each.
     records: usize,
     /// Number of records that are summed already.
     summed: u64,

@@ -257,7 +257,7 @@ pub const fn number<R>(
     TableColumn { places, ..TableColumn::new(ColumnKind::Number, name, title, read) }
 }
 
-/// A column of which the sum over rows means the same as a cell.
+/// A column whose sum over rows means the same as a cell.
 pub fn summed<R>(column: TableColumn<R>) -> TableColumn<R> {
     TableColumn { is_summed: true, ..column }
 }

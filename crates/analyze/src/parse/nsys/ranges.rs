@@ -77,7 +77,7 @@ impl UnnamedRanges {
         Ok(())
     }
 
-    /// The ranges with their names and those of their domains.
+    /// The ranges with their own names and domain names.
     pub fn named(self, export: &Export) -> std::result::Result<Vec<Range>, ParseError> {
         let Self { domains, names, inline, labels, sites, rows, .. } = self;
         let (labels, sites) = (labels.into_values(), sites.into_values());
@@ -114,7 +114,7 @@ impl UnnamedRanges {
 
 /// Many long names would take more memory than the file.
 fn too_long(export: &Export) -> ParseError {
-    export.foreign("the names of its ranges take more room than those of any program")
+    export.foreign("its range names take more room than the range names of any program")
 }
 
 /// The name as tables have it: instances of one range share a name.

@@ -36,7 +36,7 @@ fn label(item: NestItem, trace: &Timeline) -> RangeLabel {
 }
 
 impl<'a> KnownGraph<'a> {
-    /// `rule` is that of the timeline.
+    /// `rule` belongs to the timeline.
     pub fn of(trace: &'a Timeline, graph: usize, rule: &OperatorRule) -> Self {
         let captured = &trace.graph_captures.graphs[graph];
         let items = captured.operators.clone().map(NestItem::Captured);

@@ -45,7 +45,7 @@ impl OpenSets {
     }
 
     /// Finds the sets at the calls in `launches` and at `captures` (time and thread), for each
-    /// thread: the ranges of the thread and those of its process, which need not nest.
+    /// thread: thread ranges and process ranges, which need not nest.
     pub fn of<'a>(
         trace: &'a Timeline,
         mut group: impl FnMut(&'a Range) -> Option<u32>,

@@ -68,7 +68,7 @@ impl RangeNest {
         entry
     }
 
-    /// Sums of entries with those of all entries inside. `leaves` are in order of their entries.
+    /// Sums of entries, each with all entries inside it. `leaves` are in order of their entries.
     /// `visit` gets each entry with its sum, entries inside first, and may change what the
     /// enclosing entry gets.
     pub fn roll_up<V>(
