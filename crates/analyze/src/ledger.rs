@@ -105,6 +105,14 @@ impl LedgerCause {
         !matches!(self, Self::Floor | Self::Unexplained | Self::PassDifference)
     }
 
+    /// Name of a graph that was traced as a whole, among the kernels of members and rows.
+    pub const WHOLE_GRAPH: &str = "CUDA graph";
+
+    /// True for time that the recording adds, or whose reason lies before it.
+    pub const fn is_of_recording(self) -> bool {
+        matches!(self, Self::ProfilerOverhead | Self::UnrecordedWait)
+    }
+
     /// True for idle time of the GPU by the program.
     pub fn is_gap(self) -> bool {
         (Self::GapLongCall..=Self::GapQueued).contains(&self)

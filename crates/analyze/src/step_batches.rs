@@ -36,30 +36,38 @@ pub struct StepBatch {
     /// Its median.
     pub p50_ms: f64,
     /// Milliseconds from the start of a step to the start of the next one of its process, median:
-    /// in decode, the time between two tokens of a request. `null` where no step follows.
+    /// in decode, the time between two tokens of a request. `null` if a step follows on fewer than
+    /// three of these: an engine without requests waits.
     #[serde(default)]
     pub next_ms: Option<f64>,
     /// Part of that time in which the device ran its work, percent, mean.
     pub busy_pct: Option<f64>,
     /// Tokens that a step computed or generated, of all requests, over the time to the next step,
-    /// or over its own where none follows; `null` where the tokens of a step are unknown, or its
+    /// or over its own if `next_ms` is `null`; `null` where the tokens of a step are unknown or its
     /// time is not its own.
     pub tokens_per_s: Option<f64>,
 }
 
+/// Least values with a median: the median of two is one of the two.
+const LEAST_MEDIAN: usize = 3;
+
 /// The only row, or the one with the most steps if it has several: no figure stands for steps of
-/// different requests.
+/// different requests, nor for two steps that differ.
 pub fn common_batch<'a>(rows: impl IntoIterator<Item = &'a StepBatch>) -> Option<&'a StepBatch> {
     let rows: Vec<&StepBatch> = rows.into_iter().collect();
     let most = rows.iter().max_by_key(|it| it.steps)?;
-    (rows.len() == 1 || most.steps > 1).then_some(*most)
+    let has_median = most.steps >= LEAST_MEDIAN as u64 || most.is_typical();
+    (has_median && (rows.len() == 1 || most.steps > 1)).then_some(*most)
 }
 
 impl StepBatch {
     /// Tokens per second, if the mean of the steps stands for their median.
     pub fn typical_tokens_per_s(&self) -> Option<f64> {
-        let is_typical = (self.ms.mean - self.p50_ms).abs() <= TYPICAL_PART * self.p50_ms;
-        self.tokens_per_s.filter(|_| is_typical)
+        self.tokens_per_s.filter(|_| self.is_typical())
+    }
+
+    fn is_typical(&self) -> bool {
+        (self.ms.mean - self.p50_ms).abs() <= TYPICAL_PART * self.p50_ms
     }
 }
 
@@ -126,7 +134,8 @@ fn batch(
     let busy: Option<Vec<f64>> = busy.collect();
     let contexts = || all().filter_map(context);
     let padded = || all().filter_map(|it| it.padded_requests);
-    let next_ms = median(steps.iter().filter_map(|it| it.1).collect::<Vec<f64>>());
+    let next: Vec<f64> = steps.iter().filter_map(|it| it.1).collect();
+    let next_ms = if next.len() >= LEAST_MEDIAN { median(next) } else { None };
     let mean_ms = times.iter().sum::<f64>() / times.len() as f64;
     let each = made.and_then(|made| ratio(made as f64, steps.len() as f64));
     Some(StepBatch {
@@ -185,7 +194,13 @@ mod tests {
                 start + 500_000,
             )
         };
-        let sketch = [step(0, 4, 4_000), step(1, 4, 4_040), step(2, 4, 40_000), step(3, 2, 2_000)];
+        let sketch = [
+            step(0, 4, 4_000),
+            step(1, 4, 4_040),
+            step(2, 4, 4_080),
+            step(3, 4, 40_000),
+            step(4, 2, 2_000),
+        ];
         let rows = rows(&sketch.join("\n"));
         let short: Vec<_> =
             rows.iter().map(|it| (it.requests, it.steps, it.context_min, it.context_max)).collect();
@@ -193,15 +208,16 @@ mod tests {
             short,
             [
                 (Some(2), 1, Some(1_000), Some(1_000)),
-                (Some(4), 2, Some(1_000), Some(1_010)),
+                (Some(4), 3, Some(1_000), Some(1_020)),
                 (Some(4), 1, Some(10_000), Some(10_000)),
             ]
         );
         assert_eq!((rows[1].p50_ms, rows[1].next_ms), (0.9, Some(1.0)));
         let rate = |row: usize| rows[row].tokens_per_s.unwrap();
         assert!((rate(1) - 4.0 / 1e-3).abs() < 1e-6, "tokens come at the starts of steps");
-        assert_eq!(rows[0].next_ms, None, "the last step");
+        assert_eq!((rows[0].next_ms, rows[2].next_ms), (None, None), "one step, last or not");
         assert!((rate(0) - 2.0 / 0.9e-3).abs() < 1e-6);
+        assert!((rate(2) - 4.0 / 0.9e-3).abs() < 1e-6, "idle time may follow one step");
     }
 
     #[test]

@@ -369,7 +369,7 @@ fn group_of(of: &WorkOf, nsys: &Timeline, classes: &mut ClassCache) -> (WorkName
         }
         WorkKind::Graph => {
             group.is_graph = true;
-            let name = "CUDA graph".into();
+            let name = LedgerCause::WHOLE_GRAPH.into();
             let signature = String::new();
             WorkName { name, signature, launch: None, class: "graph", is_copy: false }
         }

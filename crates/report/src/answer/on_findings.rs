@@ -32,7 +32,7 @@ fn text(finding: &Finding) -> String {
     }
 }
 
-/// Critical findings: figures are withheld for their reason. Of several with one id, the first.
+/// Critical findings, for whose reason figures are withheld: the first of each id.
 ///
 /// Captures without stages have sentences of their own.
 pub fn withheld(findings: &[Finding]) -> impl Iterator<Item = String> + '_ {

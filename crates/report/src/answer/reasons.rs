@@ -73,7 +73,7 @@ impl CauseTime {
 /// The largest cause of each stage, and the largest others.
 pub fn reasons(ledger: &Ledger, findings: &[Finding]) -> Vec<Reason> {
     let is_reason = |cause: LedgerCause| {
-        cause == LedgerCause::Unexplained || cause.is_cause() && !is_of_recording(cause)
+        cause == LedgerCause::Unexplained || cause.is_cause() && !cause.is_of_recording()
     };
     let mut rows: Vec<(CauseTime, &LedgerRow)> = ledger
         .rows
@@ -151,24 +151,19 @@ fn evidence(it: &LedgerMember, row: &LedgerRow) -> String {
     format!("{name}{time}: {}{pass}.", it.evidence)
 }
 
-/// The remedy of a cause. That of an idle host in decode knows whether graphs are replayed; time
-/// without a cause has one where kernels were not recorded.
+/// The remedy of a cause. In decode, the finding on an idle GPU knows whether graphs are replayed.
+/// Time without a cause has a remedy if the kernels of graphs were not recorded.
 fn advice<'a>(findings: &'a [Finding], row: &LedgerRow) -> Option<&'a str> {
     let of = |id: FindingId| findings.iter().find(|it| it.id == id)?.advice.as_deref();
     let known = match row.cause {
         LedgerCause::GapHost if row.stage == DECODE => of(catalogue::DECODE_LAUNCH_BOUND),
-        LedgerCause::Unexplained if row.largest.as_deref() == Some("CUDA graph") => {
+        LedgerCause::Unexplained if row.largest.as_deref() == Some(LedgerCause::WHOLE_GRAPH) => {
             return of(catalogue::GRAPHS_TRACED_WHOLE);
         }
         _ => None,
     };
     let cause = || catalogue::named(&format!("ledger_{}", row.cause.as_str()))?.advice;
     known.or_else(cause).filter(|_| row.max_saving_ns > 0)
-}
-
-/// True for time that the recording adds, or whose reason lies before it.
-const fn is_of_recording(cause: LedgerCause) -> bool {
-    matches!(cause, LedgerCause::ProfilerOverhead | LedgerCause::UnrecordedWait)
 }
 
 /// A cause as something that happens.

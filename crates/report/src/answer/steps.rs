@@ -17,8 +17,6 @@ use super::{
 };
 use crate::format::{count, pct};
 
-/// Least steps with a median: the median of two steps is one of the two.
-const LEAST_MEDIAN: u64 = 3;
 /// Least share of wall time of the warm-up that is stated, percent.
 const STATED_WARMUP_PCT: f64 = 5.0;
 /// Least share of device time outside all stages that is stated, percent.
@@ -108,7 +106,7 @@ fn counted(figure: Figure) -> Cited {
 
 /// The median of the most common steps: none stands for steps of different requests.
 fn typical(rows: &[&StepBatch]) -> Option<Cited> {
-    let it = common_batch(rows.iter().copied()).filter(|it| it.steps >= LEAST_MEDIAN)?;
+    let it = common_batch(rows.iter().copied())?;
     let row = row_of(it);
     let requests = it.requests.filter(|_| rows.len() > 1).map(|requests| {
         Cited::of(" with {}", [row.count("requests", requests).quantity("request")])
