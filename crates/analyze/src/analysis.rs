@@ -291,12 +291,11 @@ impl Analysis {
         self.gemms.add_counters(&self.counters);
         let traced = (traced, self.only_traced);
         // After the tables, whose memory is free again.
-        self.operators = match capture.and_then(|it| Some((it, it.framework.as_ref()?))) {
+        let sums = match capture.and_then(|it| Some((it, it.framework.as_ref()?))) {
             Some((capture, index)) => framework(capture, index, &self.stages),
             None => operators::operators(baseline, &self.stages),
         };
-        operators::attach(&mut self.operators, &tables.device, traced, &self.kernels.stages);
-        self.operators.limit();
+        self.operators = operators::attach(sums, &tables.device, traced, &self.kernels.stages);
         self.coverage = tables.coverage;
         self.regions = tables.regions;
         self.findings.extend(tables.too_deep.map(regions::finding));

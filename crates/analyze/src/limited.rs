@@ -56,13 +56,6 @@ impl<T: Summed> Limited<T> {
     }
 }
 
-impl<T> From<Vec<T>> for Limited<T> {
-    /// All rows, to be limited later.
-    fn from(rows: Vec<T>) -> Self {
-        Self { rows, rest: None }
-    }
-}
-
 impl<T> Deref for Limited<T> {
     type Target = [T];
 

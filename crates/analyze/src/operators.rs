@@ -21,13 +21,12 @@ use serde::{Deserialize, Serialize};
 
 pub use self::device::attach;
 use self::{
-    call_kinds::{CallKinds, KindKey},
-    host::{CallKey, HostTimeSum, exclusive_times},
+    call_kinds::{CallKey, CallKinds},
+    host::{HostTimeSum, exclusive_times},
     products::ProductCalls,
 };
 use super::{
     events::{Events, TimedCall},
-    kernels::OUTSIDE,
     limited::{Limited, Summed},
     stages::{STAGES, Stages},
     stats::percent,
@@ -123,6 +122,23 @@ pub struct StageWork {
     pub covered_pct: Option<f64>,
 }
 
+/// The calls of one pass, summed: [`attach`] makes records of the sums.
+pub struct OperatorSums<'a> {
+    /// By stage, path and kind.
+    by_path: CallSums<'a>,
+    /// The same with layer and expert indices replaced by `*`.
+    rolled: CallSums<'a>,
+    work: BTreeMap<String, StageWork>,
+    /// Kernel time inside the calls with FLOPs, by stage and path; only of a framework, whose
+    /// inner calls launch the kernels.
+    working_ns: Option<BTreeMap<(String, String), i64>>,
+    products: BTreeMap<String, ProductCalls>,
+    stages: &'a Stages,
+}
+
+/// Sums of calls by key, each key once.
+type CallSums<'a> = Vec<(CallKey<'a>, HostTimeSum)>;
+
 /// The operators of one pass.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Operators {
@@ -131,9 +147,6 @@ pub struct Operators {
     /// The same records with layer and expert indices replaced by `*`.
     pub rolled: Limited<OperatorRecord>,
     pub work: BTreeMap<String, StageWork>,
-    /// Kernel time inside the calls with FLOPs, by stage and path; only of a framework, whose
-    /// inner calls launch the kernels.
-    pub working_ns: Option<BTreeMap<(String, String), i64>>,
     /// Products with weights of each stage whose products are all recorded by a framework.
     pub products: BTreeMap<String, ProductCalls>,
 }
@@ -145,14 +158,6 @@ pub struct ExclusiveTime {
     /// Share of the stage's kernel time for device time, else of the stage's time, percent.
     pub share_pct: Option<f64>,
     pub on_device: bool,
-}
-
-impl OperatorRecord {
-    /// An operator replayed by graphs alone, without a call on the host.
-    fn replayed(stage: &str, path: &str, calls: u64) -> Self {
-        let key = CallKey { stage: stage.into(), path: path.into(), op: "range".into() };
-        HostTimeSum::captured(calls).record(key, None)
-    }
 }
 
 impl Operators {
@@ -190,13 +195,6 @@ impl Operators {
         flops.into_iter().max_by_key(|(_, sum)| *sum).map(|(dtype, _)| dtype.to_owned())
     }
 
-    /// Keeps the first records, with the sum of the others.
-    pub fn limit(&mut self) {
-        for records in [&mut self.by_path, &mut self.rolled] {
-            *records = Limited::of(std::mem::take(&mut records.rows));
-        }
-    }
-
     /// Rolled-up records of enclosing modules, longest total first.
     pub fn modules(&self) -> impl Iterator<Item = &OperatorRecord> {
         self.rolled.iter().filter(|record| record.op == MODULE)
@@ -204,7 +202,7 @@ impl Operators {
 }
 
 /// Sums the measured calls of one pass.
-pub fn operators(events: &Events, stages: &Stages) -> Operators {
+pub fn operators<'a>(events: &'a Events, stages: &'a Stages) -> OperatorSums<'a> {
     let mut kinds = CallKinds::default();
     let (mut by_path, mut rolled): (Vec<HostTimeSum>, Vec<HostTimeSum>) = Default::default();
     let mut work: HashMap<&str, StageWork> = HashMap::default();
@@ -245,11 +243,15 @@ pub fn operators(events: &Events, stages: &Stages) -> Operators {
             work.covered_pct = percent(covered as f64, stage_ns(stage) as f64);
         }
     }
-    let total_ms = |stage: &str| stages.row(stage).map(|row| row.ms.mean * f64::from(row.ms.n));
-    let [of_path, of_rolled] = kinds.keys();
-    let by_path = records(of_path.into_iter().zip(by_path).collect(), total_ms);
-    let rolled = records(of_rolled.into_iter().zip(rolled).collect(), total_ms);
-    Operators { by_path, rolled, work, ..Operators::default() }
+    let [of_path, of_rolled] = kinds.into_keys();
+    OperatorSums {
+        by_path: of_path.into_iter().zip(by_path).collect(),
+        rolled: of_rolled.into_iter().zip(rolled).collect(),
+        work,
+        working_ns: None,
+        products: BTreeMap::new(),
+        stages,
+    }
 }
 
 /// The element at an index, up to which a list grows.
@@ -274,32 +276,6 @@ impl Covered {
         self.ns += (call.end_ns - from).max(0);
         self.until = Some(from.max(call.end_ns));
     }
-}
-
-/// The records of sums, sorted. `stage_ms` returns the time of a stage.
-fn records(
-    mut sums: Vec<(KindKey, HostTimeSum)>,
-    stage_ms: impl Fn(&str) -> Option<f64>,
-) -> Limited<OperatorRecord> {
-    // Records of equal times are in the order of their keys.
-    sums.sort_unstable_by_key(|it| it.0);
-    let record = |(key, sum): (KindKey, HostTimeSum)| {
-        let ms = stage_ms(key.stage);
-        sum.record(key.owned(), ms)
-    };
-    let mut records: Vec<_> = sums.into_iter().map(record).collect();
-    sort(&mut records);
-    records.into()
-}
-
-/// Sorts by device time, then records without device time by host time, longest first.
-fn sort(records: &mut [OperatorRecord]) {
-    let device = |it: &OperatorRecord| it.device.map_or(-1.0, |device| device.inclusive_ms);
-    let host = |it: &OperatorRecord| it.inclusive_ms.unwrap_or(-1.0);
-    let order = |a: &OperatorRecord, b: &OperatorRecord| {
-        device(b).total_cmp(&device(a)).then(host(b).total_cmp(&host(a)))
-    };
-    records.sort_by(|a, b| (a.stage == OUTSIDE).cmp(&(b.stage == OUTSIDE)).then(order(a, b)));
 }
 
 impl Summed for OperatorRecord {

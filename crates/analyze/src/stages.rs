@@ -112,6 +112,11 @@ impl Stages {
         self.rows.iter().find(|row| row.stage == stage)
     }
 
+    /// Time of a stage over all repeats, milliseconds; `None` where it was not timed.
+    pub fn total_ms(&self, stage: &str) -> Option<f64> {
+        self.row(stage).map(|row| row.ms.mean * f64::from(row.ms.n))
+    }
+
     /// Instances of a stage, the cold first one included.
     pub fn instances(&self, row: &StageTiming) -> u32 {
         let is_cold = |note: &&StageNote| note.part == COLD_PART && note.inside == row.stage;

@@ -1,9 +1,11 @@
 //! Kinds of calls: stage, path and kind of operator, each numbered once. Passes have millions of
 //! calls of a few thousand kinds.
 
+use std::borrow::Cow;
+
 use foldhash::HashMap;
 
-use super::{CallKey, rolled_paths::RolledPaths};
+use super::rolled_paths::RolledPaths;
 use crate::events::TimedCall;
 
 /// Numbers of one kind of call.
@@ -18,16 +20,16 @@ pub struct CallKind {
 }
 
 /// Stage, path and operator of a record.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct KindKey<'a> {
-    pub stage: &'a str,
-    pub path: &'a str,
-    pub op: &'a str,
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CallKey<'a> {
+    pub stage: Cow<'a, str>,
+    pub path: Cow<'a, str>,
+    pub op: Cow<'a, str>,
 }
 
-impl KindKey<'_> {
-    pub fn owned(self) -> CallKey {
-        CallKey { stage: self.stage.into(), path: self.path.into(), op: self.op.into() }
+impl<'a> CallKey<'a> {
+    pub fn of(stage: &'a str, path: &'a str, op: &'a str) -> Self {
+        Self { stage: stage.into(), path: path.into(), op: op.into() }
     }
 }
 
@@ -37,7 +39,7 @@ pub struct CallKinds<'a> {
     paths: RolledPaths<'a>,
     of_paths: HashMap<(&'a str, &'a str), u32>,
     of_rolled_paths: HashMap<(&'a str, u32), u32>,
-    numbers: HashMap<KindKey<'a>, u32>,
+    numbers: HashMap<CallKey<'a>, u32>,
     rolled: HashMap<(&'a str, u32, &'a str), u32>,
     kinds: Vec<CallKind>,
     /// By number of [`TimedCall::kind`].
@@ -59,17 +61,18 @@ impl<'a> CallKinds<'a> {
 
     fn find(&mut self, call: &TimedCall<'a>) -> CallKind {
         let of = call.of;
-        let key = KindKey { stage: &of.stage, path: &of.path, op: &of.op };
+        let (stage, path, op) = (of.stage.as_str(), of.path.as_str(), of.op.as_str());
+        let key = CallKey::of(stage, path, op);
         if let Some(number) = self.numbers.get(&key) {
             return self.kinds[*number as usize];
         }
-        let rolled_path = self.paths.number(&of.path);
+        let rolled_path = self.paths.number(path);
         let next = self.rolled.len() as u32;
-        let rolled = *self.rolled.entry((key.stage, rolled_path, key.op)).or_insert(next);
+        let rolled = *self.rolled.entry((stage, rolled_path, op)).or_insert(next);
         let next = self.of_paths.len() as u32;
-        let of_path = *self.of_paths.entry((key.stage, key.path)).or_insert(next);
+        let of_path = *self.of_paths.entry((stage, path)).or_insert(next);
         let next = self.of_rolled_paths.len() as u32;
-        let of_rolled_path = *self.of_rolled_paths.entry((key.stage, rolled_path)).or_insert(next);
+        let of_rolled_path = *self.of_rolled_paths.entry((stage, rolled_path)).or_insert(next);
         let number = self.kinds.len() as u32;
         self.numbers.insert(key, number);
         self.kinds.push(CallKind { number, rolled, of_path, of_rolled_path });
@@ -77,14 +80,17 @@ impl<'a> CallKinds<'a> {
     }
 
     /// The keys by number, and those under rolled-up paths.
-    pub fn keys(&self) -> [Vec<KindKey<'_>>; 2] {
-        let empty = KindKey { stage: "", path: "", op: "" };
-        let (mut own, mut rolled) = (vec![empty; self.kinds.len()], vec![empty; self.rolled.len()]);
-        for (key, number) in &self.numbers {
-            own[*number as usize] = *key;
+    pub fn into_keys(self) -> [Vec<CallKey<'a>>; 2] {
+        let empty = CallKey::of("", "", "");
+        let (mut own, mut rolled) =
+            (vec![empty.clone(); self.kinds.len()], vec![empty; self.rolled.len()]);
+        for (key, number) in self.numbers {
+            own[number as usize] = key;
         }
-        for ((stage, path, op), number) in &self.rolled {
-            rolled[*number as usize] = KindKey { stage, path: self.paths.path(*path), op };
+        let paths = self.paths.into_paths();
+        for ((stage, path, op), number) in self.rolled {
+            let path = paths[path as usize].clone();
+            rolled[number as usize] = CallKey { stage: stage.into(), path, op: op.into() };
         }
         [own, rolled]
     }

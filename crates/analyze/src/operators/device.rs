@@ -5,102 +5,133 @@ use std::borrow::Cow;
 use foldhash::{HashMap, HashSet};
 use llmprof_core::domain::units::Nanos;
 
-use super::{OperatorDevice, OperatorRecord, Operators, rolled_paths::collapse, sort};
+use super::{
+    CallSums, OperatorDevice, OperatorRecord, OperatorSums, Operators, call_kinds::CallKey, grown,
+    host::HostTimeSum, rolled_paths::collapse,
+};
 use crate::{
     events::Events,
-    kernels::{StageKernels, is_measured},
+    kernels::{OUTSIDE, StageKernels, is_measured},
+    limited::Limited,
+    stages::Stages,
     stats::{percent, ratio},
     timeline::device_time::{DeviceTime, DeviceTimes},
 };
 
-/// Attaches the kernels of the traced pass to the operators that launched them. A path with
-/// operators of several kinds in one stage gets none: its range does not identify the kind.
-/// `same_pass`: the records are of the traced pass.
+/// The records of sums, with the kernels of the traced pass that the operators launched. A path
+/// with operators of several kinds in one stage gets none: its range does not identify the kind.
+/// `same_pass`: the sums are of the traced pass.
 pub fn attach(
-    operators: &mut Operators,
+    sums: OperatorSums,
     times: &DeviceTimes,
     (traced, same_pass): (&Events, bool),
     stages: &[StageKernels],
-) {
-    let work = traced_work(operators, traced, same_pass);
-    let mut by_path: HashMap<PathKey, OperatorSums> = HashMap::default();
-    let mut rolled: HashMap<PathKey, OperatorSums> = HashMap::default();
-    for ((stage, path), time) in &times.operators {
-        let (flops, bytes) = work.get(&(stage, path)).copied().unwrap_or_default();
-        let working_ns = match &operators.working_ns {
-            Some(working) => working.get(&(stage.clone(), path.clone())).copied().unwrap_or(0),
-            None => time.exclusive_ns,
-        };
-        let paths = [(&mut by_path, Cow::Borrowed(path.as_str())), (&mut rolled, collapse(path))];
-        for (sums, path) in paths {
-            let sum = sums.entry((stage, path)).or_default();
-            sum.time.calls += time.calls;
-            sum.time.kernels += time.kernels;
-            sum.time.total_ns += time.total_ns;
-            sum.time.exclusive_ns += time.exclusive_ns;
-            sum.working_ns += working_ns;
-            sum.flops = sum.flops.saturating_add(flops);
-            sum.bytes = sum.bytes.saturating_add(bytes);
-        }
-    }
-    drop(work);
-    for (records, sums) in
-        [(&mut operators.by_path.rows, by_path), (&mut operators.rolled.rows, rolled)]
-    {
-        // Without runner events, replayed operators have no host call in the stage of their
-        // replay.
-        if traced.calls.is_empty() {
-            records.extend(replayed(records, &sums));
-        }
-        let mut kinds: HashMap<PathKey, u32> = HashMap::default();
-        for it in records.iter() {
-            *kinds.entry((&it.stage, it.path.as_str().into())).or_default() += 1;
-        }
-        let device = |record: &OperatorRecord| {
-            let key: PathKey = (&record.stage, record.path.as_str().into());
-            let stage = stages.iter().find(|it| it.stage == key.0);
-            let stage_ms = stage.and_then(|it| it.kernel_ms).unwrap_or(0.0);
-            // Operators inside a whole-traced graph have work but no time.
-            let complete = stage.is_none_or(|it| it.graph_launches == 0);
-            let sum = sums.get(&key).filter(|_| kinds[&key] == 1);
-            sum.map(|sum| sum.device(stage_ms, complete))
-        };
-        let devices: Vec<Option<OperatorDevice>> = records.iter().map(device).collect();
-        records.iter_mut().zip(devices).for_each(|(record, device)| record.device = device);
-        sort(records);
-    }
-}
-
-/// Stage and path of an operator.
-type PathKey<'a> = (&'a str, Cow<'a, str>);
-
-/// Records of operators that graphs alone replayed, in order.
-fn replayed(
-    records: &[OperatorRecord],
-    sums: &HashMap<PathKey, OperatorSums>,
-) -> Vec<OperatorRecord> {
-    let known: HashSet<(&str, &str)> =
-        records.iter().map(|it| (it.stage.as_str(), it.path.as_str())).collect();
-    let is_replayed = |(stage, path): &&PathKey| {
-        !stage.is_empty() && is_measured(stage) && !known.contains(&(stage, path.as_ref()))
+) -> Operators {
+    let OperatorSums { by_path, rolled, work, working_ns, products, stages: timings } = sums;
+    let traced_work = traced_work(&by_path, traced, same_pass);
+    let working_ns = |key: &(String, String), time: &DeviceTime| match &working_ns {
+        Some(working) => working.get(key).copied().unwrap_or(0),
+        None => time.exclusive_ns,
     };
-    let mut keys: Vec<&PathKey> = sums.keys().filter(is_replayed).collect();
-    keys.sort_unstable();
-    let record = |key: &PathKey| OperatorRecord::replayed(key.0, &key.1, sums[key].time.calls);
-    keys.into_iter().map(record).collect()
+    // By path, or by rolled-up path.
+    let device_sums = |path_of: fn(&str) -> Cow<str>| {
+        let mut sums = DeviceSums::default();
+        for (key @ (stage, path), time) in &times.operators {
+            let next = sums.numbers.len() as u32;
+            let number = *sums.numbers.entry((stage, path_of(path))).or_insert(next);
+            let sum = grown(&mut sums.sums, number);
+            sum.add(time, working_ns(key, time), traced_work.get(&(&**stage, &**path)));
+        }
+        sums
+    };
+    let has_calls = !traced.calls.is_empty();
+    let list = |calls, sums| records(calls, (&sums, stages), timings, has_calls);
+    let rolled = list(rolled, device_sums(collapse));
+    let own = device_sums(|path| path.into());
+    drop(traced_work);
+    Operators { by_path: list(by_path, own), rolled, work, products }
 }
 
-/// FLOPs and bytes of the traced pass by stage and path: of its events, or of the records if those
+#[derive(Default)]
+struct DeviceSums<'a> {
+    /// By stage and path of an operator.
+    numbers: HashMap<(&'a str, Cow<'a, str>), u32>,
+    sums: Vec<DeviceSum>,
+}
+
+/// One record per key, longest first: by device time, then records without device time by host
+/// time. Records are made one at a time, so that those beyond the limit of a table take no memory.
+fn records<'a>(
+    mut calls: CallSums<'a>,
+    (devices, stages): (&'a DeviceSums<'a>, &[StageKernels]),
+    timings: &Stages,
+    has_calls: bool,
+) -> Limited<OperatorRecord> {
+    // Without runner events, replayed operators have no host call in the stage of their replay.
+    if !has_calls {
+        let replayed = replayed(&calls, devices);
+        calls.extend(replayed);
+    }
+    // Records of equal times are in the order of their keys.
+    calls.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    let is_same = |a: &CallKey, b: &CallKey| (&a.stage, &a.path) == (&b.stage, &b.path);
+    let number = |at: usize| {
+        let key = &calls[at].0;
+        let before = at.checked_sub(1).and_then(|before| calls.get(before));
+        let has_kinds = before.into_iter().chain(calls.get(at + 1)).any(|it| is_same(&it.0, key));
+        let number = devices.numbers.get(&(&*key.stage, Cow::from(&*key.path))).copied();
+        number.filter(|_| !has_kinds)
+    };
+    let numbers: Vec<Option<u32>> = (0..calls.len()).map(number).collect();
+    let device = |at: usize| numbers[at].map(|number| &devices.sums[number as usize]);
+    let place = |(at, (key, sum)): (usize, &(CallKey, HostTimeSum))| {
+        let device_ms = device(at).map_or(-1.0, DeviceSum::inclusive_ms);
+        let host_ms = sum.inclusive_ms(&key.stage).unwrap_or(-1.0);
+        (key.stage == OUTSIDE, device_ms, host_ms, at)
+    };
+    let mut order: Vec<_> = calls.iter().enumerate().map(place).collect();
+    order.sort_unstable_by(|a, b| {
+        let longer = || b.1.total_cmp(&a.1).then(b.2.total_cmp(&a.2));
+        a.0.cmp(&b.0).then_with(longer).then(a.3.cmp(&b.3))
+    });
+    Limited::of(order.into_iter().map(|(.., at)| {
+        let empty = (CallKey::of("", "", ""), HostTimeSum::default());
+        let (key, sum) = std::mem::replace(&mut calls[at], empty);
+        let kernels = stages.iter().find(|it| it.stage == key.stage);
+        let ms = timings.total_ms(&key.stage);
+        let device = device(at).map(|it| it.device(kernels));
+        OperatorRecord { device, ..sum.record(key, ms) }
+    }))
+}
+
+/// Sums of operators that graphs alone replayed.
+fn replayed<'a>(calls: &CallSums, devices: &'a DeviceSums) -> CallSums<'a> {
+    let known: HashSet<(&str, &str)> =
+        calls.iter().map(|(key, _)| (&*key.stage, &*key.path)).collect();
+    let is_replayed = |stage: &str, path: &str| {
+        !stage.is_empty() && is_measured(stage) && !known.contains(&(stage, path))
+    };
+    let replayed = devices.numbers.iter().filter(|((stage, path), _)| is_replayed(stage, path));
+    let sum = |((stage, path), number): (&'a (&'a str, Cow<'a, str>), &u32)| {
+        let calls = devices.sums[*number as usize].time.calls;
+        (CallKey::of(stage, path, "range"), HostTimeSum::captured(calls))
+    };
+    replayed.map(sum).collect()
+}
+
+/// FLOPs and bytes of the traced pass by stage and path: of its events, or of the sums if those
 /// are of the same pass.
 fn traced_work<'a>(
-    operators: &'a Operators,
+    sums: &'a CallSums,
     traced: &Events<'a>,
     same_pass: bool,
 ) -> HashMap<(&'a str, &'a str), (u64, u64)> {
     let mut work: HashMap<(&str, &str), (u64, u64)> = HashMap::default();
     if same_pass {
-        let with_work = operators.by_path.iter().filter(|it| it.flops + it.bytes > 0);
-        let of = |it: &'a OperatorRecord| ((&*it.stage, &*it.path), (it.flops, it.bytes));
+        let with_work = sums.iter().filter(|(_, sum)| sum.flops > 0 || sum.bytes > 0);
+        let of = |(key, sum): &'a (CallKey, HostTimeSum)| {
+            ((&*key.stage, &*key.path), (sum.flops, sum.bytes))
+        };
         return with_work.map(of).collect();
     }
     for call in traced.calls.iter().map(|it| it.of).filter(|call| !call.warmup) {
@@ -112,7 +143,7 @@ fn traced_work<'a>(
 
 /// Device time and work of one operator in one stage.
 #[derive(Default)]
-struct OperatorSums {
+struct DeviceSum {
     time: DeviceTime,
     /// Kernel time over which rates are given.
     working_ns: i64,
@@ -120,14 +151,31 @@ struct OperatorSums {
     bytes: u64,
 }
 
-impl OperatorSums {
-    /// Rates need `complete`: every kernel of the stage is recorded.
-    fn device(&self, stage_ms: f64, complete: bool) -> OperatorDevice {
-        let (own, inclusive_ms) =
-            (Nanos(self.time.exclusive_ns), Nanos(self.time.total_ns).as_ms());
+impl DeviceSum {
+    fn add(&mut self, time: &DeviceTime, working_ns: i64, work: Option<&(u64, u64)>) {
+        self.time.calls += time.calls;
+        self.time.kernels += time.kernels;
+        self.time.total_ns += time.total_ns;
+        self.time.exclusive_ns += time.exclusive_ns;
+        self.working_ns += working_ns;
+        let (flops, bytes) = work.copied().unwrap_or_default();
+        self.flops = self.flops.saturating_add(flops);
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    fn inclusive_ms(&self) -> f64 {
+        Nanos(self.time.total_ns).as_ms()
+    }
+
+    /// `stage`: the kernels of its stage.
+    fn device(&self, stage: Option<&StageKernels>) -> OperatorDevice {
+        let stage_ms = stage.and_then(|it| it.kernel_ms).unwrap_or(0.0);
+        // Operators inside a whole-traced graph have work but no time.
+        let is_complete = stage.is_none_or(|it| it.graph_launches == 0);
+        let (own, inclusive_ms) = (Nanos(self.time.exclusive_ns), self.inclusive_ms());
         let working = Nanos(self.working_ns);
         let rate = |amount: u64| {
-            if amount == 0 || !complete { None } else { ratio(amount as f64, working.as_secs()) }
+            if amount == 0 || !is_complete { None } else { ratio(amount as f64, working.as_secs()) }
         };
         OperatorDevice {
             calls: self.time.calls,

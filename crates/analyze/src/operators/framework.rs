@@ -9,11 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use llmprof_core::trace::{event::OperatorCall, framework::OperatorSignature, timeline::Timeline};
 
 use super::{
-    CallKey, HostTimeSum, Operators, StageWork,
+    HostTimeSum, OperatorSums, StageWork,
+    call_kinds::CallKey,
     formulas::{OperatorWork, dtype, work},
     kinds::kind,
     products::{ProductCalls, WeightProduct},
-    records,
     rolled_paths::collapse,
 };
 use crate::{
@@ -33,7 +33,11 @@ use crate::{
 const WORKING: [&str; 4] = ["gemm", "attention", "conv", "moe"];
 
 /// Sums the operators of a capture that its stages do not leave out.
-pub fn framework(capture: &Capture, index: &FrameworkIndex, stages: &Stages) -> Operators {
+pub fn framework<'a>(
+    capture: &Capture,
+    index: &FrameworkIndex,
+    stages: &'a Stages,
+) -> OperatorSums<'a> {
     let works: Vec<Option<OperatorWork>> =
         capture.trace.framework.signatures.iter().map(work).collect();
     let launching = launching(index, capture.trace);
@@ -303,8 +307,8 @@ fn call_of(signature: &OperatorSignature) -> OperatorCall {
 /// Sums under way.
 #[derive(Default)]
 struct FrameworkSums<'a> {
-    by_path: BTreeMap<CallKey, HostTimeSum>,
-    rolled: BTreeMap<CallKey, HostTimeSum>,
+    by_path: BTreeMap<CallKey<'static>, HostTimeSum>,
+    rolled: BTreeMap<CallKey<'static>, HostTimeSum>,
     work: BTreeMap<String, StageWork>,
     products: BTreeMap<String, ProductCalls>,
     /// Outermost calls by stage and thread: stages of several threads may run at once.
@@ -321,7 +325,7 @@ impl FrameworkSums<'_> {
     ) {
         // Calls inside one with FLOPs do its work.
         let working_ns = if call.flops > 0 { call.end_ns - call.start_ns } else { 0 };
-        let own_path = self.by_path.entry(CallKey::of(call, call.path.clone())).or_default();
+        let own_path = self.by_path.entry(owned_key(call, call.path.clone())).or_default();
         own_path.add(call, (own_ns, inside, working_ns));
         // Only names of modules have numbers.
         let is_plain = !call.path.contains('.');
@@ -330,7 +334,7 @@ impl FrameworkSums<'_> {
         } else {
             (collapse(&call.path).into_owned(), inside_rolled())
         };
-        let rolled = self.rolled.entry(CallKey::of(call, path)).or_default();
+        let rolled = self.rolled.entry(owned_key(call, path)).or_default();
         rolled.add(call, (own_ns, inside, working_ns));
         // Bytes of a stage are unknown: only products have a formula.
         if call.flops > 0 {
@@ -353,34 +357,41 @@ impl FrameworkSums<'_> {
 
     /// Adds a call that a graph replayed `count` times.
     fn replayed(&mut self, call: &OperatorCall, count: u64) {
-        let own_path = self.by_path.entry(CallKey::of(call, call.path.clone())).or_default();
+        let own_path = self.by_path.entry(owned_key(call, call.path.clone())).or_default();
         own_path.add_replayed(call, count);
         let path = collapse(&call.path).into_owned();
-        self.rolled.entry(CallKey::of(call, path)).or_default().add_replayed(call, count);
+        self.rolled.entry(owned_key(call, path)).or_default().add_replayed(call, count);
         if call.flops > 0 {
             let work = self.work.entry(call.stage.clone()).or_default();
             work.flops = work.flops.saturating_add(call.flops.saturating_mul(count));
         }
     }
 
-    fn finish(mut self, stages: &Stages) -> Operators {
-        let total_ms = |stage: &str| stages.row(stage).map(|row| row.ms.mean * f64::from(row.ms.n));
+    fn finish(mut self, stages: &Stages) -> OperatorSums<'_> {
         let mut covered: BTreeMap<&str, i64> = BTreeMap::new();
         for ((stage, _), spans) in self.spans {
             *covered.entry(stage).or_default() += covered_ns(spans);
         }
         for stage in STAGES {
-            if let (Some(ns), Some(ms)) = (covered.get(stage), total_ms(stage)) {
+            if let (Some(ns), Some(ms)) = (covered.get(stage), stages.total_ms(stage)) {
                 let work = self.work.entry(stage.to_owned()).or_default();
                 work.covered_pct = percent(*ns as f64, ms * 1e6);
             }
         }
-        let [by_path, rolled] = [self.by_path, self.rolled].map(|mut sums| {
-            let keyed = sums.iter_mut().map(|(key, sum)| (key.borrowed(), std::mem::take(sum)));
-            records(keyed.collect(), total_ms)
-        });
-        Operators { by_path, rolled, work: self.work, working_ns: None, products: self.products }
+        OperatorSums {
+            by_path: self.by_path.into_iter().collect(),
+            rolled: self.rolled.into_iter().collect(),
+            work: self.work,
+            working_ns: None,
+            products: self.products,
+            stages,
+        }
     }
+}
+
+/// The key of a call under `path`.
+fn owned_key(call: &OperatorCall, path: String) -> CallKey<'static> {
+    CallKey { stage: call.stage.clone().into(), path: path.into(), op: call.op.clone().into() }
 }
 
 #[cfg(test)]

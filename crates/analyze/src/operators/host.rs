@@ -8,7 +8,7 @@ use llmprof_core::{domain::units::Nanos, trace::event::OperatorCall};
 
 use super::{
     OperatorRecord,
-    call_kinds::{CallKind, CallKinds, KindKey},
+    call_kinds::{CallKey, CallKind, CallKinds},
 };
 use crate::{
     events::TimedCall,
@@ -72,25 +72,6 @@ pub fn exclusive_times<'a>(
     }
 }
 
-/// Key of the calls summed in a record.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-pub struct CallKey {
-    pub stage: String,
-    pub path: String,
-    pub op: String,
-}
-
-impl CallKey {
-    pub fn borrowed(&self) -> KindKey<'_> {
-        KindKey { stage: &self.stage, path: &self.path, op: &self.op }
-    }
-
-    /// The key of a call under `path`.
-    pub fn of(call: &OperatorCall, path: String) -> Self {
-        Self { stage: call.stage.clone(), path, op: call.op.clone() }
-    }
-}
-
 /// Sum of the calls of a record.
 #[derive(Default)]
 pub struct HostTimeSum {
@@ -102,8 +83,8 @@ pub struct HostTimeSum {
     own: Nanos,
     /// Of the calls with FLOPs: the time over which rates are given.
     working: Nanos,
-    flops: u64,
-    bytes: u64,
+    pub flops: u64,
+    pub bytes: u64,
     shapes: BTreeMap<Vec<Vec<u64>>, u64>,
     /// Calls without shapes.
     shapeless: u64,
@@ -169,10 +150,25 @@ impl HostTimeSum {
         }
     }
 
+    /// Host time of the calls in a stage, enclosed calls included.
+    pub fn inclusive_ms(&self, stage: &str) -> Option<f64> {
+        self.nested(stage, self.total.as_ms())
+    }
+
+    /// The figure of a sum, if a call has a host time.
+    fn host(&self, value: f64) -> Option<f64> {
+        (self.calls > self.captured).then_some(value)
+    }
+
+    /// The same of a figure that counts enclosed calls. Outside the included ranges, enclosing
+    /// ranges are summed by exclusive time alone.
+    fn nested(&self, stage: &str, value: f64) -> Option<f64> {
+        self.host(value).filter(|_| stage != OUTSIDE)
+    }
+
     /// The record of the summed calls.
     pub fn record(self, key: CallKey, stage_ms: Option<f64>) -> OperatorRecord {
         // Rates are given only when all calls have a host time.
-        let timed = (self.calls - self.captured) as f64;
         let rate = |amount: u64| {
             if amount == 0 || self.captured > 0 {
                 None
@@ -180,17 +176,17 @@ impl HostTimeSum {
                 ratio(amount as f64, self.working.as_secs())
             }
         };
-        let host = |value: f64| (timed > 0.0).then_some(value);
-        // Outside the included ranges, enclosing ranges are summed by exclusive time alone.
-        let nested = |value: f64| host(value).filter(|_| key.stage != OUTSIDE);
+        let (inclusive_ms, exclusive_ms) =
+            (self.inclusive_ms(&key.stage), self.host(self.own.as_ms()));
+        let mean_ms = ratio(self.total.as_ms(), self.outer as f64);
         OperatorRecord {
             calls: self.calls,
             captured_calls: self.captured,
-            inclusive_ms: nested(self.total.as_ms()),
-            mean_ms: ratio(self.total.as_ms(), self.outer as f64).and_then(nested),
-            exclusive_ms: host(self.own.as_ms()),
-            inclusive_pct: stage_ms.and_then(|stage| percent(nested(self.total.as_ms())?, stage)),
-            exclusive_pct: stage_ms.and_then(|stage| percent(host(self.own.as_ms())?, stage)),
+            inclusive_ms,
+            mean_ms: mean_ms.and_then(|ms| self.nested(&key.stage, ms)),
+            exclusive_ms,
+            inclusive_pct: stage_ms.and_then(|stage| percent(inclusive_ms?, stage)),
+            exclusive_pct: stage_ms.and_then(|stage| percent(exclusive_ms?, stage)),
             device: None,
             flops_per_s: rate(self.flops),
             bytes_per_s: rate(self.bytes),
@@ -205,9 +201,9 @@ impl HostTimeSum {
                 .map(|(shapes, _)| shapes)
                 .unwrap_or_default(),
             dtype: self.dtype,
-            path: key.path,
-            op: key.op,
-            stage: key.stage,
+            path: key.path.into_owned(),
+            op: key.op.into_owned(),
+            stage: key.stage.into_owned(),
         }
     }
 }
@@ -295,7 +291,8 @@ mod tests {
         let mut sums: BTreeMap<CallKey, HostTimeSum> = BTreeMap::new();
         for (call, time) in calls.iter().zip(times) {
             let time = (time.exclusive_ns, time.inside_path, time.exclusive_ns);
-            sums.entry(CallKey::of(call, call.path.clone())).or_default().add(call, time);
+            let key = CallKey::of(&call.stage, &call.path, &call.op);
+            sums.entry(key).or_default().add(call, time);
         }
         let records: Vec<OperatorRecord> =
             sums.into_iter().map(|(key, sum)| sum.record(key, Some(100e-6))).collect();

@@ -25,11 +25,10 @@ impl ProfiledOperators {
         cold::mark(&mut capture);
         let derived = CaptureEvents::of(&capture, None);
         let stages = stages::stages(&derived.by_kind(trace));
-        let mut operators = framework(&capture, capture.framework.as_ref()?, &stages);
+        let sums = framework(&capture, capture.framework.as_ref()?, &stages);
         let tables = TimelineTables::of(&capture, &[]);
         let events = (&derived.by_kind(trace), true);
-        attach(&mut operators, &tables.device, events, &tables.kernels.stages);
-        operators.limit();
+        let operators = attach(sums, &tables.device, events, &tables.kernels.stages);
         Some(Self { operators, repeats: stages.repeats })
     }
 }

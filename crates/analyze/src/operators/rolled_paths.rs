@@ -40,8 +40,8 @@ impl<'a> RolledPaths<'a> {
     }
 
     /// The rolled-up paths in the order of their numbers.
-    pub fn into_paths(self) -> Vec<String> {
-        self.paths.into_iter().map(Cow::into_owned).collect()
+    pub fn into_paths(self) -> Vec<Cow<'a, str>> {
+        self.paths
     }
 
     /// The rolled-up path with this number.

@@ -13,7 +13,7 @@ use crate::{
     limited::{Limited, Summed},
     operators::{
         MODULE,
-        call_kinds::{CallKinds, KindKey},
+        call_kinds::{CallKey, CallKinds},
         grown,
     },
     stats::Spread,
@@ -48,18 +48,18 @@ pub fn repeats(events: &Events) -> Limited<OperatorRepeats> {
         *calls += 1;
         *times.entry(call.repeat).or_default() += Nanos(call.ns());
     }
-    let [_, keys] = kinds.keys();
-    let mut all: Vec<(KindKey, u64, Spread)> = Vec::with_capacity(keys.len());
+    let [_, keys] = kinds.into_keys();
+    let mut all: Vec<(CallKey, u64, Spread)> = Vec::with_capacity(keys.len());
     for (key, (calls, times)) in keys.into_iter().zip(sums) {
         if let Some(ms) = Spread::of(times.into_values().map(Nanos::as_ms)) {
             all.push((key, calls, ms));
         }
     }
     all.sort_unstable_by(|a, b| b.2.mean.total_cmp(&a.2.mean).then(a.0.cmp(&b.0)));
-    Limited::of(all.into_iter().map(|(KindKey { stage, path, op }, calls, ms)| OperatorRepeats {
-        stage: stage.into(),
-        path: path.into(),
-        op: op.into(),
+    Limited::of(all.into_iter().map(|(CallKey { stage, path, op }, calls, ms)| OperatorRepeats {
+        stage: stage.into_owned(),
+        path: path.into_owned(),
+        op: op.into_owned(),
         calls,
         ms,
     }))

@@ -4,7 +4,10 @@
 //! each gets a part in n, and the first ones the nanoseconds that remain of the division. Gaps are
 //! those of [`super`], by the same reasons.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use foldhash::{HashMap, HashSet};
 use llmprof_core::trace::{
@@ -270,6 +273,7 @@ impl<'a> SplitSums<'a> {
         };
         let long_gaps = self.long_gaps.into_iter().map(long_gap).collect();
         let operators = self.names.operators.into_paths();
+        let operators = operators.into_iter().map(Cow::into_owned).collect();
         WindowSplits { stages, operators, host_calls, long_gaps }
     }
 }
