@@ -54,7 +54,7 @@ use crate::{
         profiler_overhead,
         repeats::{self, OperatorRepeats},
         stage_calls::StageCalls,
-        step_times::{self, StepTimes},
+        step_times::{self, StepDevices, StepTimes},
     },
     step_batches::{self, StepBatch},
     timeline::{
@@ -217,9 +217,9 @@ fn analyze_as(
     );
     analysis.sampled = sampled;
     let baseline = events(trace, &derived, only_traced);
-    let other_pass = WindowSplits::default();
-    let own = if only_traced { &splits } else { &other_pass };
-    analysis.step_times = step_times::step_times(&baseline, own);
+    let own = capture.as_ref().filter(|_| only_traced);
+    let devices = own.map(|capture| StepDevices { splits: &splits, capture });
+    analysis.step_times = step_times::step_times(&baseline, devices.as_ref());
     let work = analysis.model_work(model, &baseline);
     analysis.cost = work.as_ref().and_then(ModelWork::cost);
     analysis.step = analysis.step.take().or_else(|| decode_timeline::unprofiled_step(&baseline));

@@ -36,7 +36,10 @@ use super::{
     collectives::KernelWait,
     cost::ModuleCost,
     roofline::ceilings::DeviceCeilings,
-    timeline::gpu::split::{WindowSplit, WindowSplits},
+    timeline::{
+        activity,
+        gpu::split::{WindowSplit, WindowSplits},
+    },
 };
 use crate::stages::{DECODE, STAGES};
 
@@ -106,7 +109,7 @@ impl LedgerCause {
     }
 
     /// Name of a graph that was traced as a whole, among the kernels of members and rows.
-    pub const WHOLE_GRAPH: &str = "CUDA graph";
+    pub const WHOLE_GRAPH: &str = activity::WHOLE_GRAPH;
 
     /// True for time that the recording adds, or whose reason lies before it.
     pub const fn is_of_recording(self) -> bool {

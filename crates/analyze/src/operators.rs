@@ -78,7 +78,8 @@ pub struct OperatorRecord {
     /// Bytes of operands and results of all calls.
     pub bytes: u64,
     /// Rate over `exclusive_ms`, or over the time of the calls with FLOPs for operators of PyTorch,
-    /// whose inner calls do the work; `null` for operators without FLOPs.
+    /// whose inner calls do the work; `null` for operators without FLOPs, and in captures with
+    /// kernels: the host only launches the work, whose rates are in `device`.
     pub flops_per_s: Option<f64>,
     pub bytes_per_s: Option<f64>,
     /// Kernels in the traced pass; `null` without kernels or a traced pass.

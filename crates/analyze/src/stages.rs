@@ -114,7 +114,7 @@ impl Stages {
 
     /// Time of a stage over all repeats, milliseconds; `None` where it was not timed.
     pub fn total_ms(&self, stage: &str) -> Option<f64> {
-        self.row(stage).map(|row| row.ms.mean * f64::from(row.ms.n))
+        self.row(stage).map(|row| self.all_ms(row))
     }
 
     /// Instances of a stage, the cold first one included.
@@ -123,9 +123,9 @@ impl Stages {
         row.ms.n + self.notes.iter().filter(is_cold).count() as u32
     }
 
-    /// Milliseconds of all instances of a stage, each as long as the mean.
+    /// Milliseconds of all measured instances of a stage.
     pub fn all_ms(&self, row: &StageTiming) -> f64 {
-        row.ms.mean * f64::from(self.instances(row))
+        row.ms.mean * f64::from(row.ms.n)
     }
 
     /// Adds a note for each cold first instance.

@@ -7,7 +7,7 @@ use llmprof_core::trace::engine_steps::StepClass;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    stages::step_times::TYPICAL_PART,
+    stages::step_times::{LEAST_MEDIAN, TYPICAL_PART},
     stats::{Spread, median, ratio},
     timeline::engine_steps::EngineStepRecord,
 };
@@ -35,21 +35,18 @@ pub struct StepBatch {
     pub ms: Spread,
     /// Its median.
     pub p50_ms: f64,
-    /// Milliseconds from the start of a step to the start of the next one of its process, median:
-    /// in decode, the time between two tokens of a request. `null` if a step follows on fewer than
-    /// three of these: an engine without requests waits.
+    /// Milliseconds from the end of a step to the end of the next one of its class and process,
+    /// median: in decode, the time between two tokens of a request. `null` if fewer than three of
+    /// these follow on such a step: an engine without requests waits.
     #[serde(default)]
-    pub next_ms: Option<f64>,
+    pub period_ms: Option<f64>,
     /// Part of that time in which the device ran its work, percent, mean.
     pub busy_pct: Option<f64>,
-    /// Tokens that a step computed or generated, of all requests, over the time to the next step,
-    /// or over its own if `next_ms` is `null`; `null` where the tokens of a step are unknown or its
+    /// Tokens that a step computed or generated, of all requests, over `period_ms`, or over its own
+    /// time if that is `null`; `null` where the tokens of a step are unknown or its
     /// time is not its own.
     pub tokens_per_s: Option<f64>,
 }
-
-/// Least values with a median: the median of two is one of the two.
-const LEAST_MEDIAN: usize = 3;
 
 /// The only row, or the one with the most steps if it has several: no figure stands for steps of
 /// different requests, nor for two steps that differ.
@@ -79,11 +76,11 @@ const CUT_PART: f64 = 0.1;
 pub fn step_batches(steps: &[EngineStepRecord]) -> Vec<StepBatch> {
     type Key<'a> = (StepClass, Option<&'a str>, Option<u64>, Option<u32>);
     let mut groups: BTreeMap<Key, Vec<StepAt>> = BTreeMap::new();
-    let next_ms = to_next(steps);
+    let periods = periods(steps);
     let has_work = steps.iter().any(EngineStepRecord::has_work);
     let whole: BTreeSet<Option<StepClass>> =
         steps.iter().filter(|it| !is_cut(it)).map(|it| it.class).collect();
-    for (it, next_ms) in steps.iter().zip(next_ms).filter(|(it, _)| it.has_work() || !has_work) {
+    for (it, period) in steps.iter().zip(periods).filter(|(it, _)| it.has_work() || !has_work) {
         let Some(class) = it.class.filter(|_| !is_cut(it) || !whole.contains(&it.class)) else {
             continue;
         };
@@ -91,24 +88,24 @@ pub fn step_batches(steps: &[EngineStepRecord]) -> Vec<StepBatch> {
         groups
             .entry((class, it.mode.as_deref(), it.requests, octave))
             .or_default()
-            .push((it, next_ms));
+            .push((it, period));
     }
     groups.into_iter().filter_map(|(key, steps)| batch((key.0, key.1, key.2), &steps)).collect()
 }
 
-/// A step, and the time to the next of its process, milliseconds.
+/// A step, and its time since the end of the one before, milliseconds.
 type StepAt<'a> = (&'a EngineStepRecord, Option<f64>);
 
-/// Time from the start of each step to the start of the next of its process, milliseconds. The
-/// steps are in the order of their starts.
-fn to_next(steps: &[EngineStepRecord]) -> Vec<Option<f64>> {
-    let mut starts: BTreeMap<u32, f64> = BTreeMap::new();
-    let next = |it: &EngineStepRecord| {
-        starts.insert(it.process, it.start_ms).map(|next| next - it.start_ms)
+/// Time from the end of the step before to the end of each step, milliseconds; `None` after a step
+/// of another class. The host may start steps that wait for earlier ones: their starts say nothing
+/// of tokens. The steps are in the order of their starts.
+fn periods(steps: &[EngineStepRecord]) -> Vec<Option<f64>> {
+    let mut last: BTreeMap<u32, (Option<StepClass>, f64)> = BTreeMap::new();
+    let period = |it: &EngineStepRecord| {
+        let (class, before) = last.insert(it.process, (it.class, it.end_ms))?;
+        (class == it.class && it.end_ms > before).then_some(it.end_ms - before)
     };
-    let mut all: Vec<Option<f64>> = steps.iter().rev().map(next).collect();
-    all.reverse();
-    all
+    steps.iter().map(period).collect()
 }
 
 /// True for a step whose time is not its own.
@@ -134,8 +131,8 @@ fn batch(
     let busy: Option<Vec<f64>> = busy.collect();
     let contexts = || all().filter_map(context);
     let padded = || all().filter_map(|it| it.padded_requests);
-    let next: Vec<f64> = steps.iter().filter_map(|it| it.1).collect();
-    let next_ms = if next.len() >= LEAST_MEDIAN { median(next) } else { None };
+    let periods: Vec<f64> = steps.iter().filter_map(|it| it.1).collect();
+    let period_ms = if periods.len() >= LEAST_MEDIAN { median(periods) } else { None };
     let mean_ms = times.iter().sum::<f64>() / times.len() as f64;
     let each = made.and_then(|made| ratio(made as f64, steps.len() as f64));
     Some(StepBatch {
@@ -149,9 +146,9 @@ fn batch(
         steps: steps.len() as u64,
         ms: Spread::of(times.iter().copied())?,
         p50_ms: median(times)?,
-        next_ms,
+        period_ms,
         busy_pct: busy.and_then(|it| Some(Spread::of(it)?.mean)),
-        tokens_per_s: each.and_then(|each| ratio(each * 1e3, next_ms.unwrap_or(mean_ms))),
+        tokens_per_s: each.and_then(|each| ratio(each * 1e3, period_ms.unwrap_or(mean_ms))),
     })
 }
 
@@ -198,8 +195,9 @@ mod tests {
             step(0, 4, 4_000),
             step(1, 4, 4_040),
             step(2, 4, 4_080),
-            step(3, 4, 40_000),
-            step(4, 2, 2_000),
+            step(3, 4, 4_120),
+            step(4, 4, 40_000),
+            step(5, 2, 2_000),
         ];
         let rows = rows(&sketch.join("\n"));
         let short: Vec<_> =
@@ -208,14 +206,14 @@ mod tests {
             short,
             [
                 (Some(2), 1, Some(1_000), Some(1_000)),
-                (Some(4), 3, Some(1_000), Some(1_020)),
+                (Some(4), 4, Some(1_000), Some(1_030)),
                 (Some(4), 1, Some(10_000), Some(10_000)),
             ]
         );
-        assert_eq!((rows[1].p50_ms, rows[1].next_ms), (0.9, Some(1.0)));
+        assert_eq!((rows[1].p50_ms, rows[1].period_ms), (0.9, Some(1.0)));
         let rate = |row: usize| rows[row].tokens_per_s.unwrap();
-        assert!((rate(1) - 4.0 / 1e-3).abs() < 1e-6, "tokens come at the starts of steps");
-        assert_eq!((rows[0].next_ms, rows[2].next_ms), (None, None), "one step, last or not");
+        assert!((rate(1) - 4.0 / 1e-3).abs() < 1e-6, "tokens come at the ends of steps");
+        assert_eq!((rows[0].period_ms, rows[2].period_ms), (None, None), "one step of each");
         assert!((rate(0) - 2.0 / 0.9e-3).abs() < 1e-6);
         assert!((rate(2) - 4.0 / 0.9e-3).abs() < 1e-6, "idle time may follow one step");
     }

@@ -6,6 +6,7 @@
 mod cited;
 mod latencies;
 mod on_findings;
+mod outliers;
 mod ran;
 mod reasons;
 mod steps;
@@ -197,6 +198,9 @@ pub fn unfounded(report: &[u8]) -> Result<Vec<String>, serde_json::Error> {
     Ok(answers.iter().flat_map(Answer::cited).flat_map(|it| it.unfounded(&tables)).collect())
 }
 
+/// Min share of a stage, percent, of the profiler's own work that is said with the times.
+const MOST_PCT: f64 = 25.0;
+
 fn answer(records: &AnswerRecords) -> Answer {
     let ledger = records.ledger;
     let sentences = latencies::sentences(records.latencies)
@@ -205,7 +209,7 @@ fn answer(records: &AnswerRecords) -> Answer {
         .chain(times::sentences(records))
         .chain(steps::sentences(records))
         .chain(whole::sentences(records));
-    let sentences: Vec<Cited> = sentences.collect();
+    let mut sentences: Vec<Cited> = sentences.collect();
     let mut unknown = unknown(ledger);
     unknown.extend(times::unknown(records));
     unknown.extend(whole::busy_unknown(records));
@@ -217,7 +221,10 @@ fn answer(records: &AnswerRecords) -> Answer {
     if records.only_traced && !records.stages.is_empty() {
         overhead.push(Cited::words(PROFILED));
     }
-    overhead.extend(records.ledger.rows.iter().filter_map(|it| own_work(ledger, it)));
+    let own = ledger.rows.iter().filter_map(|it| own_work(ledger, it));
+    let (most, part): (Vec<_>, Vec<_>) = own.partition(|it| it.0 >= MOST_PCT);
+    sentences.extend(most.into_iter().map(|it| it.1));
+    overhead.extend(part.into_iter().map(|it| it.1));
     overhead.extend(records.overhead.iter().filter_map(overhead_text));
     overhead.extend(on_findings::conditions(records.findings).map(Cited::name));
     Answer {
@@ -251,32 +258,35 @@ fn unknown(ledger: &Ledger) -> Vec<String> {
     texts.into_iter().map(text).collect()
 }
 
-/// The profiler's own work, where it is a part of a stage that matters.
-fn own_work(ledger: &Ledger, row: &LedgerRow) -> Option<Cited> {
+/// The profiler's own work, where it is a part of a stage that matters, and its share, percent.
+fn own_work(ledger: &Ledger, row: &LedgerRow) -> Option<(f64, Cited)> {
     const STATED_PCT: f64 = 5.0;
     let stage = ledger.stages.iter().find(|it| it.stage == row.stage)?;
     let is_own = row.cause == LedgerCause::ProfilerOverhead;
     let time = is_own.then(|| times::row_of_cause(row).ns("ns", row.ns))?;
     let share = time.share_of(&times::row_of(stage).ns("measured_ns", stage.measured_ns))?;
     (share.pct() >= STATED_PCT).then(|| {
+        let pct = share.pct();
         let parts = [share.text(), Cited::name(times::spoken(&row.stage))];
-        Cited::of("{} of {} is the profiler's own work, which an unprofiled run lacks.", parts)
+        let text = "{} of {} is the profiler's own work, which an unprofiled run lacks.";
+        (pct, Cited::of(text, parts))
     })
 }
 
+/// Tracing shortens nothing: a shorter pass is noise.
 fn overhead_text(it: &OverheadRecord) -> Option<Cited> {
     let share = it.overhead_pct?;
-    let longer = if share < 0.0 { "shorter" } else { "longer" };
     let row = Row::of("overhead").with("stage", &it.stage);
+    let stage = Cited::name(times::spoken(&it.stage));
+    let [traced, plain] = [("traced_ms", it.traced_ms), ("plain_ms", it.plain_ms)]
+        .map(|(column, ms)| row.figure(column, ms).short());
+    if share < 0.0 {
+        let parts = [stage, traced, plain];
+        return Some(Cited::of("Tracing did not make {} longer: {} ms, and {} ms without.", parts));
+    }
     Some(Cited::of(
-        "Tracing made {} {} {}: {} ms instead of {} ms.",
-        [
-            Cited::name(times::spoken(&it.stage)),
-            row.figure("overhead_pct", share).shown(|it| pct(it.abs())),
-            Cited::words(longer),
-            row.figure("traced_ms", it.traced_ms).short(),
-            row.figure("plain_ms", it.plain_ms).short(),
-        ],
+        "Tracing made {} {} longer: {} ms instead of {} ms.",
+        [stage, row.figure("overhead_pct", share).shown(pct), traced, plain],
     ))
 }
 

@@ -49,15 +49,15 @@ fn stage_dominates(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     if !times.is_finite() || times < DOMINANCE {
         return vec![];
     }
-    let unequal = stages.instances(longer) != stages.instances(shorter);
-    let of_all = if unequal { " over all instances" } else { "" };
+    let unequal = longer.ms.n != shorter.ms.n;
+    let of_all = if unequal { " over all measured instances" } else { "" };
     let message =
         format!("{} takes {times:.1} times as long as {}{of_all}.", longer.stage, shorter.stage);
     let mut found = Finding::new(catalogue::STAGE_DOMINATES, message).with("stage", &longer.stage);
     for row in [longer, shorter] {
         found = found.with(&format!("{} ms", row.stage), format!("{:.3}", row.ms.mean));
         if unequal {
-            found = found.with(&format!("{} instances", row.stage), stages.instances(row));
+            found = found.with(&format!("{} instances", row.stage), row.ms.n);
         }
     }
     if let Some(vision) = analysis.stages.note("vision").filter(|_| longer.stage == PREFILL) {

@@ -296,7 +296,10 @@ fn the_stage_with_more_time_over_all_instances_dominates() {
         (analysis, no_trace())
     };
     let found = fires("stage_dominates", decode_steps(256), decode_steps(5));
-    assert_eq!(found.message, "decode_all takes 51.6 times as long as prefill over all instances.");
+    assert_eq!(
+        found.message,
+        "decode_all takes 51.6 times as long as prefill over all measured instances."
+    );
     assert_eq!(found.evidence["decode_all instances"], "256");
 }
 

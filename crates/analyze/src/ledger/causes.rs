@@ -59,6 +59,8 @@ pub struct AcrossRanks {
     pub joined: u64,
 }
 
+/// Classes of kernels that compute products above all.
+const PRODUCTS: [&str; 2] = ["gemm", "conv"];
 /// Classes of kernels that compute no products.
 const NO_PRODUCTS: [&str; 6] = ["norm", "softmax", "elementwise", "copy", "reduce", "sort"];
 
@@ -66,6 +68,12 @@ impl KernelTime<'_> {
     /// False for a kernel whose class computes no products: the operations of a floor are not its.
     pub fn may_multiply(&self) -> bool {
         !NO_PRODUCTS.contains(&self.class)
+    }
+
+    /// True for products that leave the tensor cores idle: their operations are in no sample.
+    pub fn multiplies_without_tensor_cores(&self) -> bool {
+        let is_product = PRODUCTS.contains(&self.class);
+        is_product && self.evidence.tensor_pct.is_some_and(|pct| pct < NO_TENSOR_PCT)
     }
 }
 
@@ -283,7 +291,11 @@ fn by_samples(kernel: &KernelTime, used_ns: i64, rest: &mut Rest) {
     let Some((issue, dram)) = issue_pct.zip(dram_pct) else { return };
     let busy_ns = |pct: f64| kernel.ns as f64 * pct / 100.0 - used_ns as f64;
     let sources = "sm_issue, dram_read, dram_write";
-    if issue >= dram {
+    if issue >= dram && kernel.multiplies_without_tensor_cores() {
+        let evidence = || format!("tensor cores idle, issue slots {issue:.0} % in use");
+        let sources = "sm_issue, tensor_active, dram_read, dram_write";
+        rest.take(LedgerCause::TensorCores, busy_ns(issue), sources, evidence);
+    } else if issue >= dram {
         let evidence = || format!("issue slots {issue:.0} % in use");
         rest.take(LedgerCause::Instructions, busy_ns(issue), sources, evidence);
     } else {

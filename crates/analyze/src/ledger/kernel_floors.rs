@@ -57,6 +57,9 @@ impl StageRows<'_> {
         for ((WorkName { name, launch, .. }, group), kernel) in groups.iter().zip(kernels) {
             let it = &kernel.evidence;
             let floor = KernelFloor::of(it, self.rates, group.calls, group.ns);
+            let is_sampled = |it: &KernelFloor| it.pass == SAMPLED_PASS;
+            let floor =
+                floor.filter(|it| !is_sampled(it) || !kernel.multiplies_without_tensor_cores());
             let Some(floor) = floor.filter(|_| kernel.is_needed) else {
                 let has_none = kernel.is_needed && !kernel.is_collective && !group.is_graph;
                 sums.without_floor_ns += if has_none { group.ns } else { 0 };

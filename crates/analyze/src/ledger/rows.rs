@@ -10,7 +10,10 @@ use super::{
     floors::{Floors, OperatorFloor, Rate, Rates},
     work::StageSums,
 };
-use crate::stats::{percent, ratio};
+use crate::{
+    stats::{percent, ratio},
+    timeline::gpu::split::GapSum,
+};
 
 /// Members of a row that are listed; the rest is one more.
 const MAX_MEMBERS: usize = 200;
@@ -271,21 +274,31 @@ fn signed_share(ns: i64, of: i64) -> Option<f64> {
     (of > 0).then(|| 100.0 * ns as f64 / of as f64)
 }
 
-/// Number and mean of gaps, over the instances of their stage.
-pub fn gaps_text(cause: LedgerCause, (count, ns): (u64, i64), instances: u64) -> String {
-    let mean_us = ratio(ns as f64 / 1e3, count as f64).unwrap_or(0.0);
-    let mean = match mean_us {
-        1000.0.. => format!("{:.1} ms", mean_us / 1e3),
-        _ => format!("{mean_us:.1} us"),
+/// The longest gap is named above this many means.
+const LONGEST_MEANS: f64 = 2.0;
+
+/// Number, mean and longest of gaps, over the instances of their stage.
+pub fn gaps_text(cause: LedgerCause, gaps: &GapSum, instances: u64) -> String {
+    let length = |us: f64| match us {
+        1000.0.. => format!("{:.1} ms", us / 1e3),
+        _ => format!("{us:.1} us"),
+    };
+    let count = gaps.count;
+    let mean_us = ratio(gaps.ns as f64 / 1e3, count as f64).unwrap_or(0.0);
+    let longest_us = gaps.longest_ns as f64 / 1e3;
+    // A mean does not stand for one long gap.
+    let mean = match longest_us > LONGEST_MEANS * mean_us {
+        true => format!("{} on average, the longest {}", length(mean_us), length(longest_us)),
+        false => format!("{} on average", length(mean_us)),
     };
     let place = match cause {
-        LedgerCause::GapLongCall => "in this call of the host",
+        LedgerCause::GapLongCall => "with this call of the host",
         _ => "after this work",
     };
     match (count, instances) {
-        (1, _) => format!("one gap {place}, {mean}"),
-        (_, 1) => format!("{count} gaps {place}, {mean} on average"),
-        _ => format!("{count} gaps {place} over {instances} instances, {mean} on average"),
+        (1, _) => format!("one gap {place}, {}", length(mean_us)),
+        (_, 1) => format!("{count} gaps {place}, {mean}"),
+        _ => format!("{count} gaps {place} over {instances} instances, {mean}"),
     }
 }
 

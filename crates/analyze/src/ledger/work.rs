@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::trace::{
     names::{base_name, signature},
-    timeline::{CopyKind, Timeline},
+    timeline::Timeline,
 };
 
 use super::{
@@ -17,7 +17,10 @@ use super::{
 use crate::{
     kernels::kernel_classes::ClassCache,
     stats::ratio,
-    timeline::gpu::split::{GapAfter, GapReason, WindowSplit, WorkKind, WorkOf},
+    timeline::{
+        activity::copy_name,
+        gpu::split::{GapAfter, GapReason, GapSum, WindowSplit, WorkKind, WorkOf},
+    },
 };
 
 /// Copies by kernels that write the KV cache, which a model needs.
@@ -139,7 +142,7 @@ impl StageRows<'_> {
             at.alone_ns += self.times.scale.of(time.alone_ns).min(ns);
             at.calls += time.calls as f64 * self.times.scale.ratio();
         }
-        let named = |(gap, sum): (&GapAfter, &(u64, i64))| {
+        let named = |(gap, sum): (&GapAfter, &GapSum)| {
             let after = gap.after.as_ref();
             let name = after.map(|of| group_of(of, nsys, &mut classes).0.name);
             let call = gap.call.and_then(|at| input.splits.host_calls.get(at as usize)).cloned();
@@ -147,13 +150,13 @@ impl StageRows<'_> {
         };
         let mut gaps: Vec<_> = split.gaps.iter().map(named).collect();
         gaps.sort();
-        for (cause, path, name, (count, ns)) in gaps {
+        for (cause, path, name, sum) in gaps {
             let mut member = self.member(cause, path, name);
-            member.ns = parts.next(ns);
+            member.ns = parts.next(sum.ns);
             member.max_saving_ns = if cause.is_gap() { member.ns } else { 0 };
-            member.calls = count as f64 * self.times.scale.ratio();
-            member.samples = count;
-            member.evidence = gaps_text(cause, (count, ns), split.windows);
+            member.calls = sum.count as f64 * self.times.scale.ratio();
+            member.samples = sum.count;
+            member.evidence = gaps_text(cause, &sum, split.windows);
             let is_profiler = cause == LedgerCause::ProfilerOverhead;
             sums.add(
                 member,
@@ -374,10 +377,7 @@ fn group_of(of: &WorkOf, nsys: &Timeline, classes: &mut ClassCache) -> (WorkName
             WorkName { name, signature, launch: None, class: "graph", is_copy: false }
         }
         WorkKind::Copy(kind) => {
-            let name = match kind {
-                CopyKind::Set => "fill".to_owned(),
-                _ => format!("copy {}", kind.as_str()),
-            };
+            let name = copy_name(kind);
             let signature = String::new();
             WorkName { name, signature, launch: None, class: "copy", is_copy: true }
         }

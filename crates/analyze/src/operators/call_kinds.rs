@@ -81,17 +81,19 @@ impl<'a> CallKinds<'a> {
 
     /// The keys by number, and those under rolled-up paths.
     pub fn into_keys(self) -> [Vec<CallKey<'a>>; 2] {
+        let Self { paths, of_paths, of_rolled_paths, numbers, rolled, kinds, shared } = self;
+        drop((of_paths, of_rolled_paths, shared));
         let empty = CallKey::of("", "", "");
-        let (mut own, mut rolled) =
-            (vec![empty.clone(); self.kinds.len()], vec![empty; self.rolled.len()]);
-        for (key, number) in self.numbers {
-            own[number as usize] = key;
+        let (mut own_keys, mut rolled_keys) =
+            (vec![empty.clone(); kinds.len()], vec![empty; rolled.len()]);
+        for (key, number) in numbers {
+            own_keys[number as usize] = key;
         }
-        let paths = self.paths.into_paths();
-        for ((stage, path, op), number) in self.rolled {
+        let paths = paths.into_paths();
+        for ((stage, path, op), number) in rolled {
             let path = paths[path as usize].clone();
-            rolled[number as usize] = CallKey { stage: stage.into(), path, op: op.into() };
+            rolled_keys[number as usize] = CallKey { stage: stage.into(), path, op: op.into() };
         }
-        [own, rolled]
+        [own_keys, rolled_keys]
     }
 }

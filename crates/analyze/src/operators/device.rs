@@ -100,7 +100,12 @@ fn records<'a>(
         let kernels = stages.iter().find(|it| it.stage == key.stage);
         let ms = timings.total_ms(&key.stage);
         let device = device(at).map(|it| it.device(kernels));
-        OperatorRecord { device, ..sum.record(key, ms) }
+        let mut record = OperatorRecord { device, ..sum.record(key, ms) };
+        // On a device that the host does not wait for, host time is the time of launches.
+        if !stages.is_empty() {
+            (record.flops_per_s, record.bytes_per_s) = (None, None);
+        }
+        record
     }))
 }
 

@@ -2,20 +2,32 @@
 //!
 //! A stage's time is a sum over its steps, and a mean over them hides one that loaded a library.
 
+use std::cmp::Reverse;
+
+use foldhash::HashMap;
+use llmprof_core::{domain::units::Nanos, trace::timeline::ON_HOST};
 use serde::{Deserialize, Serialize};
 
 use super::{DECODE, PREFILL, range_time};
 use crate::{
     events::Events,
     stats::{Spread, median, percent},
-    timeline::{decode_timeline::STEP, gpu::split::WindowSplits, interval::Interval},
+    timeline::{
+        activity::{Busy, DeviceWork, activities},
+        capture::Capture,
+        decode_timeline::STEP,
+        gpu::split::WindowSplits,
+        interval::Interval,
+    },
 };
 
 /// A step is an outlier above this many medians.
-const OUTLIER_MEDIANS: f64 = 2.0;
+pub const OUTLIER_MEDIANS: f64 = 2.0;
 /// A mean stands for steps whose median differs from it by at most this part, and steps for their
 /// stage if they take all but this part of it.
 pub const TYPICAL_PART: f64 = 0.05;
+/// Least values with a median: the median of two is one of the two.
+pub const LEAST_MEDIAN: usize = 3;
 /// Listed outliers of a stage.
 const LISTED: usize = 10;
 
@@ -27,12 +39,15 @@ pub struct StepTimes {
     /// instances of their stage.
     #[cfg_attr(feature = "schema", schema(example = "decode_all"))]
     pub stage: String,
+    /// True if these are whole instances of decode, whose steps the capture does not show.
+    #[serde(default)]
+    pub are_instances: bool,
     /// Milliseconds of a step, over all measured ones.
     pub ms: Spread,
     /// The median: half of the steps take at most this time.
     #[cfg_attr(feature = "schema", schema(example = 10.6))]
     pub p50_ms: f64,
-    /// Steps that take more than twice the median.
+    /// Steps that take more than twice the median, of at least three.
     pub outliers: u64,
     /// Time of the outliers above the median, of all of them, milliseconds.
     pub excess_ms: f64,
@@ -41,10 +56,23 @@ pub struct StepTimes {
 }
 
 impl StepTimes {
+    /// The least and the longest, if they differ and no median stands for them.
+    pub fn apart_ms(&self) -> Option<(f64, f64)> {
+        let Spread { min, max, mean, n, .. } = self.ms;
+        let is_apart = (n as usize) < LEAST_MEDIAN && max - min > TYPICAL_PART * mean;
+        is_apart.then_some((min, max))
+    }
+
+    /// True for steps in a stage, which are not its instances.
+    pub fn are_steps(&self) -> bool {
+        self.stage == DECODE && !self.are_instances
+    }
+
     /// The median, if the mean does not stand for it.
     pub fn typical_ms(&self) -> Option<f64> {
         let mean_ms = self.ms.mean;
-        ((self.p50_ms - mean_ms).abs() > TYPICAL_PART * mean_ms).then_some(self.p50_ms)
+        let is_apart = (self.p50_ms - mean_ms).abs() > TYPICAL_PART * mean_ms;
+        (is_apart && self.ms.n as usize >= LEAST_MEDIAN).then_some(self.p50_ms)
     }
 
     /// Share of the stage between its steps, percent, if it matters. `per_step_ms` is the time of
@@ -71,17 +99,36 @@ pub struct OutlierStep {
     pub host_call: Option<String>,
     /// That idle time, milliseconds.
     pub host_call_ms: Option<f64>,
+    /// Time in which a GPU worked, milliseconds, if that takes most of the time above the median;
+    /// `null` for other steps.
+    #[serde(default)]
+    pub busy_ms: Option<f64>,
+    /// The kernel, copy or graph with the most of that time.
+    #[serde(default)]
+    pub longest_work: Option<String>,
 }
 
-/// The steps of each stage with at least two. `splits` are of the same clock as the events, and
-/// empty if they are of another pass.
-pub fn step_times(events: &Events, splits: &WindowSplits) -> Vec<StepTimes> {
+/// What the devices did in the steps of a capture, on the clock of the events.
+pub struct StepDevices<'a> {
+    pub splits: &'a WindowSplits,
+    pub capture: &'a Capture<'a>,
+}
+
+/// The steps of each stage with at least two; the instances of decode where it has no steps.
+/// `devices` is `None` if the capture is of another pass.
+pub fn step_times(events: &Events, devices: Option<&StepDevices>) -> Vec<StepTimes> {
     let others = events.other_stages.iter().map(|it| (*it, *it));
-    let stages = [(PREFILL, PREFILL), (DECODE, STEP)].into_iter().chain(others);
-    stages.filter_map(|(stage, range)| of_stage(stage, range, events, splits)).collect()
+    let step = if events.measured(STEP).next().is_some() { STEP } else { DECODE };
+    let stages = [(PREFILL, PREFILL), (DECODE, step)].into_iter().chain(others);
+    stages.filter_map(|(stage, range)| of_stage(stage, range, events, devices)).collect()
 }
 
-fn of_stage(stage: &str, range: &str, events: &Events, splits: &WindowSplits) -> Option<StepTimes> {
+fn of_stage(
+    stage: &str,
+    range: &str,
+    events: &Events,
+    devices: Option<&StepDevices>,
+) -> Option<StepTimes> {
     let mut steps: Vec<(Interval, f64)> = events
         .measured(range)
         .map(|it| ((it.start_ns, it.end_ns), range_time(it).as_ms()))
@@ -89,27 +136,65 @@ fn of_stage(stage: &str, range: &str, events: &Events, splits: &WindowSplits) ->
     steps.sort_by_key(|it| it.0);
     let ms = Spread::of(steps.iter().map(|it| it.1)).filter(|it| it.n > 1)?;
     let p50_ms = median(steps.iter().map(|it| it.1))?;
-    let is_outlier = |it: &&(usize, f64)| it.1 > OUTLIER_MEDIANS * p50_ms;
+    let has_median = steps.len() >= LEAST_MEDIAN;
+    let is_outlier = |it: &&(usize, f64)| has_median && it.1 > OUTLIER_MEDIANS * p50_ms;
     let times: Vec<(usize, f64)> = steps.iter().map(|it| it.1).enumerate().collect();
     let mut outliers: Vec<&(usize, f64)> = times.iter().filter(is_outlier).collect();
     outliers.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let longest = outliers.iter().take(LISTED).map(|(at, ms)| {
-        let call = host_call(stage, steps[*at].0, (ms - p50_ms) * 1e6, splits);
+    let listed: Vec<Interval> = outliers.iter().take(LISTED).map(|it| steps[it.0].0).collect();
+    let works = devices.map(|it| work_in(&listed, it.capture)).unwrap_or_default();
+    let longest = outliers.iter().take(LISTED).enumerate().map(|(number, (at, ms))| {
+        let excess_ns = (ms - p50_ms) * 1e6;
+        let call = devices.and_then(|it| host_call(stage, steps[*at].0, excess_ns, it.splits));
+        let is_most = |it: &&StepWork| it.busy_ns as f64 - p50_ms * 1e6 >= excess_ns / 2.0;
+        let work = works.get(number).filter(|_| call.is_none()).filter(is_most);
         OutlierStep {
             step: *at as u64 + 1,
             ms: *ms,
             host_call_ms: call.as_ref().map(|it| it.1 as f64 / 1e6),
             host_call: call.map(|it| it.0),
+            busy_ms: work.map(|it| Nanos(it.busy_ns).as_ms()),
+            longest_work: work.and_then(|it| it.longest.clone()),
         }
     });
     Some(StepTimes {
         stage: stage.into(),
+        are_instances: range == DECODE,
         ms,
         p50_ms,
         outliers: outliers.len() as u64,
         excess_ms: outliers.iter().fold(0.0, |sum, it| sum + it.1 - p50_ms),
         longest: longest.collect(),
     })
+}
+
+/// Work of the devices in one step.
+struct StepWork {
+    /// Time in which a device worked.
+    busy_ns: i64,
+    longest: Option<String>,
+}
+
+/// The work in each of these steps.
+fn work_in(steps: &[Interval], capture: &Capture) -> Vec<StepWork> {
+    let mut works: Vec<(Busy, HashMap<DeviceWork, i64>)> =
+        steps.iter().map(|_| Default::default()).collect();
+    let to = steps.iter().map(|it| it.1).max().unwrap_or(i64::MIN);
+    for it in activities(capture).take_while(|it| it.start_ns < to) {
+        for (step, (busy, sums)) in steps.iter().zip(&mut works) {
+            let part = (it.start_ns.max(step.0), it.end_ns.min(step.1));
+            if part.0 < part.1 && it.device != ON_HOST {
+                busy.add(part.0, part.1);
+                *sums.entry(it.work).or_default() += part.1 - part.0;
+            }
+        }
+    }
+    let step = |(busy, sums): (Busy, HashMap<DeviceWork, i64>)| {
+        let longest = sums.into_iter().max_by_key(|(work, ns)| (*ns, Reverse(*work)));
+        let longest = longest.map(|(work, _)| work.name(capture.trace));
+        StepWork { busy_ns: busy.ns, longest }
+    };
+    works.into_iter().map(step).collect()
 }
 
 /// The call whose gaps take the most of a step, if they take most of its excess.

@@ -6,12 +6,18 @@
 
 use std::collections::BTreeSet;
 
-use llmprof_core::trace::timeline::{CopyKind, ON_HOST, Timeline, process_of};
+use llmprof_core::trace::{
+    names::base_name,
+    timeline::{CopyKind, ON_HOST, Timeline, process_of},
+};
 
 use super::capture::{Capture, Join};
 
+/// Name of a graph that was traced as a whole, among the kernels of tables.
+pub const WHOLE_GRAPH: &str = "CUDA graph";
+
 /// Kinds of work on a device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeviceWork {
     /// A kernel by its index in [`llmprof_core::trace::kernel::KernelTrace::kinds`].
     Kernel(u32),
@@ -19,6 +25,29 @@ pub enum DeviceWork {
     Graph,
     Copy(CopyKind),
     Fill,
+}
+
+impl DeviceWork {
+    /// The name of a kernel without its template arguments, or the kind of other work.
+    pub fn name(self, trace: &Timeline) -> String {
+        match self {
+            Self::Kernel(kind) => {
+                let kind = &trace.kernels.kinds()[kind as usize];
+                base_name(trace.text(kind.name)).to_owned()
+            }
+            Self::Graph => WHOLE_GRAPH.to_owned(),
+            Self::Copy(kind) => copy_name(kind),
+            Self::Fill => copy_name(CopyKind::Set),
+        }
+    }
+}
+
+/// The name of a copy or fill among the kernels of tables.
+pub fn copy_name(kind: CopyKind) -> String {
+    match kind {
+        CopyKind::Set => "fill".to_owned(),
+        _ => format!("copy {}", kind.as_str()),
+    }
 }
 
 /// One piece of work on a device.

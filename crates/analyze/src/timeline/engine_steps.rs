@@ -52,6 +52,9 @@ pub struct EngineStepRecord {
     /// previous step ends if the step's work queued behind it.
     #[serde(default)]
     pub step_ms: f64,
+    /// End of the step and its work since the start of the first step, milliseconds.
+    #[serde(default)]
+    pub end_ms: f64,
     /// From the start of its first work on a device to the end of its last; `null` without work.
     pub device_ms: Option<f64>,
     /// Time within `device_ms` in which none of its kernels and graphs ran.
@@ -190,6 +193,7 @@ fn record(
         start_ms: ms(step.start_ns - origin),
         host_ms: ms(step.end_ns - step.start_ns),
         step_ms: ms(span.1 - span.0),
+        end_ms: ms(span.1 - origin),
         device_ms: work.window.map(|(first, last)| ms(last - first)),
         gap_ms: work.window.map(|(first, last)| ms((last - first - work.busy_ns).max(0))),
         unrecorded_wait_ms: 0.0,

@@ -147,6 +147,11 @@ pub fn without_version(name: &str) -> &str {
     }
 }
 
+/// True for a call that loads code: `cuLibraryLoadData`, `hipModuleLoad`.
+pub fn loads_code(name: &str) -> bool {
+    name.contains("LibraryLoad") || name.contains("ModuleLoad")
+}
+
 impl CallKind {
     /// Classifies a call, with or without a version: `cudaLaunchKernelExC_v11060`, `cuGraphLaunch`,
     /// `hipModuleLaunchKernel`.

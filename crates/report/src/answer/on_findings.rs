@@ -10,7 +10,8 @@ const ON_TIMES: [FindingId; 2] = [catalogue::WORK_UNTIMED, catalogue::DEVICE_CLO
 /// Findings on a timeline that lacks work.
 const ON_WORK: [FindingId; 2] = [catalogue::KERNELS_LOST, catalogue::KERNELS_UNATTRIBUTED];
 /// Findings that withhold nothing: the figures are right under a condition.
-const CONDITIONS: [FindingId; 3] = [
+const CONDITIONS: [FindingId; 4] = [
+    catalogue::STEPS_WITHOUT_WORK,
     catalogue::OUTPUTS_DIFFER,
     catalogue::STATED_STEPS_DIFFER,
     catalogue::STATED_MODEL_ON_SEVERAL_GPUS,
@@ -53,9 +54,15 @@ pub fn conditions(findings: &[Finding]) -> impl Iterator<Item = String> + '_ {
     // Shown times that are corrected, or lack some work.
     let is_shown = |it: &&Finding| {
         it.id == catalogue::COLD_FIRST_INSTANCE
+            || it.id == catalogue::STEPS_INFERRED
             || it.severity == Severity::Warning && is_one_of(it, &ON_TIMES)
     };
     stated.chain(findings.iter().filter(is_shown).map(|it| it.message.clone()))
+}
+
+/// The remedy for a trace that runs nothing.
+pub fn why_nothing_ran(findings: &[Finding]) -> Option<String> {
+    findings.iter().find(|it| it.id == catalogue::GRAPH_CAPTURE_ALONE).map(text)
 }
 
 /// The reason for absent times of a device, with its remedy, if a finding names it.

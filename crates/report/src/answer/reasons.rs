@@ -18,7 +18,7 @@ use serde::{Serialize, Serializer};
 
 use super::{
     cited::{Cited, Figure},
-    times::{row_of, row_of_cause, spoken, unrecorded_wait},
+    times::{named_wait, row_of, row_of_cause, spoken},
 };
 use crate::format::{figure, short_name};
 
@@ -106,7 +106,7 @@ fn reason(
     let stage = ledger.stages.iter().find(|it| it.stage == row.stage)?;
     let measured = row_of(stage).ns("measured_ns", stage.measured_ns);
     let name = Cited::name(spoken(&row.stage));
-    let (whole, base) = match unrecorded_wait(ledger, stage).filter(|it| it.value() > 0.0) {
+    let (whole, base) = match named_wait(ledger, stage, &measured) {
         Some(wait) => {
             (measured.minus(&wait), Cited::of("{} without its unrecorded wait", [name.clone()]))
         }
@@ -147,8 +147,12 @@ fn evidence(it: &LedgerMember, row: &LedgerRow) -> String {
         LedgerCause::Unexplained => format!(", {} ms", figure(Nanos(it.ns).as_ms())),
         _ => String::new(),
     };
+    let why = match it.operator.is_some() || it.kernel.is_some() {
+        true => it.evidence.clone(),
+        false => it.evidence.replace(" after this work", ""),
+    };
     let pass = if row.pass.is_empty() { String::new() } else { format!(" ({})", row.pass) };
-    format!("{name}{time}: {}{pass}.", it.evidence)
+    format!("{name}{time}: {why}{pass}.")
 }
 
 /// The remedy of a cause. In decode, the finding on an idle GPU knows whether graphs are replayed.
@@ -184,7 +188,7 @@ const fn plain(cause: LedgerCause) -> &'static str {
         LedgerCause::ProfilerOverhead => "the profiler's own work, which an unprofiled run lacks",
         LedgerCause::UnrecordedWait => "a wait whose reason lies before the recording",
         LedgerCause::GapLongCall => {
-            "the GPU idles while the host is inside one long call that launches nothing"
+            "the GPU idles while the host is in a long call, or loads code, and launches nothing"
         }
         LedgerCause::GapHost => "the GPU idles while the host prepares the next launch",
         LedgerCause::GapLaunch => "the GPU idles while the host launches the next work",

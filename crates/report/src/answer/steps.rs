@@ -13,7 +13,7 @@ use llmprof_core::trace::{engine_steps::StepClass, stage::WARMUP};
 use super::{
     AnswerRecords,
     cited::{Cited, Figure, Row},
-    times,
+    outliers, times,
 };
 use crate::format::{count, pct};
 
@@ -25,6 +25,7 @@ const STATED_PCT: f64 = 1.0;
 /// The steps by class, and the time outside them.
 pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     let mut all = of_batches(records.step_batches, records.ledger);
+    all.extend(outliers::of_batches(records));
     all.extend(records.stage_shares.iter().find_map(outside));
     all.extend(records.stage_shares.iter().find_map(warmup));
     all
@@ -79,12 +80,15 @@ fn of_steps(class: StepClass, mode: Option<&str>, rows: &[&StepBatch], waits: bo
     // A mean rate over different requests, or with an outlier, describes no step.
     let rate =
         common_batch(rows.iter().copied()).filter(|_| !waits).and_then(rate).unwrap_or_default();
-    let time = match (steps.value() == 1.0, least.as_str() == most.as_str(), typical(rows)) {
+    let common = common_batch(rows.iter().copied());
+    let period = common.and_then(period).unwrap_or_default();
+    let time = match (steps.value() == 1.0, least.as_str() == most.as_str(), common) {
         (true, ..) => Cited::of("{} ms{}", [most, rate]),
         (_, false, None) if steps.value() == 2.0 => Cited::of("{} and {} ms", [least, most]),
-        (_, true, _) => Cited::of("{} ms each{}", [most, rate]),
-        (_, _, Some(typical)) => {
-            Cited::of("{}{}; all take {} to {} ms", [typical, rate, least, most])
+        (_, true, _) => Cited::of("{} ms each{}{}", [most, period, rate]),
+        (_, _, Some(common)) => {
+            let typical = typical(common, rows.len() > 1);
+            Cited::of("{}{}{}; all take {} to {} ms", [typical, period, rate, least, most])
         }
         (_, _, None) => Cited::of("{} to {} ms each", [least, most]),
     };
@@ -105,25 +109,26 @@ fn counted(figure: Figure) -> Cited {
 }
 
 /// The median of the most common steps: none stands for steps of different requests.
-fn typical(rows: &[&StepBatch]) -> Option<Cited> {
-    let it = common_batch(rows.iter().copied())?;
+fn typical(it: &StepBatch, has_others: bool) -> Cited {
     let row = row_of(it);
-    let requests = it.requests.filter(|_| rows.len() > 1).map(|requests| {
+    let requests = it.requests.filter(|_| has_others).map(|requests| {
         Cited::of(" with {}", [row.count("requests", requests).quantity("request")])
     });
-    let is_apart = |next: &f64| (next - it.p50_ms).abs() > TYPICAL_PART * it.p50_ms;
-    let next = it.next_ms.filter(is_apart).map(|next| {
-        Cited::of(", and the next one starts after {} ms", [row.figure("next_ms", next).short()])
-    });
-    Some(Cited::of(
-        "{} ms{} (median of {}){}",
+    Cited::of(
+        "{} ms{} (median of {})",
         [
             row.figure("p50_ms", it.p50_ms).short(),
             requests.unwrap_or_default(),
             row.count("steps", it.steps).quantity("step"),
-            next.unwrap_or_default(),
         ],
-    ))
+    )
+}
+
+/// The time from one step to the next, if it is not the time of a step.
+fn period(it: &StepBatch) -> Option<Cited> {
+    let is_apart = |ms: &f64| (ms - it.p50_ms).abs() > TYPICAL_PART * it.p50_ms;
+    let ms = row_of(it).figure("period_ms", it.period_ms.filter(is_apart)?);
+    Some(Cited::of(", one every {} ms", [ms.short()]))
 }
 
 type Column = (&'static str, fn(&StepBatch) -> Option<u64>);
@@ -181,7 +186,7 @@ mod tests {
             steps: times.len() as u64,
             ms: Spread::of(times.iter().copied()).unwrap(),
             p50_ms: times[0],
-            next_ms: None,
+            period_ms: None,
             busy_pct: None,
             tokens_per_s,
         }
@@ -207,18 +212,18 @@ mod tests {
         let text = of_batches(&rows, &Ledger::default());
         let steps = "2 decode steps of 1 request with a context of 100 tokens";
         assert_eq!(text, [format!("{steps}: 3.50 and 40.5 ms.")]);
-        rows[0] = StepBatch { next_ms: Some(4.0), ..row(Some(1), &[3.0, 3.0, 3.1], Some(250.0)) };
+        rows[0] = StepBatch { period_ms: Some(4.0), ..row(Some(1), &[3.0, 3.0, 3.1], Some(250.0)) };
         let text = of_batches(&rows, &Ledger::default());
         let steps = "3 decode steps of 1 request with a context of 100 tokens";
         assert_eq!(
             text,
             [format!(
-                "{steps}: 3.00 ms (median of 3 steps), and the next one starts after 4.00 ms, 250 \
-                 tokens per second; all take 3.00 to 3.10 ms."
+                "{steps}: 3.00 ms (median of 3 steps), one every 4.00 ms, 250 tokens per second; \
+                  all take 3.00 to 3.10 ms."
             )]
         );
-        rows[0].next_ms = Some(3.1);
-        assert!(!of_batches(&rows, &Ledger::default())[0].as_str().contains("the next one"));
+        rows[0].period_ms = Some(3.1);
+        assert!(!of_batches(&rows, &Ledger::default())[0].as_str().contains("one every"));
     }
 
     #[test]

@@ -1,32 +1,20 @@
 //! Times of stages, their steps and outliers, and their distance from the floor.
 
-use llmprof_analyze::{
-    ledger::{FloorOf, Ledger, LedgerCause, LedgerRow, LedgerStage},
-    stages::{
-        DECODE, PREFILL, StageTiming,
-        step_times::{OutlierStep, StepTimes},
-    },
-};
-use llmprof_core::{
-    domain::finding::{Finding, catalogue},
-    trace::engine_steps::StepClass,
-};
-
 use super::{
     AnswerRecords,
     cited::{Cited, Figure, Row},
     on_findings::why_untimed,
+    outliers,
 };
-use crate::format::count;
+use llmprof_analyze::{
+    ledger::{FloorOf, Ledger, LedgerCause, LedgerRow, LedgerStage},
+    stages::{DECODE, PREFILL, StageTiming, step_times::StepTimes},
+};
 
 /// Min share of a stage, percent, of an unrecorded wait that a sentence names.
 const NAMED_PCT: f64 = 1.0;
-/// Min part of the time of all steps above the median, of outliers without a cause.
-const EXCESS_PART: f64 = 0.05;
 /// Words after a time that contains a wait named before.
 pub const WITH_WAIT: &str = ", with this wait";
-/// Outliers in one sentence.
-const LISTED: usize = 3;
 
 /// The time of a stage; decode has steps where their number is known.
 struct StageTime<'a> {
@@ -114,12 +102,7 @@ fn named(stage: &str) -> &str {
 
 fn of_stage(records: &AnswerRecords, time: &StageTime) -> Vec<Cited> {
     // The sentences on steps have their times.
-    let class = match time.stage {
-        PREFILL => Some(StepClass::Prefill),
-        DECODE => Some(StepClass::Decode),
-        _ => None,
-    };
-    let has_batches = records.step_batches.iter().any(|it| Some(it.class) == class);
+    let has_batches = outliers::batches(records, time.stage).next().is_some();
     let steps = records.step_times.iter().find(|it| it.stage == time.stage);
     let per_step = match &time.steps {
         Some(steps) => time.ms.over(steps),
@@ -131,26 +114,26 @@ fn of_stage(records: &AnswerRecords, time: &StageTime) -> Vec<Cited> {
     match typical {
         _ if has_batches => {}
         Some(steps) => all.push(median(steps, time)),
-        None => all.push(mean(time, &per_step)),
+        None => all.push(mean(time, steps, &per_step)),
     }
     let steps = steps.filter(|_| !has_batches);
     let is_between = |it: &&StepTimes| it.between_pct(per_step.value()).is_some();
     let between = steps.filter(|_| time.steps.is_some()).filter(is_between);
     all.extend(between.and_then(|it| between_steps(it, &per_step, typical.is_some())));
-    all.extend(steps.and_then(|it| outliers(it, records.findings)));
+    all.extend(steps.and_then(|it| outliers::sentence(records, it)));
     all
 }
 
-fn row_of_steps(steps: &StepTimes) -> Row {
+pub fn row_of_steps(steps: &StepTimes) -> Row {
     Row::of("step_times").with("stage", &steps.stage)
 }
 
 /// The median of steps that a mean does not stand for.
 fn median(steps: &StepTimes, time: &StageTime) -> Cited {
     let row = row_of_steps(steps);
-    let (name, noun) = match steps.stage.as_str() {
-        DECODE => ("A decode step", "step"),
-        other => (named(other), "instance"),
+    let (name, noun) = match steps.are_steps() {
+        true => ("A decode step", "step"),
+        false => (named(&steps.stage), "instance"),
     };
     let made = time.steps.as_ref().and_then(|it| made_per_step(it, time.row));
     let of = made.filter(|it| it.value() > 1.0).map(sequences).unwrap_or_default();
@@ -182,7 +165,7 @@ fn between_steps(steps: &StepTimes, per_step: &Figure, is_stated: bool) -> Optio
     })
 }
 
-fn mean(time: &StageTime, per_step: &Figure) -> Cited {
+fn mean(time: &StageTime, steps: Option<&StepTimes>, per_step: &Figure) -> Cited {
     let per = time.steps.as_ref().map(|steps| match made_per_step(steps, time.row) {
         Some(made) if made.value() == 1.0 => Cited::words(" per token"),
         Some(made) => Cited::of(" per step{}", [sequences(made)]),
@@ -202,6 +185,11 @@ fn mean(time: &StageTime, per_step: &Figure) -> Cited {
             false => Cited::of(" (mean of {}, {} to {} ms)", [n, least, most]),
         })
     });
+    let of_two = steps.filter(|it| it.are_steps()).and_then(|it| {
+        let (row, (least, most)) = (row_of_steps(it), it.apart_ms()?);
+        let each = [row.figure("ms.min", least).short(), row.figure("ms.max", most).short()];
+        Some(Cited::of(" (steps of {} and {} ms)", each))
+    });
     Cited::of(
         "{} takes {} ms{}{}{}{}.",
         [
@@ -209,7 +197,7 @@ fn mean(time: &StageTime, per_step: &Figure) -> Cited {
             per_step.clone().short(),
             per.unwrap_or_default(),
             Cited::words(if time.waits { WITH_WAIT } else { "" }),
-            spread.unwrap_or_default(),
+            of_two.or(spread).unwrap_or_default(),
             time.row.filter(|_| time.steps.is_some()).and_then(rate).unwrap_or_default(),
         ],
     )
@@ -232,79 +220,6 @@ fn sequences(number: Figure) -> Cited {
     Cited::of(" of {}", [number.quantity("sequence")])
 }
 
-/// Steps that take more than twice the median, and the calls of the host in them.
-fn outliers(steps: &StepTimes, findings: &[Finding]) -> Option<Cited> {
-    let is_named = steps.longest.iter().any(|it| it.host_call.is_some());
-    let all_ms = steps.ms.mean * f64::from(steps.ms.n);
-    if steps.outliers == 0 || (!is_named && steps.excess_ms < EXCESS_PART * all_ms) {
-        return None;
-    }
-    let row = row_of_steps(steps);
-    let n = row.count("ms.n", steps.ms.n.into());
-    let all = match steps.stage.as_str() {
-        DECODE => n.quantity("decode step"),
-        stage => Cited::of("{} of {}", [n.quantity("instance"), Cited::name(spoken(stage))]),
-    };
-    let listed = || steps.longest.iter().take(LISTED).enumerate();
-    let ms = |(at, it): (usize, &OutlierStep)| row.figure(format!("longest.{at}.ms"), it.ms);
-    let number = row.count("outliers", steps.outliers);
-    let more = number.minus(&Figure::number(listed().map(ms)));
-    let more = match more.value() > 0.0 {
-        true => Cited::of(" and {} more", [more.shown(|it| count(it as u64))]),
-        false => Cited::default(),
-    };
-    let mut calls: Vec<(&str, Vec<Figure>)> = Vec::new();
-    for (at, it) in listed() {
-        let Some((call, ms)) = it.host_call.as_deref().zip(it.host_call_ms) else { continue };
-        let ms = row.figure(format!("longest.{at}.host_call_ms"), ms);
-        match calls.iter_mut().find(|known| known.0 == call) {
-            Some(known) => known.1.push(ms),
-            None => calls.push((call, vec![ms])),
-        }
-    }
-    let verb = if steps.outliers == 1 { "takes" } else { "take" };
-    Some(Cited::of(
-        "{} of {} {} more than twice the median: {}{}.{}",
-        [
-            number.shown(|it| count(it as u64)),
-            all,
-            Cited::words(verb),
-            Cited::list(listed().map(|it| milliseconds(ms(it))), ", "),
-            more,
-            delay(&calls, steps.outliers, findings),
-        ],
-    ))
-}
-
-fn milliseconds(figure: Figure) -> Cited {
-    Cited::of("{} ms", [figure.short()])
-}
-
-/// The calls of the host in outliers.
-fn delay(calls: &[(&str, Vec<Figure>)], outliers: u64, findings: &[Finding]) -> Cited {
-    if calls.is_empty() {
-        let which = Cited::words(if outliers == 1 { "it" } else { "them" });
-        let busy = findings.iter().find(|it| it.id == catalogue::HOST_BUSY);
-        let busy = busy.map(|it| Cited::of(" {}", [Cited::name(&*it.message)]));
-        let parts = [which, busy.unwrap_or_default()];
-        return Cited::of(" What delayed {} is not recorded.{}", parts);
-    }
-    let named = Figure::number(calls.iter().flat_map(|it| it.1.clone()));
-    let which = match (named.value() as u64, outliers) {
-        (1, 1) => Cited::words("it"),
-        (named, all) if named == all => Cited::words("them"),
-        _ => Cited::of("{} of them", [named.shown(|it| count(it as u64))]),
-    };
-    let each = calls.iter().map(|(call, ms)| {
-        let ms = Cited::list(ms.iter().cloned().map(milliseconds), ", ");
-        Cited::of("{} ({})", [Cited::name(*call), ms])
-    });
-    Cited::of(
-        " In {} the GPU idles while the host is inside one call that launches nothing: {}.",
-        [which, Cited::list(each, "; ")],
-    )
-}
-
 /// True for a stage with a wait that a sentence names.
 pub fn has_unrecorded_wait(ledger: &Ledger, stage: &str) -> bool {
     let row = ledger.of_stage(stage).find(|row| row.cause == LedgerCause::UnrecordedWait);
@@ -314,9 +229,9 @@ pub fn has_unrecorded_wait(ledger: &Ledger, stage: &str) -> bool {
 /// Sentences on waits whose reason lies before the recording, and the time without them.
 pub fn unrecorded_waits(ledger: &Ledger) -> Vec<Cited> {
     let wait = |stage: &LedgerStage| {
-        let wait = unrecorded_wait(ledger, stage)?;
         let measured = row_of(stage).ns("measured_ns", stage.measured_ns);
-        let share = wait.share_of(&measured).filter(|it| it.pct() >= NAMED_PCT)?;
+        let wait = named_wait(ledger, stage, &measured)?;
+        let share = wait.share_of(&measured)?;
         Some(Cited::of(
             "{} of {} is a wait before the first recorded work of a stream: the capture does not \
              record its reason. The rest takes {} ms.",
@@ -327,7 +242,7 @@ pub fn unrecorded_waits(ledger: &Ledger) -> Vec<Cited> {
 }
 
 /// The wait of a stage whose reason lies before the recording, milliseconds.
-pub fn unrecorded_wait(ledger: &Ledger, stage: &LedgerStage) -> Option<Figure> {
+fn unrecorded_wait(ledger: &Ledger, stage: &LedgerStage) -> Option<Figure> {
     let row = ledger.of_stage(&stage.stage).find(|row| row.cause == LedgerCause::UnrecordedWait)?;
     Some(row_of_cause(row).ns("ns", row.ns))
 }
@@ -354,4 +269,12 @@ fn floor(stage: &LedgerStage, steps: Option<Figure>) -> Option<Cited> {
             parts,
         ),
     })
+}
+
+/// The wait of a stage whose reason lies before the recording, if a sentence names it. `measured` is
+/// the time of the stage.
+pub fn named_wait(ledger: &Ledger, stage: &LedgerStage, measured: &Figure) -> Option<Figure> {
+    let wait = unrecorded_wait(ledger, stage)?;
+    let is_named = wait.share_of(measured).is_some_and(|it| it.pct() >= NAMED_PCT);
+    is_named.then_some(wait)
 }

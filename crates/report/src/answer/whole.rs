@@ -2,6 +2,7 @@
 
 use llmprof_analyze::{
     kernels::KernelRecord,
+    kernels::nsys_sums::RangeSum,
     stages::StageTiming,
     stats::percent,
     timeline::device_totals::{DeviceTotals, TransferTotal},
@@ -11,7 +12,7 @@ use llmprof_core::trace::runtime_call::without_version;
 use super::{
     AnswerRecords,
     cited::{Cited, Row},
-    on_findings::why_untimed,
+    on_findings::{why_nothing_ran, why_untimed},
 };
 use crate::format::{count, share, short_name};
 
@@ -26,8 +27,20 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     let Some(totals) = records.device_totals.filter(|_| is_without_stages(records)) else {
         return vec![];
     };
+    let called = records.longest_call.map(|it| {
+        let row = Row::of("api_calls").with("name", &it.name);
+        Cited::of(
+            "The host spends most time in {}: {} ms in {}.",
+            [
+                Cited::name(without_version(&it.name)),
+                row.ns("ns.total", it.ns.total).short(),
+                row.count("ns.count", it.ns.count).quantity("call"),
+            ],
+        )
+    });
     if totals.devices == 0 && totals.untimed_kernels == 0 {
-        return vec![Cited::words("The capture records no kernel, copy or graph of a GPU.")];
+        let none = Cited::words("The capture records no kernel, copy or graph of a GPU.");
+        return std::iter::once(none).chain(called).collect();
     }
     let row = Row::of("aggregates");
     let gpus = match totals.devices {
@@ -55,17 +68,6 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     work.sort_by(|a, b| b.0.total_cmp(&a.0));
     work.truncate(WORK);
     let work = work.into_iter().map(|it| it.1);
-    let called = records.longest_call.map(|it| {
-        let row = Row::of("api_calls").with("name", &it.name);
-        Cited::of(
-            "The host spends most time in {}: {} ms in {}.",
-            [
-                Cited::name(without_version(&it.name)),
-                row.ns("ns.total", it.ns.total).short(),
-                row.count("ns.count", it.ns.count).quantity("call"),
-            ],
-        )
-    });
     busy.into_iter().chain(work).chain(called).collect()
 }
 
@@ -119,14 +121,25 @@ pub fn busy_unknown(records: &AnswerRecords) -> Option<String> {
 pub fn unknown(records: &AnswerRecords) -> Option<String> {
     let totals = records.device_totals.filter(|_| is_without_stages(records))?;
     if totals.devices == 0 && totals.untimed_kernels == 0 {
-        return Some(
-            "What the GPU did is unknown: record the CUDA API (`nsys profile -t cuda,nvtx`, or \
-             ProfilerActivity.CUDA) in the process that launches the work."
-                .into(),
-        );
+        let remedy = match records.longest_call {
+            Some(_) => {
+                "the capture has calls of the GPU's runtime and not the work that they launch. \
+                 Export its report with an nsys as new as the one that recorded it, or record a \
+                 part in which kernels run."
+            }
+            None => {
+                "record the CUDA API (`nsys profile -t cuda,nvtx`, or ProfilerActivity.CUDA) in \
+                 the process that launches the work."
+            }
+        };
+        let unknown = || format!("What the GPU did is unknown: {remedy}");
+        return Some(why_nothing_ran(records.findings).unwrap_or_else(unknown));
     }
-    let names: Vec<String> =
-        records.ranges.iter().take(RANGES).map(|it| short_name(&it.name)).collect();
+    let name = |it: &RangeSum| match it.domain.as_str() {
+        "" => short_name(&it.name),
+        domain => format!("{}@{domain}", short_name(&it.name)),
+    };
+    let names: Vec<String> = records.ranges.iter().take(RANGES).map(name).collect();
     let remedy = match names.as_slice() {
         [] => "The capture has no ranges: have the program open NVTX ranges called prefill and \
                decode_step."

@@ -41,6 +41,7 @@ pub fn columns() -> Vec<TableColumn<EngineStepRecord>> {
         number("process", "Process", 0, |it| it.process.into()),
         millis("start_ms", "Start ms", |it| it.start_ms.into()),
         summed(millis("step_ms", "Step ms", |it| it.step_ms.into())),
+        millis("end_ms", "End ms", |it| it.end_ms.into()),
         summed(millis("host_ms", "Host ms", |it| it.host_ms.into())),
         summed(millis("device_ms", "Device ms", |it| it.device_ms.into())),
         summed(millis("gap_ms", "Gaps ms", |it| it.gap_ms.into())),
@@ -89,7 +90,7 @@ pub fn batch_columns() -> Vec<TableColumn<StepBatch>> {
     columns.extend(spread_columns!("ms", |it: StepBatch| it.ms));
     columns.extend([
         millis("p50_ms", "Median ms", |it: &StepBatch| it.p50_ms.into()),
-        millis("next_ms", "To the next step, ms", |it: &StepBatch| it.next_ms.into()),
+        millis("period_ms", "One every, ms", |it: &StepBatch| it.period_ms.into()),
         percent("busy_pct", "GPU busy", |it| it.busy_pct.into()),
         number("tokens_per_s", "Tokens/s", 1, |it| it.tokens_per_s.into()),
     ]);
@@ -111,7 +112,7 @@ pub fn step_batches(analysis: &Analysis) -> ReportTable {
         "p50_ms",
         "ms.min",
         "ms.max",
-        "next_ms",
+        "period_ms",
         "busy_pct",
         "tokens_per_s",
     ];

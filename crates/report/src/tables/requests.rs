@@ -73,5 +73,5 @@ pub fn request_latency(analysis: &Analysis) -> ReportTable {
     let columns = latency_columns();
     let names: Vec<&str> = columns.iter().map(|column| column.name).collect();
     let latency = &analysis.requests.latency;
-    ReportTable::of("request_latency", "Request Latency", caption, (&columns, &names), latency)
+    ReportTable::of("request-latency", "Request Latency", caption, (&columns, &names), latency)
 }

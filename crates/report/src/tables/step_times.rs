@@ -11,8 +11,10 @@ use super::{
 
 /// Columns of [`StepTimes`].
 pub fn columns() -> Vec<TableColumn<StepTimes>> {
-    let mut columns: Vec<TableColumn<StepTimes>> =
-        vec![text("stage", "Stage", |it| (&it.stage).into())];
+    let mut columns: Vec<TableColumn<StepTimes>> = vec![
+        text("stage", "Stage", |it| (&it.stage).into()),
+        text("are_instances", "Instances", |it: &StepTimes| it.are_instances.into()),
+    ];
     columns.extend(spread_columns!("ms", |it: StepTimes| it.ms));
     columns.extend([
         millis("p50_ms", "Median ms", |it: &StepTimes| it.p50_ms.into()),

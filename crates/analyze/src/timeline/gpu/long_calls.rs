@@ -1,11 +1,12 @@
 //! Long calls of the host: operators and functions of CUDA in which it launched nothing for a long
-//! time. They load code, choose an algorithm, allocate or compile, mostly on the first call.
+//! time, or between which it loaded code. They load code, choose an algorithm, allocate or compile,
+//! mostly on the first call.
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use foldhash::HashMap;
 use llmprof_core::trace::{
-    runtime_call::{CallKind, without_version},
+    runtime_call::{CallKind, loads_code, without_version},
     timeline::Timeline,
 };
 
@@ -18,12 +19,16 @@ pub const LONG_CALL_NS: i64 = 1_000_000;
 /// Max calls compared with a gap, latest first.
 const MAX_COMPARED: usize = 4096;
 
-/// Calls of at least [`LONG_CALL_NS`] by thread, in the order of their starts.
+/// Calls of threads, each with the number of its name, in the order of their starts.
+type Calls = BTreeMap<i64, Vec<(Interval, u32)>>;
+
+/// Calls of at least [`LONG_CALL_NS`], and calls that load code.
 #[derive(Default)]
 pub struct LongCalls<'a> {
-    threads: BTreeMap<i64, Vec<(Interval, u32)>>,
-    numbers: HashMap<&'a str, u32>,
-    names: Vec<&'a str>,
+    long: Calls,
+    loads: Calls,
+    numbers: HashMap<Cow<'a, str>, u32>,
+    names: Vec<Cow<'a, str>>,
 }
 
 impl<'a> LongCalls<'a> {
@@ -43,29 +48,56 @@ impl<'a> LongCalls<'a> {
         }
         let is_wanted: Vec<bool> = trace.call_kinds().iter().map(|it| is_own_work(*it)).collect();
         for (_, _, call) in trace.cuda_calls.at_sites(&is_wanted) {
-            if is_long((call.start_ns, call.end_ns)) {
-                all.add(call.global_tid, (call.start_ns, call.end_ns), trace.text(call.name));
+            let (span, name) = ((call.start_ns, call.end_ns), trace.text(call.name));
+            let name = without_version(name);
+            if is_long(span) {
+                all.add(call.global_tid, span, name);
+            }
+            if loads_code(name) {
+                let number = all.number(format!("loading of code by {name}").into());
+                all.loads.entry(call.global_tid).or_default().push((span, number));
             }
         }
-        all.threads.values_mut().for_each(|it| it.sort_unstable());
+        let calls = all.long.values_mut().chain(all.loads.values_mut());
+        calls.for_each(|it| it.sort_unstable());
         all
     }
 
     fn add(&mut self, thread: i64, span: Interval, name: &'a str) {
-        if name.is_empty() {
-            return;
+        if !name.is_empty() {
+            let number = self.number(name.into());
+            self.long.entry(thread).or_default().push((span, number));
         }
-        let number = *self.numbers.entry(name).or_insert_with(|| {
-            self.names.push(name);
-            self.names.len() as u32 - 1
-        });
-        self.threads.entry(thread).or_default().push((span, number));
     }
 
-    /// The innermost call that takes most of a gap, and whose time is mostly this gap. A call that
-    /// launched work before and after does not delay by itself.
-    pub fn inside(&self, thread: i64, gap: Interval) -> Option<u32> {
-        let calls = self.threads.get(&thread).filter(|_| is_long(gap))?;
+    fn number(&mut self, name: Cow<'a, str>) -> u32 {
+        if let Some(number) = self.numbers.get(&name) {
+            return *number;
+        }
+        self.names.push(name.clone());
+        self.numbers.insert(name, self.names.len() as u32 - 1);
+        self.names.len() as u32 - 1
+    }
+
+    /// The call in which a thread was for most of a gap, with its part of the gap; else the loading
+    /// of code before whose end most of the gap lies, for code is chosen or built before that.
+    pub fn inside(&self, thread: i64, gap: Interval) -> Option<(u32, Interval)> {
+        self.long_call(thread, gap).or_else(|| self.load(thread, gap))
+    }
+
+    /// The last call in a gap that loads code.
+    fn load(&self, thread: i64, gap: Interval) -> Option<(u32, Interval)> {
+        let loads = self.loads.get(&thread).filter(|_| is_long(gap))?;
+        let before = loads.partition_point(|it| it.0.0 < gap.1);
+        let (span, name) = loads[..before].last().filter(|it| it.0.0 >= gap.0)?;
+        let to = span.1.min(gap.1);
+        (to - gap.0 >= (gap.1 - gap.0) / 2).then_some((*name, (gap.0, to)))
+    }
+
+    /// The innermost call that takes most of a gap, and whose time is mostly this gap, with its part
+    /// of the gap. A call that launched work before and after does not delay by itself.
+    fn long_call(&self, thread: i64, gap: Interval) -> Option<(u32, Interval)> {
+        let calls = self.long.get(&thread).filter(|_| is_long(gap))?;
         let overlap = |it: Interval| gap.1.min(it.1) - gap.0.max(it.0);
         let length = |it: Interval| it.1 - it.0;
         let before = calls.partition_point(|it| it.0.0 < gap.1);
@@ -77,11 +109,11 @@ impl<'a> LongCalls<'a> {
             .take(MAX_COMPARED)
             .filter(|(it, _)| overlap(*it) >= length(gap) / 2 && overlap(*it) >= length(*it) / 2)
             .min_by_key(|(it, _)| length(*it))
-            .map(|it| it.1)
+            .map(|(it, name)| (*name, (it.0.max(gap.0), it.1.min(gap.1))))
     }
 
-    pub fn names(&self) -> impl Iterator<Item = &'a str> {
-        self.names.iter().map(|it| without_version(it))
+    pub fn into_names(self) -> Vec<String> {
+        self.names.into_iter().map(Cow::into_owned).collect()
     }
 }
 
@@ -103,8 +135,8 @@ mod tests {
     fn inside(sketch: &str, gap: Interval) -> Option<String> {
         let trace = capture(&format!("range 1 thread 0..1\n{sketch}"));
         let calls = LongCalls::of(&trace);
-        let names: Vec<&str> = calls.names().collect();
-        calls.inside(trace.ranges[0].global_tid, gap).map(|at| names[at as usize].to_owned())
+        let found = calls.inside(trace.ranges[0].global_tid, gap);
+        found.map(|it| calls.names[it.0 as usize].to_string())
     }
 
     #[test]

@@ -93,6 +93,22 @@ pub struct GapAfter {
     pub call: Option<u32>,
 }
 
+/// Gaps of one reason.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GapSum {
+    pub count: u64,
+    pub ns: i64,
+    pub longest_ns: i64,
+}
+
+impl GapSum {
+    fn add(&mut self, ns: i64) {
+        self.count += 1;
+        self.ns = self.ns.saturating_add(ns);
+        self.longest_ns = self.longest_ns.max(ns);
+    }
+}
+
 /// Device time of one stage, summed over its windows on all GPUs: `window_ns` is the sum of all
 /// work, all gaps and `other_ns`.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -106,8 +122,7 @@ pub struct WindowSplit {
     /// Time in which only work of other stages ran.
     pub other_ns: i64,
     pub work: BTreeMap<WorkOf, WorkTime>,
-    /// Number of gaps and their time.
-    pub gaps: BTreeMap<GapAfter, (u64, i64)>,
+    pub gaps: BTreeMap<GapAfter, GapSum>,
 }
 
 /// The stages of a capture.
@@ -118,7 +133,7 @@ pub struct WindowSplits {
     pub operators: Vec<String>,
     /// Names of long calls of the host.
     pub host_calls: Vec<String>,
-    /// Their gaps, in order of time on each GPU.
+    /// Their parts of gaps, in order of time on each GPU.
     pub long_gaps: Vec<LongGap>,
 }
 
@@ -136,7 +151,7 @@ pub struct LongGap {
 #[derive(Default)]
 struct StageSums {
     work: WorkTimes,
-    gaps: HashMap<GapAfter, (u64, i64)>,
+    gaps: HashMap<GapAfter, GapSum>,
 }
 
 /// Divides the windows of all stages, from the events of [`GpuCells::of`].
@@ -196,13 +211,13 @@ impl<'a> SplitSums<'a> {
                 let long_call = self.long_call(gap);
                 let label = gap.cell / gpus;
                 let is_graph = gap.reasons.program.launch > 0 && self.launches_graph(gap);
-                if let Some(call) = long_call {
-                    self.long_gaps.push((label, (gap.from, gap.to), call));
+                if let Some((call, part)) = long_call {
+                    self.long_gaps.push((label, part, call));
                 }
                 let gaps = &mut self.stages[label].gaps;
                 for (reason, ns) in reasons(gap) {
                     let of = match (reason, long_call) {
-                        (GapReason::Host, Some(call)) => {
+                        (GapReason::Host, Some((call, _))) => {
                             GapAfter { reason: GapReason::LongCall, after: None, call: Some(call) }
                         }
                         (GapReason::Launch, _) if is_graph => {
@@ -210,8 +225,7 @@ impl<'a> SplitSums<'a> {
                         }
                         _ => GapAfter { reason, after, call: None },
                     };
-                    let sum = gaps.entry(of).or_default();
-                    *sum = (sum.0 + 1, sum.1.saturating_add(ns));
+                    gaps.entry(of).or_default().add(ns);
                 }
             }
             LaneEvent::Unattributed(_) => {}
@@ -227,7 +241,7 @@ impl<'a> SplitSums<'a> {
     }
 
     /// The long call in which the host was until it launched the work that ended the gap.
-    fn long_call(&self, gap: &IdleGap) -> Option<u32> {
+    fn long_call(&self, gap: &IdleGap) -> Option<(u32, Interval)> {
         let IdleSplit { host, launch, .. } = gap.reasons.program;
         let after = gap.after.filter(|it| host - launch >= LONG_CALL_NS && it.join.has_call())?;
         let call = self.names.trace.cuda_calls.get(after.join.call as usize);
@@ -255,7 +269,7 @@ impl<'a> SplitSums<'a> {
             let (work, gaps): (BTreeMap<_, _>, BTreeMap<_, _>) =
                 (sums.work.into_iter().collect(), sums.gaps.into_iter().collect());
             let inside: i64 = work.values().map(|it: &WorkTime| it.ns).sum();
-            let idle: i64 = gaps.values().map(|it: &(u64, i64)| it.1).sum();
+            let idle: i64 = gaps.values().map(|it: &GapSum| it.ns).sum();
             let other_ns = window_ns - inside - idle;
             let stage = name.clone();
             WindowSplit { stage, windows, instances_ns, window_ns, other_ns, work, gaps }
@@ -264,7 +278,7 @@ impl<'a> SplitSums<'a> {
             self.stages.into_iter().zip(labels).zip(windows).map(split).collect();
         stages.retain(|it| it.windows > 0 && it.window_ns > 0 && is_measured(&it.stage));
         stages.retain(|it| !unplaced.contains(it.stage.as_str()));
-        let host_calls = self.long_calls.names().map(str::to_owned).collect();
+        let host_calls = self.long_calls.into_names();
         let long_gap = |(label, (from, to), call): (usize, Interval, u32)| LongGap {
             stage: labels[label].clone(),
             from,

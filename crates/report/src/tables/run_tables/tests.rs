@@ -46,7 +46,7 @@ fn the_rest_of_a_long_table_is_one_row_that_has_their_number_and_sums() {
 #[test]
 fn a_list_whose_rest_is_summed_already_has_the_same_row() {
     let records: Vec<Region> = (0..5).map(|at| region(at, 10 - at as u64)).collect();
-    let mut kept = Limited::from(records[..2].to_vec());
+    let mut kept = Limited { rows: records[..2].to_vec(), rest: None };
     kept.rest = Some((Region { kernels: 21, kernel_ms: 2.625, instances: 6, ..region(9, 0) }, 3));
     let line = stored(RunTable::new("regions", regions::columns(), &kept), MAX_ROWS);
     assert_eq!(line, stored(regions_of(&records), 2));

@@ -28,7 +28,7 @@ fn lines(trace: &Timeline) -> String {
             format!("{} calls {} ns {} alone {}", name(of), time.calls, time.ns, time.alone_ns)
         });
         lines.extend(work);
-        let gaps = it.gaps.iter().map(|(gap, (count, ns))| {
+        let gaps = it.gaps.iter().map(|(gap, GapSum { count, ns, .. })| {
             let after = gap.after.as_ref().map(&name).unwrap_or_default();
             format!("{:?} {count} {ns} after {after}", gap.reason)
         });
@@ -135,7 +135,7 @@ proptest! {
             let work: i64 = it.work.values().map(|time| time.ns).sum();
             prop_assert_eq!(work, busy.count() as i64);
             prop_assert_eq!(it.other_ns, 0);
-            let gaps: i64 = it.gaps.values().map(|gap| gap.1).sum();
+            let gaps: i64 = it.gaps.values().map(|gap| gap.ns).sum();
             prop_assert_eq!(work + gaps, it.window_ns);
             prop_assert!(it.work.values().all(|time| (0..=time.ns).contains(&time.alone_ns)));
         }

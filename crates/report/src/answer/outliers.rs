@@ -1,0 +1,157 @@
+//! Sentences on steps that take much longer than others.
+
+use llmprof_analyze::{
+    stages::{
+        DECODE,
+        step_times::{OUTLIER_MEDIANS, OutlierStep, StepTimes},
+    },
+    step_batches::StepBatch,
+};
+use llmprof_core::{
+    domain::finding::{Finding, catalogue},
+    trace::engine_steps::StepClass,
+};
+
+use super::{
+    AnswerRecords,
+    cited::{Cited, Figure},
+    times::{row_of_steps, spoken},
+};
+use crate::format::{count, short_name};
+
+/// Min part of the time of all steps above the median, of outliers without a cause.
+const EXCESS_PART: f64 = 0.05;
+/// Outliers in one sentence.
+const LISTED: usize = 3;
+
+/// The outliers among the steps of an engine, which other sentences describe by their batches.
+pub fn of_batches(records: &AnswerRecords) -> Vec<Cited> {
+    let has_batches = |it: &&StepTimes| batches(records, &it.stage).next().is_some();
+    let steps = records.step_times.iter().filter(has_batches);
+    let steps = steps.filter(|it| has_one_batch(it, records));
+    steps.filter_map(|it| sentence(records, it)).collect()
+}
+
+/// Rows of the engine steps that are a stage's, without the phases of speculation.
+pub fn batches<'a>(
+    records: &AnswerRecords<'a>,
+    stage: &str,
+) -> impl Iterator<Item = &'a StepBatch> {
+    let is_of_stage = move |it: &&StepBatch| match it.class {
+        StepClass::Other => it.mode.as_deref() == Some(stage),
+        class => class.stage() == Some(stage) && !class.is_phase(),
+    };
+    records.step_batches.iter().filter(is_of_stage)
+}
+
+/// True if batches do not explain outliers: decode steps of an engine have as many requests each,
+/// or take less than twice the median in each batch. Other steps take the time of their prompts.
+fn has_one_batch(steps: &StepTimes, records: &AnswerRecords) -> bool {
+    let rows: Vec<&StepBatch> = batches(records, &steps.stage).collect();
+    let requests = rows.iter().max_by_key(|it| it.steps).and_then(|it| it.requests);
+    let is_usual =
+        |it: &&StepBatch| it.requests == requests || it.p50_ms <= OUTLIER_MEDIANS * steps.p50_ms;
+    rows.iter().all(is_usual) && (steps.stage == DECODE || rows.len() <= 1)
+}
+
+/// Steps of a stage that take more than twice the median, with the calls of the host and the work
+/// of the GPU in them.
+pub fn sentence(records: &AnswerRecords, steps: &StepTimes) -> Option<Cited> {
+    let is_named =
+        steps.longest.iter().any(|it| it.host_call.is_some() || it.longest_work.is_some());
+    let all_ms = steps.ms.mean * f64::from(steps.ms.n);
+    if steps.outliers == 0 || (!is_named && steps.excess_ms < EXCESS_PART * all_ms) {
+        return None;
+    }
+    let row = row_of_steps(steps);
+    let n = row.count("ms.n", steps.ms.n.into());
+    let all = match steps.are_steps() {
+        true => n.quantity("decode step"),
+        false => {
+            let stage = Cited::name(spoken(&steps.stage));
+            Cited::of("{} of {}", [n.quantity("instance"), stage])
+        }
+    };
+    let listed = || steps.longest.iter().take(LISTED).enumerate();
+    let ms = |(at, it): (usize, &OutlierStep)| row.figure(format!("longest.{at}.ms"), it.ms);
+    let number = row.count("outliers", steps.outliers);
+    let more = number.minus(&Figure::number(listed().map(ms)));
+    let more = match more.value() > 0.0 {
+        true => Cited::of(" and {} more", [more.shown(|it| count(it as u64))]),
+        false => Cited::default(),
+    };
+    let calls = by_name(listed().filter_map(|(at, it)| {
+        let (call, ms) = it.host_call.as_deref().zip(it.host_call_ms)?;
+        Some((call.to_owned(), row.figure(format!("longest.{at}.host_call_ms"), ms)))
+    }));
+    let works = by_name(listed().filter_map(|(at, it)| {
+        let (work, ms) = it.longest_work.as_deref().zip(it.busy_ms)?;
+        Some((short_name(work), row.figure(format!("longest.{at}.busy_ms"), ms)))
+    }));
+    let verb = if steps.outliers == 1 { "takes" } else { "take" };
+    Some(Cited::of(
+        "{} of {} {} more than twice the median: {}{}.{}",
+        [
+            number.shown(|it| count(it as u64)),
+            all,
+            Cited::words(verb),
+            Cited::list(listed().map(|it| milliseconds(ms(it))), ", "),
+            more,
+            delay((&calls, &works), steps.outliers, records.findings),
+        ],
+    ))
+}
+
+fn milliseconds(figure: Figure) -> Cited {
+    Cited::of("{} ms", [figure.short()])
+}
+
+/// Times by name.
+type Named = Vec<(String, Vec<Figure>)>;
+
+fn by_name(times: impl Iterator<Item = (String, Figure)>) -> Named {
+    let mut all = Named::new();
+    for (name, ms) in times {
+        match all.iter_mut().find(|known| known.0 == name) {
+            Some(known) => known.1.push(ms),
+            None => all.push((name, vec![ms])),
+        }
+    }
+    all
+}
+
+/// The calls of the host in outliers, and the work of the GPU.
+fn delay((calls, works): (&Named, &Named), outliers: u64, findings: &[Finding]) -> Cited {
+    if calls.is_empty() && works.is_empty() {
+        let which = Cited::words(if outliers == 1 { "it" } else { "them" });
+        let busy = findings.iter().find(|it| it.id == catalogue::HOST_BUSY);
+        let busy = busy.map(|it| Cited::of(" {}", [Cited::name(&*it.message)]));
+        let parts = [which, busy.unwrap_or_default()];
+        return Cited::of(" No operator, range or call of CUDA explains {}.{}", parts);
+    }
+    let which = |named: &Named| {
+        let number = Figure::number(named.iter().flat_map(|it| it.1.clone()));
+        match (number.value() as u64, outliers) {
+            (1, 1) => Cited::words("it"),
+            (named, all) if named == all => Cited::words("them"),
+            _ => Cited::of("{} of them", [number.shown(|it| count(it as u64))]),
+        }
+    };
+    let each = |named: &Named| {
+        let each = named.iter().map(|(name, ms)| {
+            let ms = Cited::list(ms.iter().cloned().map(milliseconds), ", ");
+            Cited::of("{} ({})", [Cited::name(name), ms])
+        });
+        Cited::list(each, "; ")
+    };
+    let host = (!calls.is_empty()).then(|| {
+        Cited::of(
+            " In {} the GPU idles while the host launches nothing, in {}.",
+            [which(calls), each(calls)],
+        )
+    });
+    let work = (!works.is_empty()).then(|| {
+        Cited::of(" In {} the GPU works longer, mostly in {}.", [which(works), each(works)])
+    });
+    Cited::of("{}{}", [host.unwrap_or_default(), work.unwrap_or_default()])
+}
