@@ -6,7 +6,7 @@
 //!
 //! - Work starts after the start of its launching call: `o <= start - call.start`.
 //! - A synchronisation returns after the end of all work that it waits for:
-//!   `o >= end - call.end`.
+//!   `o >= end - call.end`. A wait whose device is recorded is evidence on that device alone.
 //!
 //! The clocks count as equal if 0 lies between both bounds, with a tolerance. If it does not, and
 //! both bounds are near each other, times of the device are moved so that the fastest launch takes
@@ -39,12 +39,13 @@ const KNOWN_WITHIN_NS: f64 = 200_000.0;
 /// Max share of launches or waits that are of kernels with an invalid time, percent.
 const FEW_PCT: usize = 1;
 
-/// A call that waited for one stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct StreamWait {
+/// The device and stream that a call waited for, as recorded; `None` for all or an unknown one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WaitTarget {
     pub process: i64,
     pub correlation: i64,
-    pub stream: u32,
+    pub device: Option<u32>,
+    pub stream: Option<u32>,
 }
 
 /// A device whose times cannot be compared with the times of a process.

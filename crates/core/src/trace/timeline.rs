@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{
-    clocks::{StreamWait, UnequalClock},
+    clocks::{UnequalClock, WaitTarget},
     collectives::Collectives,
     environment::Environment,
     framework::{FrameworkCalls, TimelineTool},
@@ -48,8 +48,8 @@ pub struct Timeline {
     pub kernels: KernelTrace,
     /// Work whose time is not valid, which is in no other list.
     pub untimed: UntimedWork,
-    /// Calls that waited for one stream, where it is recorded, sorted.
-    pub stream_waits: Vec<StreamWait>,
+    /// Devices and streams that calls waited for, where they are recorded, sorted.
+    pub wait_targets: Vec<WaitTarget>,
     /// Devices whose times cannot be compared with the host's.
     pub unequal_clocks: Vec<UnequalClock>,
     /// Clocks of devices that differ from the host's, corrected or not.

@@ -162,6 +162,7 @@ impl Merged {
         self.trace.framework.call_sites.extend(sites.into_iter().map(of_process));
         let collectives = std::mem::take(&mut rows.collectives);
         collectives.add_to(&mut self.trace.collectives, process, rows.has_operator_ids());
+        self.trace.wait_targets.extend(std::mem::take(&mut rows.waits).of(process, &devices));
         self.operators(process, &mut rows, threads, base);
         let overheads = rows.overheads.iter().map(|(start, end)| (process, at(*start), at(*end)));
         self.trace.framework.overheads.extend(overheads);
@@ -276,6 +277,7 @@ impl Merged {
         trace.number_graphs();
         trace.cuda_calls.sort();
         trace.copies.sort_by_key(|copy| copy.start_ns);
+        trace.wait_targets.sort_unstable();
         trace.settle_device_times();
         range::sort(&mut trace.ranges);
         trace

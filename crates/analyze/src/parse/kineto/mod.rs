@@ -20,6 +20,7 @@ mod signatures;
 mod sites;
 mod strings;
 mod text;
+mod waits;
 
 use std::path::{Path, PathBuf};
 

@@ -21,6 +21,7 @@ use super::{
     number::{has_decimals, nanos},
     signatures::Signatures,
     strings::Strings,
+    waits::FileWaits,
 };
 use crate::parse::possible_interval;
 
@@ -90,6 +91,7 @@ pub struct FileRows {
     /// Names of calls that make a stream wait for another one.
     pub waits_on_stream: HashSet<u32>,
     pub collectives: FileCollectives,
+    pub waits: FileWaits,
     pub events: u64,
     pub odd: Oddities,
 }
@@ -105,6 +107,8 @@ enum Category {
     Frame,
     /// Own work of the profiler.
     Overhead,
+    /// Target of a wait, whose call is another event.
+    Wait,
     /// Known, and recorded by other events, too: flows, annotations of the device.
     Redundant,
     Unknown,
@@ -122,13 +126,13 @@ impl Category {
             "user_annotation" => Self::Range,
             "python_function" => Self::Frame,
             "overhead" => Self::Overhead,
+            "cuda_sync" => Self::Wait,
             "gpu_user_annotation"
             | "ac2g"
             | "async_cpu_to_gpu"
             | "async_gpu"
             | "fwdbwd"
             | "forward_backward"
-            | "cuda_sync"
             | "cuda_event"
             | "Trace"
             | "cpu_instant_event"
@@ -160,6 +164,7 @@ impl FileRows {
         let category = Category::of(text);
         match category {
             Category::Redundant => return,
+            Category::Wait => return self.waits.add(&event.args.0),
             Category::Unknown => {
                 let others = &mut self.odd.unknown;
                 if others.len() < MAX_UNKNOWN || others.contains_key(text) {
@@ -202,7 +207,7 @@ impl FileRows {
                 self.frames.push(row);
             }
             Category::Overhead => self.overheads.push(at),
-            Category::Redundant | Category::Unknown => {}
+            Category::Wait | Category::Redundant | Category::Unknown => {}
         }
     }
 

@@ -3,7 +3,7 @@
 
 use std::{fs, io::Write as _, path::PathBuf};
 
-use llmprof_core::trace::kernel::UNNUMBERED_NODE;
+use llmprof_core::trace::{clocks::WaitTarget, kernel::UNNUMBERED_NODE, timeline::ON_HOST};
 
 use super::*;
 
@@ -60,6 +60,28 @@ fn a_kernel_has_its_launch_its_shape_and_its_operator() {
     assert_eq!(trace.framework.signatures[0].shapes, [vec![2, 3], vec![3, 4]]);
     assert_eq!(trace.framework.operators.get(5 << 24, 3), Some(0));
     assert!(trace.findings.is_empty(), "{:?}", trace.findings);
+}
+
+#[test]
+fn waits_have_the_device_and_the_stream_that_are_recorded() {
+    let wait = |correlation: i64, device: i64, stream: i64| {
+        format!(
+            r#"{{"ph": "X", "cat": "cuda_sync", "name": "Stream Sync", "pid": {device}, "tid": 7,
+                "ts": 5, "dur": 2, "args": {{"cuda_sync_kind": "Stream Sync", "context": 1,
+                "device": {device}, "stream": {stream}, "correlation": {correlation}}}}}"#
+        )
+    };
+    let read = trace(&[CALL, KERNEL, &wait(5, 0, 7), &wait(4, 0, -1), &wait(6, 1, 7)]);
+    let target = |correlation, device, stream| WaitTarget {
+        process: 5 << 24,
+        correlation,
+        device: Some(device),
+        stream,
+    };
+    // Nothing ran on device 1.
+    let expected = [target(4, 0, None), target(5, 0, Some(7)), target(6, ON_HOST, Some(7))];
+    assert_eq!(read.wait_targets, expected);
+    assert!(read.findings.is_empty(), "{:?}", read.findings);
 }
 
 #[test]

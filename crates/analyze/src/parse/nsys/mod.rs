@@ -27,6 +27,7 @@ use std::{
 use llmprof_core::{
     domain::finding::{Finding, catalogue},
     trace::{
+        clocks::WaitTarget,
         environment::Environment,
         kernel::KernelTrace,
         range,
@@ -43,7 +44,7 @@ use self::{
     ranges::{UnnamedRanges, unnamed},
     rows::{
         CUDA_CALL, Gpus, KERNEL, OS_CALL, call, gpu, graph_launch, graph_node, kernel, memory_op,
-        or_zero, stream_wait, symbol,
+        or_zero, symbol, wait_target,
     },
 };
 use super::{ParseError, possible_interval as possible};
@@ -145,10 +146,7 @@ fn others(export: &Export) -> Result<(Timeline, StringTable, UnnamedRanges), Par
     trace.copies.retain(|it| possible(it.start_ns, it.end_ns));
     impossible += (read - trace.copies.len()) as u64;
     impossible += graph_launches(export, &gpus, &mut trace)?;
-    let waits = include_str!("sql/waits.sql");
-    let waits = export.rows("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", waits, stream_wait)?;
-    trace.stream_waits = waits.into_iter().flatten().collect();
-    trace.stream_waits.sort_unstable();
+    trace.wait_targets = wait_targets(export, &gpus)?;
     trace.graph_nodes =
         export.rows("CUDA_GRAPH_NODE_EVENTS", include_str!("sql/graph_nodes.sql"), graph_node)?;
     trace.number_graphs();
@@ -207,6 +205,21 @@ fn kernels(
     trace.kernels.sort();
     trace.drop_repeated_kernels();
     Ok(impossible)
+}
+
+/// Reads the targets of waits, sorted.
+fn wait_targets(export: &Export, gpus: &Gpus) -> Result<Vec<WaitTarget>, ParseError> {
+    let (table, sql) = ("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", include_str!("sql/waits.sql"));
+    let mut targets = Vec::new();
+    export.each(table, sql, |row| {
+        targets.extend(wait_target(row)?.map(|it| {
+            let device = it.device.map(|device| gpus.of(it.process, device));
+            WaitTarget { device, ..it }
+        }));
+        Ok(())
+    })?;
+    targets.sort_unstable();
+    Ok(targets)
 }
 
 /// Columns that join rows: without them rows are read, but the figures that need the join are

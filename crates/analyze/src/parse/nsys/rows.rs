@@ -1,7 +1,7 @@
 //! Rows of an export as values: kernels, calls, copies, graphs, and the numbers of GPUs.
 
 use llmprof_core::trace::{
-    clocks::StreamWait,
+    clocks::WaitTarget,
     kernel::Kernel,
     timeline::{ApiCall, CopyKind, GraphLaunch, GraphNode, MemoryOp, pid_of, process_of},
 };
@@ -130,15 +130,17 @@ pub(super) fn memory_op(row: &Row) -> Result<MemoryOp> {
     })
 }
 
-/// The wait for one stream; `None` for a wait for an event or a context.
-pub(super) fn stream_wait(row: &Row) -> Result<Option<StreamWait>> {
-    /// CUPTI's id of no stream, as exports of different versions write it.
-    const NO_STREAM: [i64; 2] = [-1, u32::MAX as i64];
-    let process = process_of(or_zero(row, 0)?);
-    let (correlation, stream) = (or_zero(row, 1)?, row.get::<_, Option<i64>>(2)?);
-    let stream = stream.filter(|it| !NO_STREAM.contains(it));
-    let stream = stream.and_then(|it| u32::try_from(it).ok());
-    Ok(stream.filter(|_| correlation > 0).map(|stream| StreamWait { process, correlation, stream }))
+/// The target of a wait, with the device as written; `None` without a call.
+pub(super) fn wait_target(row: &Row) -> Result<Option<WaitTarget>> {
+    /// CUPTI's id of no device and no stream, as exports of different versions write it.
+    const NONE: [i64; 2] = [-1, u32::MAX as i64];
+    let (process, correlation) = (process_of(or_zero(row, 0)?), or_zero(row, 1)?);
+    let id = |at: usize| -> Result<Option<u32>> {
+        let id = row.get::<_, Option<i64>>(at)?.filter(|it| !NONE.contains(it));
+        Ok(id.and_then(|it| u32::try_from(it).ok()))
+    };
+    let target = WaitTarget { process, correlation, device: id(2)?, stream: id(3)? };
+    Ok(Some(target).filter(|_| correlation > 0))
 }
 
 pub(super) fn graph_launch(row: &Row) -> Result<GraphLaunch> {

@@ -162,6 +162,20 @@ fn launches_of_whole_graphs_are_read_by_every_version_and_those_without_times_ar
 }
 
 #[test]
+fn waits_have_the_device_and_the_stream_that_are_recorded() {
+    let waits = "create table CUPTI_ACTIVITY_KIND_SYNCHRONIZATION (deviceId int, streamId int, \
+                 correlationId int, globalPid int);
+        insert into CUPTI_ACTIVITY_KIND_SYNCHRONIZATION values (1, 7, 12, 0x1000000),
+            (1, 4294967295, 11, 0x1000000), (4294967295, -1, 13, 0x1000000), (0, 7, 0, 0x1000000);";
+    let trace = trace(&[META, STRINGS, KERNELS, waits]);
+    let targets = trace.wait_targets.iter().map(|it| (it.correlation, it.device, it.stream));
+    assert_eq!(
+        targets.collect::<Vec<_>>(),
+        [(11, Some(1), None), (12, Some(1), Some(7)), (13, None, None)]
+    );
+}
+
+#[test]
 fn a_table_that_is_missing_is_a_gap() {
     let trace = trace(&[META]);
     assert_eq!(

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use foldhash::HashMap;
 
-use super::{CLOCK_TOLERANCE_NS, ClockBounds, StreamWait, bounds::BoundAt};
+use super::{CLOCK_TOLERANCE_NS, ClockBounds, WaitTarget, bounds::BoundAt};
 use crate::trace::{
     call_index::{CallIndex, NO_CALL},
     runtime_call::{Awaited, CallKind},
@@ -215,8 +215,8 @@ fn each_work(trace: &Timeline, take: &mut dyn FnMut(LaunchedWork)) {
     }
 }
 
-/// All lanes with the waits for their work. Of several devices of a process, the one that a call
-/// waited for is known only if the stream is recorded.
+/// All lanes with the waits for their work. If a process uses several devices, the device that a
+/// call waited for is known only if it is recorded, or if one device has the recorded stream.
 fn lanes(trace: &Timeline) -> (HashMap<LaneKey, Lane>, Vec<HostWait>) {
     let kernels = trace.kernels.kinds().iter();
     let kernels = kernels.map(|it| (0, process_of(it.global_pid), it.device, Some(it.stream)));
@@ -239,8 +239,9 @@ fn lanes(trace: &Timeline) -> (HashMap<LaneKey, Lane>, Vec<HostWait>) {
     for (_, site, call) in trace.cuda_calls.at_sites(&is_wait) {
         let Some(of_process) = processes.get(&process_of(call.global_tid)) else { continue };
         let is_of_stream = kinds[site as usize] == CallKind::Synchronise(Awaited::Stream);
-        let stream = if is_of_stream { awaited(&trace.stream_waits, &call) } else { None };
-        let keys = of_process.lanes(stream);
+        let (device, stream) = awaited(&trace.wait_targets, &call);
+        let stream = stream.filter(|_| is_of_stream);
+        let keys = of_process.lanes(device, stream);
         let Some(device) = only_device(keys) else { continue };
         for key in keys {
             lanes.entry(*key).or_default().waits.push(waits.len());
@@ -254,23 +255,25 @@ fn lanes(trace: &Timeline) -> (HashMap<LaneKey, Lane>, Vec<HostWait>) {
 /// The lanes of one process.
 #[derive(Default)]
 struct ProcessLanes {
-    all: Vec<LaneKey>,
-    of_stream: HashMap<Option<u32>, Vec<LaneKey>>,
+    /// By device and stream; `None` for all of them.
+    lanes: HashMap<(Option<u32>, Option<u32>), Vec<LaneKey>>,
 }
 
 impl ProcessLanes {
     fn add(&mut self, key: LaneKey) {
-        self.all.push(key);
-        self.of_stream.entry(key.3).or_default().push(key);
+        let (_, _, device, stream) = key;
+        for device in [None, Some(device)] {
+            self.lanes.entry((device, None)).or_default().push(key);
+            if stream.is_some() {
+                self.lanes.entry((device, stream)).or_default().push(key);
+            }
+        }
     }
 
-    /// The lanes of a stream, or of all; none where these are too many.
-    fn lanes(&self, stream: Option<u32>) -> &[LaneKey] {
-        match stream {
-            Some(_) => self.of_stream.get(&stream).map_or(&[], Vec::as_slice),
-            None if self.all.len() > MAX_LANES => &[],
-            None => &self.all,
-        }
+    /// The lanes of a device and a stream, or of all; none where all streams are too many.
+    fn lanes(&self, device: Option<u32>, stream: Option<u32>) -> &[LaneKey] {
+        let found = self.lanes.get(&(device, stream)).map_or(&[][..], Vec::as_slice);
+        if stream.is_none() && found.len() > MAX_LANES { &[] } else { found }
     }
 }
 
@@ -280,11 +283,16 @@ fn only_device(lanes: &[LaneKey]) -> Option<u32> {
     lanes.iter().all(|it| it.2 == first).then_some(first)
 }
 
-/// The stream that a call waited for, where it is recorded.
-fn awaited(waits: &[StreamWait], call: &ApiCall) -> Option<u32> {
+/// The device and the stream that a call waited for, where they are recorded; rows of one call
+/// that differ prove neither.
+fn awaited(targets: &[WaitTarget], call: &ApiCall) -> (Option<u32>, Option<u32>) {
     let key = (process_of(call.global_tid), call.correlation_id);
-    let at = waits.binary_search_by_key(&key, |it| (it.process, it.correlation)).ok()?;
-    Some(waits[at].stream)
+    let at = targets.partition_point(|it| (it.process, it.correlation) < key);
+    let mut found = targets[at..].iter().take_while(|it| (it.process, it.correlation) == key);
+    match found.next() {
+        Some(first) if found.all(|it| it == first) => (first.device, first.stream),
+        _ => (None, None),
+    }
 }
 
 /// Adds the copies to the host whose calls return after them.

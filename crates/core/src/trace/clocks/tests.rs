@@ -104,11 +104,55 @@ fn waits_for_events_prove_nothing() {
     assert!(trace.clock_findings.is_empty());
 }
 
+/// The recorded targets of the waits of [`steps`].
+fn targets(device: Option<u32>, stream: Option<u32>) -> Vec<WaitTarget> {
+    let target = |step| WaitTarget { process: PROCESS, correlation: 2 * step + 2, device, stream };
+    (0..STEPS).map(target).collect()
+}
+
+#[test]
+fn each_of_two_gpus_has_the_evidence_of_waits_that_name_it() {
+    for (wait, stream) in [("cudaStreamSynchronize", Some(7)), ("cudaDeviceSynchronize", None)] {
+        for late in [0, 1] {
+            let mut trace = steps(wait);
+            // The other GPU runs the same steps, with calls and waits of its own.
+            let add = 2 * STEPS;
+            let calls: Vec<ApiCall> = trace.cuda_calls.iter().collect();
+            for it in calls {
+                let correlation_id = it.correlation_id + add;
+                trace.cuda_calls.push(ApiCall { correlation_id, ..it });
+            }
+            let kernels: Vec<Kernel> = trace.kernels.iter().map(Kernel::from).collect();
+            for it in kernels {
+                let correlation_id = it.correlation_id + add;
+                trace.kernels.push(Kernel { device: 1, correlation_id, ..it });
+            }
+            trace.kernels = trace.kernels.map(|_, it| {
+                let by = if it.device == late { 2_000_000 } else { 0 };
+                (it.start_ns, it.end_ns) = (it.start_ns + by, it.end_ns + by);
+            });
+            trace.kernels.sort();
+            trace.cuda_calls.sort();
+            trace.wait_targets = targets(Some(0), stream);
+            let of_other = targets(Some(1), stream);
+            trace.wait_targets.extend(
+                of_other.iter().map(|it| WaitTarget { correlation: it.correlation + add, ..*it }),
+            );
+            trace.settle_device_times();
+            let found = messages(&trace);
+            assert_eq!(found.len(), 1, "{wait}: {found:?}");
+            let expected = format!("The clock of GPU {late} is 2.001 ms late: 200 of 200 waits");
+            assert!(found[0].starts_with(&expected), "{wait}: {found:?}");
+            let starts: Vec<i64> = trace.kernels.iter().map(|it| it.start_ns).collect();
+            assert!(starts.chunks(2).all(|it| it[1] - it[0] <= CLOCK_TOLERANCE_NS));
+        }
+    }
+}
+
 #[test]
 fn a_wait_for_another_stream_proves_nothing() {
     let mut trace = steps("cudaStreamSynchronize");
-    let wait = |step| StreamWait { process: PROCESS, correlation: 2 * step + 2, stream: 20 };
-    trace.stream_waits = (0..STEPS).map(wait).collect();
+    trace.wait_targets = targets(None, Some(20));
     assert!(moved(trace, |_, _| 2_000_000).findings.is_empty());
 }
 
