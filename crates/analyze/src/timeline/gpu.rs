@@ -9,9 +9,10 @@
 //!
 //! An idle gap ends with the next work on the GPU and is explained by its launching call. Until the
 //! call started, the launching thread was in a waiting call (*sync*), in a copying call
-//! (*copy*), or elsewhere (*host*); after that the GPU waited for the launch itself (*host*, or
-//! *copy* for a launched copy). Work launched before the gap was delayed for a reason that the
-//! capture does not show (*unknown*).
+//! (*copy*), or elsewhere (*host*); until the call returned, the GPU waited for the launch itself
+//! (*host*, or *copy* for a launched copy). Work that starts at most 10 us after the return is part
+//! of the launch. Work that starts later, or was launched before the gap, was delayed for a reason
+//! that the capture does not show (*unknown*).
 
 mod cells;
 mod long_calls;

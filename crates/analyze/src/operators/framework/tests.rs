@@ -145,7 +145,7 @@ fn rates_are_over_the_work_inside_the_calls_with_flops() {
     let found = operators(&trace);
     let product = find(&found, "aten::addmm");
     assert_eq!((product.calls, product.flops), (2, 60));
-    assert_eq!(product.flops_per_s, Some(60.0 / 100e-9));
+    assert_eq!(product.flops_per_s, None, "the host only launches the product");
     assert_eq!(product.device.unwrap().flops_per_s, Some(60.0 / 40e-9));
     assert_eq!(find(&found, "aten::mm").device.unwrap().flops_per_s, Some(60.0 / 20e-9));
     assert_eq!(find(&found, "aten::inner").flops_per_s, None);

@@ -49,6 +49,18 @@ fn idle_time_before_work_launched_earlier_has_an_unknown_reason() {
 }
 
 #[test]
+fn time_after_the_launching_call_returned_has_an_unknown_reason() {
+    let sketch = |starts: &str| {
+        figures(&format!(
+            "range 1 prefill 0..40000\ncall 1 1 0..1\ncall 1 2 5000..8000\ncall 1 9 8000..40000
+             kernel 1 a 1..1000 7\nkernel 2 b {starts}..40000 7"
+        ))
+    };
+    assert_eq!(sketch("18000"), [40_000, 22_999, 17_001, 0, 0, 0, 2], "10 us are the launch");
+    assert_eq!(sketch("30000"), [40_000, 10_999, 7_001, 0, 0, 22_000, 2]);
+}
+
+#[test]
 fn waiting_in_the_driver_is_separate_from_host_work() {
     let sketch = "range 1 prefill 0..40\ncall 1 1 0..1\ncall 1 9 5..22\ncall 1 2 30..31
                   kernel 1 a 0..20 7\nkernel 2 b 32..40 7";

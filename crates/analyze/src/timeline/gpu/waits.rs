@@ -2,9 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use llmprof_core::trace::timeline::{ApiCall, Timeline, process_of};
+use llmprof_core::trace::{
+    clocks::CLOCK_TOLERANCE_NS,
+    timeline::{ApiCall, Timeline, process_of},
+};
 
 use super::super::interval::{Interval, IntervalSet};
+
+/// Max time from the return of a launching call to the start of its work, nanoseconds, that is part
+/// of the launch. Work starts 3 to 8 us after the start of its call on an idle GPU, and times of
+/// devices have errors of some microseconds; later work waited for another reason.
+const LAUNCH_LATENCY_NS: i64 = CLOCK_TOLERANCE_NS;
 
 /// Idle time by reason, nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -13,7 +21,7 @@ pub struct IdleSplit {
     pub copy: i64,
     pub sync: i64,
     pub unknown: i64,
-    /// Part of `host` after the launching call started.
+    /// Part of `host` from the start to the end of the launching call.
     pub launch: i64,
 }
 
@@ -84,7 +92,7 @@ impl HostWaits {
         last: Option<i64>,
         near: &mut [usize; 2],
     ) -> GapReasons {
-        let mut part = |part| self.part(part, gap.0, call, copy, last, near);
+        let mut part = |part| self.part(part, gap, call, copy, last, near);
         let all = part(gap);
         // The profiler of a process delays that process alone.
         let thread = call.map(|it| it.global_tid).or(last);
@@ -97,11 +105,11 @@ impl HostWaits {
         GapReasons { all, program }
     }
 
-    /// Splits a part of the gap that starts at `start`.
+    /// Splits a part of the gap.
     fn part(
         &self,
         (from, to): Interval,
-        start: i64,
+        gap: Interval,
         call: Option<ApiCall>,
         copy: bool,
         last: Option<i64>,
@@ -119,12 +127,18 @@ impl HostWaits {
         split.sync = inside(&self.sync, &mut near[0]);
         split.copy = inside(&self.copy, &mut near[1]).min(launched - from - split.sync);
         split.host = launched - from - split.sync - split.copy;
-        let rest = to - launched;
-        match call {
-            Some(call) if call.end_ns <= start => split.unknown += rest,
-            Some(_) if copy => split.copy += rest,
-            _ => (split.host, split.launch) = (split.host + rest, rest),
+        let Some(call) = call else { return split };
+        let returned = match call.end_ns {
+            end if end <= gap.0 => launched,
+            end if gap.1 - end <= LAUNCH_LATENCY_NS => to,
+            end => end.clamp(launched, to),
+        };
+        let launching = returned - launched;
+        match copy {
+            true => split.copy += launching,
+            false => (split.host, split.launch) = (split.host + launching, launching),
         }
+        split.unknown += to - returned;
         split
     }
 }
