@@ -3,10 +3,15 @@
 use std::collections::BTreeMap;
 
 use super::{Claim, Refutation};
-use crate::{kernels::KernelRecord, stages::DECODE};
+use crate::{
+    kernels::KernelRecord,
+    stages::{DECODE, PREFILL},
+};
 
 /// Share of GEMM time whose kernels name their dtype, from which the names prove it.
 const NAMED_SHARE: f64 = 0.5;
+/// Least tokens of a chunk of a prompt, besides the last: engines use 256 or more.
+const LEAST_CHUNK: u64 = 64;
 /// Distance of the calls from a multiple of the layers, in layers, that no cut step explains.
 const CUT_LAYERS: f64 = 0.1;
 
@@ -23,6 +28,7 @@ pub fn layers(claim: &Claim, stage: &str) -> Option<Refutation> {
         *sum = (sum.0 + it.total_ms, sum.1 + it.calls);
     }
     let all_calls: u64 = names.values().map(|it| it.1).sum();
+    let least_calls = names.values().map(|it| it.1).min()?;
     let is_each_once = names.values().all(|it| it.1 * names.len() as u64 == all_calls);
     let (_, calls) = names.into_values().max_by(|a, b| a.0.total_cmp(&b.0))?;
     let layers = model.decoder.layers as u64;
@@ -46,8 +52,28 @@ pub fn layers(claim: &Claim, stage: &str) -> Option<Refutation> {
     match () {
         () if !is_whole => Some(Refutation(text)),
         () if (all_calls as f64) < each as f64 * (1.0 - CUT_LAYERS) => Some(Refutation(fewer)),
-        () => None,
+        () => more_layers(claim, stage, (least_calls, forwards)),
     }
+}
+
+/// Launches of every attention kernel, the same number in each forward, that are too many for the
+/// layers: on each GPU a layer launches one kernel at most once for each sequence and chunk of the
+/// prompt. `calls`: of the kernel with the fewest launches, because a layer may have several.
+fn more_layers(claim: &Claim, stage: &str, (calls, forwards): (u64, u64)) -> Option<Refutation> {
+    let each = calls.checked_div(forwards).filter(|_| calls.is_multiple_of(forwards))?;
+    let gpus = claim.analysis.stage_gpu.totals.iter().find(|it| it.stage == stage)?.devices.max(1);
+    let chunks = match stage {
+        PREFILL => claim.stated.prompt_tokens.div_ceil(LEAST_CHUNK),
+        _ => 1,
+    };
+    let layers = claim.stated.model.decoder.layers as u64;
+    let most = [gpus, claim.stated.batch, chunks].into_iter().fold(layers, u64::saturating_mul);
+    (each > most).then(|| {
+        Refutation(format!(
+            "a forward of {stage} launches each attention kernel at least {each} times, and the \
+             model has {layers} layers"
+        ))
+    })
 }
 
 /// Stated steps that are not the launches of each attention kernel per layer and repeat, where the

@@ -164,6 +164,26 @@ fn kernels_named_after_another_dtype_or_of_other_layers_refute_the_statement() {
 }
 
 #[test]
+fn more_attention_kernels_than_layers_refute_the_statement() {
+    let of_calls = |calls: &[&str], prompt_tokens, batch| {
+        let trace = launches("prefill", calls);
+        let analysis = of(&trace, &StatedModel { prompt_tokens, batch, ..stated() }, None);
+        (proofs(&analysis).join("; "), is_without_model(&analysis))
+    };
+    let proof = "a forward of prefill launches each attention kernel at least 8 times, and the \
+                 model has 2 layers";
+    let eight = ["flash_fwd"; 8];
+    assert_eq!(of_calls(&eight, 40, 1), (proof.into(), true));
+    // A layer may have several kernels, chunks of the prompt, and a kernel for each sequence.
+    let split = ["flash_fwd", "flash_fwd_combine"].repeat(2);
+    for (calls, tokens, batch) in [(&split[..], 40, 1), (&eight, 256, 1), (&eight, 40, 4)] {
+        assert_eq!(of_calls(calls, tokens, batch).0, "", "{calls:?} {tokens} {batch}");
+    }
+    let both = of_calls(&["flash_fwd", "flash_fwd_combine"].repeat(4), 40, 1).0;
+    assert!(both.contains("at least 4 times"), "{both}");
+}
+
+#[test]
 fn attention_of_other_steps_refutes_stated_new_tokens() {
     let of_steps = |new_tokens| {
         // Two layers in three steps, each with two kernels.
