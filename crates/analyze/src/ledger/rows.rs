@@ -277,7 +277,7 @@ fn signed_share(ns: i64, of: i64) -> Option<f64> {
 /// The longest gap is named above this many means.
 const LONGEST_MEANS: f64 = 2.0;
 
-/// Number, mean and longest of gaps, over the instances of their stage.
+/// Number, mean and longest of gaps on all GPUs, over the instances of their stage.
 pub fn gaps_text(cause: LedgerCause, gaps: &GapSum, instances: u64) -> String {
     let length = |us: f64| match us {
         1000.0.. => format!("{:.1} ms", us / 1e3),

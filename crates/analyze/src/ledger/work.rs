@@ -156,7 +156,7 @@ impl StageRows<'_> {
             member.max_saving_ns = if cause.is_gap() { member.ns } else { 0 };
             member.calls = sum.count as f64 * self.times.scale.ratio();
             member.samples = sum.count;
-            member.evidence = gaps_text(cause, &sum, split.windows);
+            member.evidence = gaps_text(cause, &sum, split.instances);
             let is_profiler = cause == LedgerCause::ProfilerOverhead;
             sums.add(
                 member,

@@ -65,7 +65,7 @@ pub enum GapReason {
     LongCall,
     /// The host had not called the launch.
     Host,
-    /// The launching call was running.
+    /// The launching call was running, or had just returned.
     Launch,
     /// The same of a graph.
     GraphLaunch,
@@ -75,7 +75,7 @@ pub enum GapReason {
     Copy,
     /// Between two nodes of one launch of a CUDA graph.
     InGraph,
-    /// The work was launched before the gap.
+    /// The work was launched before this time: before the gap, or by a call that returned in it.
     Queued,
     /// The work was launched before the gap, and waited for an unrecorded reason.
     Unrecorded,
@@ -114,6 +114,8 @@ impl GapSum {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct WindowSplit {
     pub stage: String,
+    /// Instances of the stage.
+    pub instances: u64,
     /// Windows: instances of the stage on each GPU.
     pub windows: u64,
     /// Sum of the windows of all instances: overlaps count as often as they occur.
@@ -264,18 +266,19 @@ impl<'a> SplitSums<'a> {
             *instances_ns = instances_ns.saturating_add(cell.instances_ns);
             *ns = ns.saturating_add(cell.window_ns());
         }
-        type NamedSums<'a> = ((StageSums, &'a String), (u64, i64, i64));
-        let split = |((sums, name), (windows, instances_ns, window_ns)): NamedSums| {
+        type NamedSums<'a> = (((StageSums, &'a String), u64), (u64, i64, i64));
+        let split = |(((sums, name), instances), times): NamedSums| {
+            let (windows, instances_ns, window_ns) = times;
             let (work, gaps): (BTreeMap<_, _>, BTreeMap<_, _>) =
                 (sums.work.into_iter().collect(), sums.gaps.into_iter().collect());
             let inside: i64 = work.values().map(|it: &WorkTime| it.ns).sum();
             let idle: i64 = gaps.values().map(|it: &GapSum| it.ns).sum();
             let other_ns = window_ns - inside - idle;
             let stage = name.clone();
-            WindowSplit { stage, windows, instances_ns, window_ns, other_ns, work, gaps }
+            WindowSplit { stage, instances, windows, instances_ns, window_ns, other_ns, work, gaps }
         };
-        let mut stages: Vec<WindowSplit> =
-            self.stages.into_iter().zip(labels).zip(windows).map(split).collect();
+        let named = self.stages.into_iter().zip(labels).zip(cells.instances.iter().copied());
+        let mut stages: Vec<WindowSplit> = named.zip(windows).map(split).collect();
         stages.retain(|it| it.windows > 0 && it.window_ns > 0 && is_measured(&it.stage));
         stages.retain(|it| !unplaced.contains(it.stage.as_str()));
         let host_calls = self.long_calls.into_names();

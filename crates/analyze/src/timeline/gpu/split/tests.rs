@@ -75,6 +75,17 @@ fn gaps_have_their_reason_and_the_work_before_them() {
 }
 
 #[test]
+fn an_instance_on_two_gpus_is_one_with_two_windows() {
+    let mut trace = capture(
+        "range 1 prefill 0..100\ncall 1 1 1..2\ncall 1 2 2..3
+         kernel 1 a 10..20 7\nkernel 2 a 10..20 7",
+    );
+    trace.kernels = trace.kernels.map(|at, it| it.device = at as u32);
+    let stage = device_tables(&Capture::of(&trace)).1.stages.remove(0);
+    assert_eq!((stage.instances, stage.windows), (1, 2));
+}
+
+#[test]
 fn launches_of_graphs_are_told_from_launches_of_kernels() {
     let mut trace = capture(
         "range 1 prefill 0..100\ncall 1 1 5..40\ncall 1 2 50..60\nkernel 1 a 30..40 7
