@@ -129,10 +129,12 @@ pub enum EventSource<'a> {
     /// sequence of the batch.
     #[default]
     Runner,
-    /// The ranges of a capture: stages of one pass have one repeat number. Tokens that the steps
-    /// of a repeat generated, where they are known.
+    /// The ranges of a capture: stages of one pass have one repeat number.
     Capture {
+        /// Tokens that the decode steps of a repeat generated, where they are known.
         tokens: &'a BTreeMap<u32, u64>,
+        /// Decode steps of a repeat without times, which have no ranges.
+        untimed_steps: &'a BTreeMap<u32, u64>,
         /// False where a step may have made several tokens of one sequence: by speculation.
         one_token_a_step: bool,
     },
@@ -149,6 +151,14 @@ impl<'a> Events<'a> {
         match self.source {
             EventSource::Runner => Some(steps * self.batch()),
             EventSource::Capture { tokens, .. } => tokens.get(&repeat).copied(),
+        }
+    }
+
+    /// Decode steps by repeat that have no times.
+    pub fn untimed_steps(&self) -> Option<&'a BTreeMap<u32, u64>> {
+        match self.source {
+            EventSource::Runner => None,
+            EventSource::Capture { untimed_steps, .. } => Some(untimed_steps),
         }
     }
 

@@ -44,6 +44,8 @@ pub struct CaptureEvents {
     pub calls: RangeCalls,
     /// Tokens that the decode steps of a repeat generated, where they are known.
     tokens: BTreeMap<u32, u64>,
+    /// Decode steps of a repeat, where their times are unknown.
+    untimed_steps: BTreeMap<u32, u64>,
     /// True if a decode step may have made several tokens of one sequence.
     is_speculative: bool,
     /// Stages besides prefill and decode.
@@ -75,7 +77,8 @@ impl CaptureEvents {
     /// The events by kind; `trace` is the capture's.
     pub fn by_kind<'a>(&'a self, trace: &'a Timeline) -> Events<'a> {
         let one_token_a_step = !self.is_speculative;
-        let source = EventSource::Capture { tokens: &self.tokens, one_token_a_step };
+        let (tokens, untimed_steps) = (&self.tokens, &self.untimed_steps);
+        let source = EventSource::Capture { tokens, untimed_steps, one_token_a_step };
         let other_stages = self.other_stages.iter().map(String::as_str).collect();
         let calls = CallList::Ranges(&trace.ranges, &self.calls);
         Events { source, other_stages, calls, ..Events::of(&self.events) }
@@ -134,7 +137,8 @@ impl CaptureEvents {
         steps
     }
 
-    /// Adds the decode steps, numbered within their stage instances, and their tokens.
+    /// Adds the decode steps, numbered within their stage instances, and their tokens. Steps
+    /// without known times are counted.
     fn add_steps(
         &mut self,
         capture: &Capture,
@@ -144,11 +148,15 @@ impl CaptureEvents {
         let times = steps::spans(capture, &steps, spans);
         let mut numbers = vec![0u32; repeats.len()];
         let mut tokens: BTreeMap<u32, Option<u64>> = BTreeMap::new();
-        for (step, times) in steps.iter().zip(times) {
+        for (at, step) in steps.iter().enumerate() {
             let Some(repeat) = repeats[step.instance] else { continue };
-            let number = &mut numbers[step.instance];
-            self.events.push(range(DECODE_STEP, times, repeat, Some(*number)));
-            *number += 1;
+            if let Some(times) = &times {
+                let number = &mut numbers[step.instance];
+                self.events.push(range(DECODE_STEP, times[at], repeat, Some(*number)));
+                *number += 1;
+            } else {
+                *self.untimed_steps.entry(repeat).or_default() += 1;
+            }
             let made = tokens.entry(repeat).or_insert(Some(0));
             *made = made.zip(step.tokens).map(|(made, more)| made.saturating_add(more));
         }

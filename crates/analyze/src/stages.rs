@@ -275,9 +275,9 @@ fn range_time(range: &StageRange) -> Nanos {
     Nanos(range.device_ns.unwrap_or(range.end_ns - range.start_ns))
 }
 
-/// Decode steps per repeat: counted from their ranges, else from the tokens after the first.
+/// Decode steps per repeat: counted, else from the tokens after the first.
 fn steps_per_repeat(events: &Events) -> BTreeMap<u32, u64> {
-    let mut steps = BTreeMap::new();
+    let mut steps = events.untimed_steps().cloned().unwrap_or_default();
     for step in events.measured(DECODE_STEP) {
         *steps.entry(step.repeat).or_insert(0) += 1;
     }

@@ -24,13 +24,18 @@ pub struct CaptureStep {
 }
 
 /// The spans of steps, which are sorted by start. A step whose range is a whole stage instance has
-/// the span of that.
-pub fn spans(capture: &Capture, steps: &[CaptureStep], stages: &[Interval]) -> Vec<Interval> {
+/// the span of that. `None` if some work ran on a device without a common clock: the host leaves
+/// the range of a step long before the step ends, unless it waits.
+pub fn spans(
+    capture: &Capture,
+    steps: &[CaptureStep],
+    stages: &[Interval],
+) -> Option<Vec<Interval>> {
     if steps.is_empty() {
-        return Vec::new();
+        return Some(Vec::new());
     }
     let ranges: Vec<(i64, Interval)> = steps.iter().map(|it| (it.place, it.times)).collect();
-    let host = steps.iter().zip(work_windows(capture, &ranges)).map(|(it, work)| {
+    let host = steps.iter().zip(work_windows(capture, &ranges)?).map(|(it, work)| {
         let (place, (start_ns, end_ns)) = (it.place, it.times);
         HostRange { place, start_ns, end_ns, work }
     });
@@ -42,7 +47,7 @@ pub fn spans(capture: &Capture, steps: &[CaptureStep], stages: &[Interval]) -> V
         // The first step queues behind the stage before.
         (span.0.max(stage.0.min(span.1)), span.1)
     };
-    steps.iter().zip(stage_spans::spans(host)).map(span).collect()
+    Some(steps.iter().zip(stage_spans::spans(host)).map(span).collect())
 }
 
 /// Selects ranges that do not repeat a range around them: two NVTX domains may record one part, and

@@ -1,7 +1,10 @@
 //! Events of captures on sketches.
 
 use llmprof_core::trace::{
-    engine_steps::StepClass, inferred_steps::InferredStep, timeline::Timeline,
+    clocks::UnequalClock,
+    engine_steps::StepClass,
+    inferred_steps::InferredStep,
+    timeline::{Timeline, process_of},
 };
 use proptest::prelude::*;
 
@@ -48,6 +51,27 @@ fn instances_are_separate_repeats_with_their_steps() {
         Some((10.0, 20.0))
     );
     assert_eq!(stages.per_token_ms.map(|it| (it.mean * 1e7).round()), Some(175.0));
+}
+
+#[test]
+fn steps_with_work_on_an_unknown_clock_have_no_times() {
+    let mut trace = capture(
+        "range 1 decode_all 10..40\nrange 1 decode_step 10..25\nrange 1 decode_step 25..40
+         call 1 1 11..12\ncall 1 2 26..27\nkernel 1 a 13..20 7\nkernel 2 a 2000028..2000038 7",
+    );
+    let steps = |trace: &Timeline| {
+        let events = CaptureEvents::of(&Capture::of(trace), None).events;
+        let times = events.iter().filter_map(|it| match it {
+            Event::Range(it) if it.name == DECODE_STEP => Some((it.start_ns, it.end_ns)),
+            _ => None,
+        });
+        times.collect::<Vec<_>>()
+    };
+    assert_eq!(steps(&trace), [(10, 25), (25, 2_000_038)]);
+    let process = process_of(trace.ranges[0].global_tid);
+    trace.unequal_clocks.push(UnequalClock { process, device: 0 });
+    assert_eq!(steps(&trace), []);
+    assert_eq!(ns(of(&trace).per_token_ms), Some(15));
 }
 
 /// Nanoseconds of a time in milliseconds.

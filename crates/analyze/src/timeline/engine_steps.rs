@@ -133,12 +133,14 @@ const fn named() -> StepSource {
 /// Work of one step on devices, in the order of its starts.
 #[derive(Debug, Clone, Copy, Default)]
 struct DeviceWork {
-    /// First start, last end and time in which something ran.
+    /// First start, last end and time in which something ran, on devices with a common clock.
     window: Option<Interval>,
     busy_ns: i64,
     kernels: u64,
     graphs: u64,
     is_replayed: bool,
+    /// True if some of it ran on a device without a common clock.
+    is_untimed: bool,
 }
 
 impl DeviceWork {
@@ -165,7 +167,11 @@ pub fn engine_steps(capture: &Capture) -> Vec<EngineStepRecord> {
     });
     let spans = stage_spans::spans(hosts);
     let waits = unrecorded_waits(capture);
+    // The host's times of an inferred step are those of its launches.
+    let is_timed =
+        |step: &Step, work: &DeviceWork| !(work.is_untimed && step.source == StepSource::Inferred);
     let records = steps.iter().zip(work).zip(spans).enumerate();
+    let records = records.filter(|(_, ((step, work), _))| is_timed(step, work));
     let record = |(at, ((step, work), span)): (usize, ((&Step, DeviceWork), Interval))| {
         let unrecorded_wait_ms = Nanos(waits.overlap_ns(span.0, span.1)).as_ms();
         EngineStepRecord { unrecorded_wait_ms, ..record(at, origin, step, (&work, span)) }
@@ -240,9 +246,10 @@ fn phases(phases: &[Phase]) -> Option<Vec<StepPhase>> {
 }
 
 /// First start and last end of the work that was launched during each step, given as thread and
-/// times, in the order of their starts.
-pub fn work_windows(capture: &Capture, steps: &[(i64, Interval)]) -> Vec<Option<Interval>> {
-    device_work(capture, steps).iter().map(|it| it.window).collect()
+/// times, in the order of their starts; `None` if some ran on a device without a common clock.
+pub fn work_windows(capture: &Capture, steps: &[(i64, Interval)]) -> Option<Vec<Option<Interval>>> {
+    let work = device_work(capture, steps);
+    work.iter().map(|it| (!it.is_untimed).then_some(it.window)).collect()
 }
 
 /// The work that was launched during each step, on its thread or, for a process, on all of its
@@ -269,16 +276,23 @@ fn device_work(capture: &Capture, steps: &[(i64, Interval)]) -> Vec<DeviceWork> 
         open_step(&nests, &mut of_thread, thread, t)
             .or_else(|| open_step(&nests, &mut of_process, process_of(thread), t))
     };
+    let is_timed = |process: i64, device: u32| capture.trace.has_common_clock(process, device);
     let mut work = vec![DeviceWork::default(); steps.len()];
     for (kernel, launch) in capture.kernels() {
         let Some(at) = step_of(launch) else { continue };
-        work[at].add((kernel.start_ns, kernel.end_ns));
+        match is_timed(kernel.global_pid, kernel.device) {
+            true => work[at].add((kernel.start_ns, kernel.end_ns)),
+            false => work[at].is_untimed = true,
+        }
         work[at].kernels += 1;
         work[at].is_replayed |= kernel.graph_node.is_some();
     }
     for (graph, launch) in capture.graphs() {
         let Some(at) = step_of(launch) else { continue };
-        work[at].add((graph.start_ns, graph.end_ns));
+        match is_timed(graph.global_pid, graph.device) {
+            true => work[at].add((graph.start_ns, graph.end_ns)),
+            false => work[at].is_untimed = true,
+        }
         work[at].graphs += 1;
         work[at].is_replayed = true;
     }

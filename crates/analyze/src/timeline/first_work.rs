@@ -1,5 +1,5 @@
 //! Waits before the first recorded work of a stream or device: a window opens while earlier work
-//! still runs.
+//! still runs. Devices without a common clock have none.
 //!
 //! The first work that starts long after its launching call has ended waited in its queue: for work
 //! from before the window, an upload or an event. The capture does not record the reason.
@@ -55,7 +55,9 @@ impl<'a> FirstWork<'a> {
         let is_first_of_stream =
             stream.is_some_and(|it| self.streams.insert((work.process, work.device, it)));
         let is_first = self.devices.insert((work.process, work.device)) || is_first_of_stream;
-        let call = (is_first && work.join.has_call()).then(|| calls.get(work.join.call))?;
+        let is_timed = self.capture.trace.has_common_clock(work.process, work.device);
+        let call =
+            (is_first && is_timed && work.join.has_call()).then(|| calls.get(work.join.call))?;
         (work.start_ns - call.end_ns >= LEAST_WAIT_NS).then_some(call.end_ns)
     }
 }

@@ -1,6 +1,6 @@
 //! Steps of sketched captures, with their work.
 
-use llmprof_core::trace::timeline::Timeline;
+use llmprof_core::trace::{clocks::UnequalClock, timeline::Timeline};
 use proptest::prelude::*;
 
 use super::*;
@@ -42,6 +42,22 @@ fn a_step_has_the_work_that_was_launched_in_its_range() {
     );
     assert_eq!((steps[0].kernels, steps[0].prefill_tokens), (2, Some(512)));
     assert!(!steps[0].is_replayed);
+}
+
+#[test]
+fn named_steps_with_work_on_an_unknown_clock_have_times_of_the_host_alone() {
+    let mut trace = capture(
+        "range 1 execute_context_0(0)_generation_1(1) 100..200
+         range 1 execute_context_0(0)_generation_1(1) 300..400
+         call 1 1 110..111\ncall 1 2 310..311
+         kernel 1 a 120..190 7\nkernel 2 a 2000320..2000390 7",
+    );
+    let process = process_of(trace.ranges[0].global_tid);
+    trace.unequal_clocks.push(UnequalClock { process, device: 0 });
+    for it in engine_steps(&Capture::of(&trace)) {
+        assert_eq!((it.step_ms, it.host_ms, it.kernels), (100e-6, 100e-6, 1));
+        assert_eq!((it.device_ms, it.gap_ms, it.unrecorded_wait_ms), (None, None, 0.0));
+    }
 }
 
 /// Kernels of each step, and the number of instances of all stages.

@@ -180,7 +180,10 @@ impl LaunchSequences {
         let kinds = trace.kernels.kinds();
         let on_main = move |kind: u32| main.is_none_or(|main| kinds[kind as usize].stream == main);
         let rows = sequence.into_iter().flat_map(|it| it.rows.iter());
+        // An unknown clock proves no end.
+        let is_timed = trace.has_common_clock(thread, device);
         let launched = rows.filter_map(move |[call, tag, kind, other, end_ns]| {
+            let end_ns = if is_timed { end_ns } else { i64::MIN };
             let (kind, graph, bytes) = (kind as u32, other as u32, other as u64);
             let item = match tag {
                 KERNEL => on_main(kind).then_some(Item::Kernel(kind))?,

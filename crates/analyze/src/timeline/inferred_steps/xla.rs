@@ -88,7 +88,9 @@ fn add_work(capture: &Capture, roles: &[KernelRole], threads: &mut BTreeMap<i64,
         if call.start_ns > it.range_end_ns {
             continue;
         }
-        it.end_ns = it.end_ns.max(kernel.end_ns);
+        if capture.trace.has_common_clock(kernel.global_pid, kernel.device) {
+            it.end_ns = it.end_ns.max(kernel.end_ns);
+        }
         if roles[kind as usize].writes_cache {
             let sides = kernel.grid.iter().map(|side| u64::from(*side));
             it.blocks = it.blocks.saturating_add(sides.fold(1, u64::saturating_mul));
@@ -157,6 +159,11 @@ fn is_prompt(prompt: &[Execution], tokens: &[Execution]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use llmprof_core::trace::{
+        clocks::UnequalClock,
+        timeline::{Timeline, process_of},
+    };
+
     use super::*;
 
     /// Classes of executions `ID BLOCKS`, and their number without one.
@@ -198,13 +205,19 @@ mod tests {
             (5, Some(20)),
             (thread, true),
         )];
-        let timeline = Capture::of(&trace);
-        let program = xla::program(&trace.ranges[0]).unwrap();
-        let (start_ns, range_end_ns, end_ns) = (5, 20, 20);
-        let execution = Execution { program, start_ns, range_end_ns, end_ns, writes: 0, blocks: 0 };
-        let mut threads = BTreeMap::from([(thread, vec![execution])]);
-        add_work(&timeline, &roles, &mut threads);
-        assert_eq!((threads[&thread][0].writes, threads[&thread][0].end_ns), (1, 90));
+        let found = |trace: &Timeline| {
+            let program = xla::program(&trace.ranges[0]).unwrap();
+            let (start_ns, range_end_ns, end_ns) = (5, 20, 20);
+            let execution =
+                Execution { program, start_ns, range_end_ns, end_ns, writes: 0, blocks: 0 };
+            let mut threads = BTreeMap::from([(thread, vec![execution])]);
+            add_work(&Capture::of(trace), &roles, &mut threads);
+            (threads[&thread][0].writes, threads[&thread][0].end_ns)
+        };
+        assert_eq!(found(&trace), (1, 90));
+        let process = process_of(thread);
+        trace.unequal_clocks = vec![UnequalClock { process, device: 0 }];
+        assert_eq!(found(&trace), (1, 20), "on an unknown clock");
     }
 
     #[test]

@@ -28,7 +28,8 @@ pub fn finding(device: u32, evidence: &ClockEvidence, relation: &ClockRelation) 
         ClockRelation::Unknown => {
             let message = format!(
                 "Times of GPU {device} cannot be compared with times of the host: {proof}. Windows \
-                 of stages on the GPU, idle time and its reasons are withheld."
+                 of stages on the GPU, times of steps, idle time and its reasons are withheld; \
+                 stages and steps of engines have times of the host alone."
             );
             (message, Severity::Critical)
         }
