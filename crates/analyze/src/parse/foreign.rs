@@ -152,10 +152,31 @@ pub fn not_a_page(path: &Path) -> Option<String> {
 /// The message for JSON that is not a trace, by its start.
 pub fn not_a_trace(path: &Path) -> String {
     let head = kineto::head(path).unwrap_or_default();
+    if let Some(events) = event_lines(path, &head) {
+        return events;
+    }
     let text = decoded(&head);
     let known = JSON.iter().find(|(part, ..)| text.contains(part));
     let (_, what, remedy) = known.unwrap_or(&JSON[JSON.len() - 1]);
     Foreign { what: (*what).into(), remedy }.message(&path.display().to_string())
+}
+
+/// The message for a text with an event on each line; `None` for other texts.
+fn event_lines(path: &Path, head: &[u8]) -> Option<String> {
+    let text = decoded(head);
+    let (line, rest) = text.trim_start().split_once('\n')?;
+    let event: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).ok()?;
+    if !event.contains_key("ph") || !rest.trim_start().starts_with('{') {
+        return None;
+    }
+    let mut start = Vec::new();
+    File::open(path).ok()?.take(HEAD).read_to_end(&mut start).ok()?;
+    let name = quoted(&path.display().to_string());
+    let read = match compression(&start) {
+        Some(packed) => format!("{} -dc {name} | jq -s '{{traceEvents: .}}'", packed.name),
+        None => format!("jq -s '{{traceEvents: .}}' {name}"),
+    };
+    Some(format!("one event a line, without traceEvents; join the events: {read} > trace.json"))
 }
 
 fn message(path: &Path, head: &[u8], unknown: impl Fn() -> Foreign) -> String {
@@ -189,6 +210,10 @@ impl Compression {
         match named(&inner) {
             _ if inner.is_empty() => {
                 format!("compressed with {packed}, but without content; {COPY_AGAIN}")
+            }
+            _ if let Some(second) = compression(&inner) => {
+                let second = second.name;
+                format!("compressed twice, {second} in {packed}; decompress it once: {command}")
             }
             _ if inner.starts_with(SQLITE) => {
                 format!("an SQLite database compressed with {packed}; decompress it: {command}")

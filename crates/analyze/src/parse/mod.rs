@@ -5,6 +5,7 @@
 
 pub mod aliases;
 pub mod command;
+pub mod compressed;
 pub mod cublas;
 pub mod encoding;
 pub mod events;

@@ -6,22 +6,18 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read, Write},
+    io::{self, BufReader, Read, Write},
     path::{Path, PathBuf},
 };
 
-use flate2::read::MultiGzDecoder;
-use llmprof_analyze::parse::{encoding, foreign};
+use llmprof_analyze::parse::{
+    compressed::{self, GZIP, ZSTD},
+    encoding, foreign,
+};
 use llmprof_core::domain::import::{CaptureKind, Import};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
-/// First bytes of a Zstandard frame (RFC 8878, section 3.1.1).
-pub(super) const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
-/// First bytes of a gzip file (RFC 1952, section 2.3.1).
-const GZIP: &[u8] = b"\x1f\x8b";
-/// Largest window of the decompressor, as a power of two: 128 MiB, that of `zstd -22`.
-pub(super) const WINDOW_LOG: u32 = 27;
 /// Bytes between two checks of the disk.
 pub const LOOK: u64 = 32 << 20;
 /// Bytes by which a file is classified.
@@ -120,14 +116,15 @@ pub fn settle(
     limits: UploadLimits,
 ) -> Result<(CaptureKind, u64), IntakeError> {
     let packed = head(path)?;
-    if packed.starts_with(ZSTD) || packed.starts_with(GZIP) {
+    let packed_with = compressed::program(&packed);
+    if packed_with.is_some() {
         let plain = path.with_extension("plain");
         unpack(path, &plain, others, limits)?;
         fs::rename(&plain, path)?;
     }
     let bytes = fs::metadata(path)?.len();
     limits.hold(others.saturating_add(bytes))?;
-    let kind = kind(&head(path)?, name).map_err(IntakeError::Unfit)?;
+    let kind = kind(&head(path)?, name, packed_with).map_err(IntakeError::Unfit)?;
     if kind == CaptureKind::Counters && bytes > MAX_PAGE {
         return Err(IntakeError::Unfit(format!(
             "a text of {bytes} bytes; a page of ncu may have {MAX_PAGE}"
@@ -149,13 +146,8 @@ fn unpack(from: &Path, to: &Path, others: u64, limits: UploadLimits) -> Result<(
     let with = if is_gzip { "gzip" } else { "zstd" };
     let broken =
         |error: io::Error| IntakeError::Unfit(format!("packed with {with}, and broken: {error}"));
-    let mut packed: Box<dyn Read> = if is_gzip {
-        Box::new(MultiGzDecoder::new(File::open(from)?))
-    } else {
-        let mut packed = zstd::stream::read::Decoder::new(File::open(from)?)?;
-        packed.window_log_max(WINDOW_LOG)?;
-        Box::new(packed)
-    };
+    let file = BufReader::new(File::open(from)?);
+    let mut packed = if is_gzip { compressed::gzip(file) } else { compressed::zstd(file)? };
     let (mut plain, mut buffer) = (File::create(to)?, vec![0; 1 << 17]);
     let (mut bytes, mut looked) = (0_u64, 0);
     loop {
@@ -173,8 +165,9 @@ fn unpack(from: &Path, to: &Path, others: u64, limits: UploadLimits) -> Result<(
     }
 }
 
-/// The kind of a file that starts with `head`; otherwise a few words on what it is.
-fn kind(head: &[u8], name: &str) -> Result<CaptureKind, String> {
+/// The kind of a file that starts with `head`; otherwise a few words on what it is. `packed_with`
+/// is the program that unpacks the client's file.
+fn kind(head: &[u8], name: &str, packed_with: Option<&str>) -> Result<CaptureKind, String> {
     if head.is_empty() {
         return Err(foreign::EMPTY.into());
     }
@@ -198,10 +191,10 @@ fn kind(head: &[u8], name: &str) -> Result<CaptureKind, String> {
                     trace by the profiler of PyTorch"
             .into());
     }
-    match text.trim_start().starts_with(['{', '[']) {
-        true if encoding::is_utf16(head) => Err(encoding::utf16_refused(name)),
-        true => Ok(CaptureKind::PytorchTrace),
-        false => Ok(CaptureKind::Counters),
+    match encoding::utf16(head) {
+        _ if !text.trim_start().starts_with(['{', '[']) => Ok(CaptureKind::Counters),
+        Some(form) => Err(encoding::utf16_refused(form, name, packed_with)),
+        None => Ok(CaptureKind::PytorchTrace),
     }
 }
 

@@ -64,6 +64,7 @@ fn other_compressions_are_named_with_their_command() {
         ("x.tar", &tar(), "x.tar: a tar archive; unpack it: tar xf x.tar"),
         ("x.tgz", &gzip(&tar()), "a tar archive compressed with gzip; unpack it: tar xf x.tgz"),
         ("x.gz", b"\x1f\x8b\x08\0", "compressed with gzip; decompress it: gzip -dk x.gz"),
+        ("x.gz", &gzip(&gzip(b"[]")), "compressed twice, gzip in gzip; decompress it once: gzip"),
         ("x.gz", &gzip(b""), "compressed with gzip, but without content; copy or export"),
         ("x.gz", &gzip(b"Total Time (ns)"), "a table of nsys stats, compressed with gzip; pass"),
         ("x.gz", &gzip(b"a,b\n"), "a text (first line \"a,b\"), compressed with gzip; expected"),

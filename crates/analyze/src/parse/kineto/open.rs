@@ -5,17 +5,11 @@
 use std::{
     fs::File,
     io::{self, BufRead as _, BufReader, Read},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
-use flate2::bufread::MultiGzDecoder;
+use crate::parse::{compressed, encoding, foreign::HEAD, stored};
 
-use crate::parse::{encoding, foreign::HEAD, stored};
-
-const GZIP: &[u8] = b"\x1f\x8b";
-const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
-/// Largest window of the decompressor, as a power of two: 128 MiB, that of `zstd -22`.
-const WINDOW_LOG: u32 = 27;
 const BUFFER: usize = 256 << 10;
 /// Maximum size of an unpacked trace, that of every unpacked file.
 const MAX_BYTES: u64 = 64 << 30;
@@ -27,9 +21,9 @@ pub type TraceText = BufReader<io::Take<Box<dyn Read + Send>>>;
 pub fn open(path: &Path) -> io::Result<TraceText> {
     let mut text = unpacked(path)?;
     let head = text.fill_buf()?;
-    if encoding::is_utf16(head) {
+    if let Some(encoding) = encoding::utf16(head) {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let refused = encoding::utf16_refused(&name);
+        let refused = encoding::utf16_refused(encoding, &name, packed_with(&stored_path(path))?);
         return Err(io::Error::new(io::ErrorKind::InvalidData, refused));
     }
     let mark = head.len() - encoding::without_mark(head).len();
@@ -38,20 +32,25 @@ pub fn open(path: &Path) -> io::Result<TraceText> {
 }
 
 fn unpacked(path: &Path) -> io::Result<TraceText> {
-    let stored = if path.is_file() { path.to_owned() } else { stored::packed_path(path) };
-    let mut head = Vec::new();
-    File::open(&stored)?.take(4).read_to_end(&mut head)?;
+    let stored = stored_path(path);
     let file = BufReader::with_capacity(BUFFER, File::open(&stored)?);
-    let text: Box<dyn Read + Send> = if head.starts_with(GZIP) {
-        Box::new(MultiGzDecoder::new(file))
-    } else if head.starts_with(ZSTD) {
-        let mut packed = zstd::stream::read::Decoder::with_buffer(file)?;
-        packed.window_log_max(WINDOW_LOG)?;
-        Box::new(packed)
-    } else {
-        Box::new(file)
+    let text: Box<dyn Read + Send> = match packed_with(&stored)? {
+        Some("gzip") => compressed::gzip(file),
+        Some(_) => compressed::zstd(file)?,
+        None => Box::new(file),
     };
     Ok(BufReader::with_capacity(BUFFER, text.take(MAX_BYTES)))
+}
+
+fn stored_path(path: &Path) -> PathBuf {
+    if path.is_file() { path.to_owned() } else { stored::packed_path(path) }
+}
+
+/// The program that unpacks the file at `path`; `None` for a plain one.
+fn packed_with(path: &Path) -> io::Result<Option<&'static str>> {
+    let mut head = Vec::new();
+    File::open(path)?.take(4).read_to_end(&mut head)?;
+    Ok(compressed::program(&head))
 }
 
 /// Returns true if the file at `path` holds JSON, packed or not: a trace, or nothing that another
@@ -60,11 +59,13 @@ pub fn is_json(path: &Path) -> io::Result<bool> {
     Ok(encoding::decoded(&head(path)?).trim_start().starts_with(['{', '[']))
 }
 
-/// The first bytes of the file at `path`, unpacked.
+/// The first bytes of the file at `path`, unpacked; fewer for a packed one that ends early.
 pub fn head(path: &Path) -> io::Result<Vec<u8>> {
     let mut head = Vec::new();
-    unpacked(path)?.take(HEAD).read_to_end(&mut head)?;
-    Ok(head)
+    match unpacked(path)?.take(HEAD).read_to_end(&mut head) {
+        Err(error) if head.is_empty() => Err(error),
+        _ => Ok(head),
+    }
 }
 
 /// At most `count` bytes of a text from an offset.

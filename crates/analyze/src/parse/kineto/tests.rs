@@ -95,6 +95,8 @@ fn packed_traces_read_like_plain_ones() {
         assert_eq!((trace.kernels.len(), trace.kernels.get(0).ns()), (1, 1250));
         let cut = read_all(&[&packed[..packed.len() / 2]]).unwrap_err();
         assert!(cut.contains("0.json"), "{cut}");
+        let cut = read_all(&[&packed[..packed.len() - 2]]).unwrap_err();
+        assert!(cut.contains("truncated: the compressed data ends early; copy"), "{cut}");
     }
 }
 

@@ -77,9 +77,11 @@ fn parse(
 ) -> Result<(Option<Header>, FileRows), serde_json::Error> {
     let mut from = serde_json::Deserializer::from_reader(text);
     let state = RefCell::new((FileRows::default(), tables));
-    let header = from
-        .deserialize_any(TraceVisitor(&state))
-        .and_then(|header| from.end().map(|()| header))?;
+    let header = from.deserialize_any(TraceVisitor(&state)).and_then(|header| match header {
+        // Its start has the message for what follows, too.
+        None => Ok(None),
+        header => from.end().map(|()| header),
+    })?;
     let (rows, _) = state.into_inner();
     Ok((header, rows))
 }
@@ -110,7 +112,9 @@ fn refusal(path: &Path, error: serde_json::Error) -> ParseError {
 /// The remedy of text that is not JSON, by the parser's message and the bytes at the place.
 fn remedy(message: &str, near: &[u8]) -> &'static str {
     let has = |part: &[u8]| near.windows(part.len()).any(|window| window == part);
-    if has(b"NaN") || has(b"Infinity") {
+    if message.contains("trailing comma") {
+        "a comma stands before the bracket there: remove the comma"
+    } else if has(b"NaN") || has(b"Infinity") {
         "JSON has no such number: write null in its place"
     } else if message.contains("trailing characters") {
         "a second text starts there: give each trace as a file of its own"

@@ -9,11 +9,12 @@ use std::{
     path::{Component, Path},
 };
 
+use llmprof_analyze::parse::compressed::{self, ZSTD};
 use llmprof_core::domain::inputs::MAX_IMAGES;
 use tar::{Archive, EntryType};
 
 use super::manifest::check_name;
-use crate::artifact::import_staging::{self, IntakeError, UploadLimits, UploadedFile};
+use crate::artifact::import_staging::{IntakeError, UploadLimits, UploadedFile};
 
 /// Unpacks the archive at `from` into `folder`; returns its files with their names.
 pub(super) fn unpack(
@@ -24,13 +25,8 @@ pub(super) fn unpack(
     let mut head = [0; 4];
     let length = File::open(from)?.read(&mut head)?;
     let file = BufReader::new(File::open(from)?);
-    let plain: Box<dyn Read> = if head[..length].starts_with(import_staging::ZSTD) {
-        let mut decoder = zstd::stream::read::Decoder::with_buffer(file)?;
-        decoder.window_log_max(import_staging::WINDOW_LOG)?;
-        Box::new(decoder)
-    } else {
-        Box::new(file)
-    };
+    let plain: Box<dyn Read> =
+        if head[..length].starts_with(ZSTD) { compressed::zstd(file)? } else { Box::new(file) };
     let bounded = BoundedReader { from: plain, left: limits.max_bytes };
     let broken = |error: io::Error| refused(&error, limits);
     let mut archive = Archive::new(bounded);

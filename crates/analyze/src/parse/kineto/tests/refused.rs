@@ -18,6 +18,9 @@ fn broken_text_is_refused_with_its_place_and_a_remedy() {
         ("text", ["not JSON", "byte"]),
         (r#"{"traceEvents": []} x"#, ["not JSON at byte", "a second text starts there"]),
         ("{\"traceEvents\": []}\n{\"traceEvents\": []}", ["not JSON at byte 21", "a second text"]),
+        (r#"{"traceEvents": [{"ts": 1}, ]}"#, ["a comma stands before the bracket", "byte 29"]),
+        ("{\"ph\": \"X\"}\n{\"ph\": \"X\"}\n", ["one event a line", "'{traceEvents: .}' 0.json >"]),
+        ("{\"a\": 1}\n{\"a\": 2}\n", ["without traceEvents", "PyTorch"]),
         (r#"{"traceEvents": [{"dur": NaN}]}"#, ["not JSON at byte", "write null"]),
         (r#"{"traceEvents": [{"dur": -Infinity}]}"#, ["not JSON at byte", "write null"]),
         (r#"{"traceEvents": [{"name": "C:\x"}]}"#, ["not JSON at byte", "write it twice"]),
@@ -42,7 +45,14 @@ fn a_mark_of_utf_8_is_read_and_other_encodings_are_named() {
         let wide: Vec<u8> =
             std::iter::once(mark).chain(text.encode_utf16()).flat_map(bytes).collect();
         let error = read_all(&[&wide]).unwrap_err();
-        assert!(error.contains("-t UTF-8 0.json > utf-8-0.json"), "{error}");
+        assert!(error.contains("-f UTF-16 -t UTF-8 0.json > utf-8-0.json"), "{error}");
+        let packed = zstd::encode_all(wide.as_slice(), 1).unwrap();
+        let error = read_all(&[&packed]).unwrap_err();
+        let command = "zstd -dc 0.json | iconv -f UTF-16 -t UTF-8 > utf-8-0.json";
+        assert!(error.ends_with(&format!("convert it: {command}")), "{error}");
+        let error = read_all(&[&wide[2..]]).unwrap_err();
+        let form = if wide[0] == 0xff { "UTF-16LE" } else { "UTF-16BE" };
+        assert!(error.contains(&format!("convert it: iconv -f {form} -t")), "{error}");
     }
     let broken = [br#"{"traceEvents": [{"name": ""#.as_slice(), b"\xff\xfe\"}]}"].concat();
     let error = read_all(&[&broken]).unwrap_err();
