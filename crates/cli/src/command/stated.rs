@@ -2,10 +2,10 @@
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::{MAIN_SEPARATOR, PathBuf},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use llmprof_core::domain::stated_model::{ModelStatement, StatedModel};
 
@@ -39,11 +39,7 @@ impl StatedOptions {
     /// The stated model; `None` where no option is given.
     pub fn resolve(&self) -> Result<Option<StatedModel>> {
         let Some(config) = &self.model_config else { return Ok(None) };
-        let path = Path::new(config);
-        let text = match path.is_file() {
-            true => fs::read_to_string(path).with_context(|| format!("cannot read {config}"))?,
-            false => config.clone(),
-        };
+        let text = config_text(config)?;
         let models = models(self.models.as_deref())?.models;
         let statement = ModelStatement {
             model_config: Some(text),
@@ -53,5 +49,48 @@ impl StatedOptions {
             dtype: self.dtype.clone(),
         };
         Ok(statement.resolve(&models)?)
+    }
+}
+
+/// The text of a config.json from its path or its folder, or else the name of a model as it is.
+fn config_text(config: &str) -> Result<String> {
+    let mut path = PathBuf::from(config);
+    if path.is_dir() {
+        path.push("config.json");
+        if !path.is_file() {
+            bail!(
+                "--model-config {config}: the folder has no config.json; pass the config.json of \
+                 the model"
+            );
+        }
+    }
+    let is_path = config.contains(MAIN_SEPARATOR) || config.ends_with(".json");
+    if path.is_file() {
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+    } else if is_path && !config.trim_start().starts_with('{') {
+        bail!("--model-config {config}: no such file; pass the config.json of the model")
+    } else {
+        Ok(config.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_config_is_the_text_of_a_file_or_folder_or_a_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().display().to_string();
+        let error = |config: &str| config_text(config).unwrap_err().to_string();
+        assert!(error(&folder).contains("the folder has no config.json; pass"));
+        let file = dir.path().join("config.json");
+        assert!(error(&file.display().to_string()).contains("no such file; pass"));
+        fs::write(&file, "{}").unwrap();
+        assert_eq!(config_text(&folder).unwrap(), "{}");
+        assert_eq!(config_text(&file.display().to_string()).unwrap(), "{}");
+        for as_is in ["llama-tiny", r#"{"auto_map": "a/b.json"}"#] {
+            assert_eq!(config_text(as_is).unwrap(), as_is);
+        }
     }
 }
