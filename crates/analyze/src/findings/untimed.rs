@@ -15,6 +15,9 @@ use llmprof_core::{
 use super::Rule;
 use crate::{Analysis, stages::coverage::StageCoverage, stats::percent};
 
+/// Min time by which a bound is exceeded that is shown: less is 0.000 ms.
+const MIN_SHOWN_NS: i64 = 500;
+
 pub const RULES: &[Rule] = &[Rule { id: catalogue::WORK_UNTIMED, find: untimed }];
 
 fn untimed(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
@@ -57,6 +60,8 @@ fn finding(analysis: &Analysis, trace: &Timeline) -> Option<Finding> {
 fn reason((fault, it): (TimeFault, FaultCount), trace: &Timeline) -> String {
     let what = match fault {
         TimeFault::NotRecorded => "start and end are 0, so no time was recorded",
+        TimeFault::NoDuration => "the duration is 0 or missing, and every kernel takes time",
+        TimeFault::EndsBeforeStart => "the end lies before the start",
         TimeFault::OutlastsSuccessor => {
             "the end lies after the end of a later kernel of the same stream"
         }
@@ -65,7 +70,7 @@ fn reason((fault, it): (TimeFault, FaultCount), trace: &Timeline) -> String {
     };
     let worst = it
         .worst
-        .filter(|(by_ns, _)| *by_ns > 0)
+        .filter(|(by_ns, _)| *by_ns >= MIN_SHOWN_NS)
         .map(|(by_ns, name)| format!(", {} by {:.3} ms", trace.text(name), Nanos(by_ns).as_ms()));
     format!("{what} ({}{})", it.kernels + it.copies, worst.unwrap_or_default())
 }

@@ -27,7 +27,7 @@ use std::{
 use llmprof_core::{
     domain::runner,
     layout,
-    trace::{Trace, operator_ranges, timeline::Timeline},
+    trace::{Trace, operator_ranges, timeline::Timeline, untimed::TimeFault},
 };
 use serde::de::DeserializeOwned;
 
@@ -65,6 +65,16 @@ const fn possible_interval(start_ns: i64, end_ns: i64) -> bool {
         && start_ns <= end_ns
         && end_ns <= FARTHEST
         && end_ns - start_ns <= LONGEST
+}
+
+/// The fault of a kernel's times; `None` for possible times, and for others that are too far away.
+fn kernel_fault(start_ns: i64, end_ns: i64) -> Option<TimeFault> {
+    TimeFault::of(start_ns, end_ns).or_else(|| {
+        let is_near = possible_interval(end_ns, start_ns);
+        let fault =
+            if start_ns == end_ns { TimeFault::NoDuration } else { TimeFault::EndsBeforeStart };
+        is_near.then_some(fault)
+    })
 }
 
 /// Reads the trace in a run's folder. Blocks: an export may have millions of rows.

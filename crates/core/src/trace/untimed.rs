@@ -4,6 +4,8 @@
 //! - Start and end are 0: CUPTI could not record the time
 //!   (<https://docs.nvidia.com/cupti/api/structCUpti__ActivityKernel9.html>: "a value of 0 for both
 //!   the start and end timestamps indicates that timestamp information could not be collected").
+//! - A kernel ends before its start, or its duration is 0 or missing: no kernel takes no time. In a
+//!   trace of whole microseconds, 0 is a rounded duration, which is valid.
 //! - It ends after the end of a kernel that started later on its stream: kernels of one stream run
 //!   in order (CUDA C++ Programming Guide, "Streams"). Kernels of one graph launch may overlap, and
 //!   with programmatic dependent launch a kernel may start before its predecessor ends, but ends
@@ -36,6 +38,10 @@ const MAX_UNTIMED_PCT: f64 = 1.0;
 pub enum TimeFault {
     /// Start and end are 0.
     NotRecorded,
+    /// The duration is 0 or missing.
+    NoDuration,
+    /// It ends before its start.
+    EndsBeforeStart,
     /// It ends after the end of a later kernel of its stream.
     OutlastsSuccessor,
     /// It ends after the return of a wait for it.
@@ -87,6 +93,17 @@ impl UntimedWork {
 
     pub fn is_empty(&self) -> bool {
         self.counts.is_empty()
+    }
+
+    /// Adds all work of `other`.
+    pub fn append(&mut self, other: Self) {
+        other.kernels.iter().for_each(|it| self.kernels.push(it.into()));
+        for (fault, it) in other.counts {
+            let count = self.counts.entry(fault).or_default();
+            count.kernels += it.kernels;
+            count.copies += it.copies;
+            count.worst = count.worst.max(it.worst);
+        }
     }
 
     /// Counts by fault.

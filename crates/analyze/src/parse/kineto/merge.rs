@@ -10,7 +10,7 @@ use llmprof_core::trace::{
     collectives::ProcessRank,
     environment::{Environment, Gpu},
     framework::{FrameworkCall, TimelineTool},
-    kernel::{Kernel, UNNUMBERED_NODE},
+    kernel::{Kernel, TracedKernel, UNNUMBERED_NODE},
     range::{self, Range, RangeSites},
     runtime_call::CallKind,
     timeline::{ApiCall, ApiCalls, Timeline},
@@ -72,7 +72,7 @@ impl Merged {
             )));
         }
         if rows.kernels.is_empty()
-            && rows.untimed.is_empty()
+            && rows.untimed.kernels.is_empty()
             && rows.calls.is_empty()
             && rows.operators.is_empty()
             && rows.ranges.is_empty()
@@ -167,6 +167,7 @@ impl Merged {
         let overheads = rows.overheads.iter().map(|(start, end)| (process, at(*start), at(*end)));
         self.trace.framework.overheads.extend(overheads);
         let graphs = graph_calls(&rows.calls, strings);
+        let is_rounded = rows.odd.whole >= rows.kernels.len() as u64;
         let mut place = 0;
         for it in std::mem::take(&mut rows.kernels).iter() {
             let mut it = Kernel::from(it);
@@ -177,14 +178,19 @@ impl Merged {
             }
             (it.start_ns, it.end_ns) = (at(it.start_ns), at(it.end_ns));
             (it.global_pid, it.device) = (process, devices[&it.device]);
-            self.trace.kernels.push(it);
+            if it.ns() == 0 && !is_rounded {
+                self.trace.untimed.add_kernel(it, TimeFault::NoDuration, 0);
+            } else {
+                self.trace.kernels.push(it);
+            }
         }
-        for it in rows.untimed.iter() {
-            let it = Kernel { global_pid: process, start_ns: 0, end_ns: 0, ..it.into() };
+        let mut untimed = std::mem::take(&mut rows.untimed);
+        let moved = |it: TracedKernel| {
             let device = self.device(file, it.device);
-            self.trace.untimed.add_kernel(Kernel { device, ..it }, TimeFault::NotRecorded, 0);
-        }
-        (0..rows.untimed_copies).for_each(|_| self.trace.untimed.add_copy(TimeFault::NotRecorded));
+            Kernel { global_pid: process, device, start_ns: 0, end_ns: 0, ..it.into() }
+        };
+        untimed.kernels = untimed.kernels.iter().map(moved).collect();
+        self.trace.untimed.append(untimed);
         for mut it in rows.copies {
             (it.start_ns, it.end_ns) = (at(it.start_ns), at(it.end_ns));
             (it.global_pid, it.device) = (process, devices[&it.device]);

@@ -11,8 +11,9 @@ use llmprof_core::trace::{
     names::base_name,
     range::{Range, RangeLabel, RangeSites},
     timeline::{ApiCall, ApiCalls, CopyKind, MemoryOp},
-    untimed::TimeFault,
+    untimed::{TimeFault, UntimedWork},
 };
+use serde_json::value::RawValue;
 
 use super::{
     collectives::FileCollectives,
@@ -23,7 +24,7 @@ use super::{
     strings::Strings,
     waits::FileWaits,
 };
-use crate::parse::possible_interval;
+use crate::parse::{kernel_fault, possible_interval};
 
 /// Most names of unknown categories that are kept.
 const MAX_UNKNOWN: usize = 20;
@@ -64,9 +65,8 @@ pub struct Oddities {
 pub struct FileRows {
     /// Kernels, whose process is not known before the end.
     pub kernels: KernelTrace,
-    /// Kernels and number of copies whose times were not recorded.
-    pub untimed: KernelTrace,
-    pub untimed_copies: u64,
+    /// Kernels and copies without valid times; kernels of duration 0 are in `kernels`.
+    pub untimed: UntimedWork,
     pub copies: Vec<MemoryOp>,
     /// Calls of CUDA; the thread is an index into `threads`.
     pub calls: ApiCalls,
@@ -178,9 +178,14 @@ impl FileRows {
             self.odd.incomplete += 1;
             return;
         };
-        let is_untimed = TimeFault::of(start_ns, end_ns).is_some()
-            && matches!(category, Category::Kernel | Category::Copy | Category::Fill);
-        if !is_untimed && (start_ns < 0 || !possible_interval(start_ns, end_ns)) {
+        let is_unrecorded = TimeFault::of(start_ns, end_ns).is_some();
+        let is_reversed = start_ns >= 0 && possible_interval(end_ns, start_ns);
+        let is_read = match category {
+            Category::Kernel => is_unrecorded || is_reversed,
+            Category::Copy | Category::Fill => is_unrecorded,
+            _ => false,
+        };
+        if !is_read && (start_ns < 0 || !possible_interval(start_ns, end_ns)) {
             self.odd.impossible += 1;
             return;
         }
@@ -238,16 +243,20 @@ impl FileRows {
         self.labels.get(at).map(String::as_str)
     }
 
-    /// Start and end of an event.
+    /// Start and end of an event. A kernel without a duration ends at its start.
     fn times(&mut self, event: &EventFields) -> Option<(i64, i64)> {
-        let (ts, dur) = (event.ts.as_deref()?.get(), event.dur.as_deref()?.get());
+        let category = Category::of(event.cat.0.as_deref().unwrap_or_default());
+        let is_kernel = matches!(category, Category::Kernel);
+        let (ts, dur) = (event.ts.as_deref()?.get(), event.dur.as_deref());
+        let dur = dur.map(RawValue::get).or(is_kernel.then_some("null"))?;
         self.odd.quoted += u64::from(ts.starts_with('"') || dur.starts_with('"'));
-        if event.cat.0.as_deref() == Some("kernel") {
+        if is_kernel {
             self.odd.whole += u64::from(!has_decimals(ts) && !has_decimals(dur));
         }
         let start = nanos(ts)?;
+        let ns = nanos(dur).or((is_kernel && dur == "null").then_some(0))?;
         // A sum beyond 2^63 is an impossible time.
-        Some((start, start.checked_add(nanos(dur)?).unwrap_or(i64::MIN)))
+        Some((start, start.checked_add(ns).unwrap_or(i64::MIN)))
     }
 
     fn number(&mut self, integer: Integer) -> Option<i64> {
@@ -320,17 +329,17 @@ impl FileRows {
             shared_memory: self.small(args.shared_memory),
             graph_node,
         };
-        match TimeFault::of(start_ns, end_ns) {
-            Some(_) => self.untimed.push(kernel),
-            None => self.kernels.push(kernel),
+        match kernel_fault(start_ns, end_ns) {
+            None | Some(TimeFault::NoDuration) => self.kernels.push(kernel),
+            Some(fault) => self.untimed.add_kernel(kernel, fault, start_ns - end_ns),
         }
     }
 
     fn copy(&mut self, event: &EventFields, (start_ns, end_ns): (i64, i64), kind: CopyKind) {
         let (device, correlation_id) = self.work(event);
         let bytes = self.number(event.args.0.bytes).and_then(|it| u64::try_from(it).ok());
-        if TimeFault::of(start_ns, end_ns).is_some() {
-            self.untimed_copies += 1;
+        if let Some(fault) = TimeFault::of(start_ns, end_ns) {
+            self.untimed.add_copy(fault);
             return;
         }
         let stream = self.number(event.args.0.stream).and_then(|it| u32::try_from(it).ok());

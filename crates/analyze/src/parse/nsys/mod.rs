@@ -47,7 +47,7 @@ use self::{
         or_zero, symbol, wait_target,
     },
 };
-use super::{ParseError, possible_interval as possible};
+use super::{ParseError, kernel_fault, possible_interval as possible};
 use crate::parse::stored;
 
 /// Checks that the export in `path` is readable, by its header, schema and metadata alone.
@@ -189,8 +189,9 @@ fn kernels(
             symbols[full_name] = symbol(row)?.map(|id| names.index(id));
         }
         kernel.device = gpus.of(kernel.global_pid, kernel.device);
-        if let Some(fault) = TimeFault::of(kernel.start_ns, kernel.end_ns) {
-            trace.untimed.add_kernel(kernel, fault, 0);
+        if let Some(fault) = kernel_fault(kernel.start_ns, kernel.end_ns) {
+            let by_ns = kernel.start_ns - kernel.end_ns;
+            trace.untimed.add_kernel(kernel, fault, by_ns);
         } else if possible(kernel.start_ns, kernel.end_ns) {
             kernels.push(kernel)
         } else {

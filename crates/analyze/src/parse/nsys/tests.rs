@@ -372,3 +372,12 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn kernels_that_take_no_time_have_no_valid_time() {
+    let times = "update CUPTI_ACTIVITY_KIND_KERNEL set end = iif(start = 20, 20, 7);";
+    let trace = trace(&[META, STRINGS, KERNELS, times]);
+    let faults: Vec<_> = trace.untimed.faults().map(|it| (it.0, it.1.worst.unwrap().0)).collect();
+    assert_eq!(faults, [(TimeFault::NoDuration, 0), (TimeFault::EndsBeforeStart, 3)]);
+    assert_eq!((trace.kernels.len(), trace.impossible_rows), (0, 0));
+}

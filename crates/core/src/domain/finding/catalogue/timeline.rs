@@ -46,9 +46,11 @@ findings! {
     WORK_UNTIMED = "work_untimed", [Warning, Critical],
         fires_on: "kernels, copies or fills have start and end 0, end after a later kernel of \
                    their stream or after a call that waited for them, or start before their \
-                   launch; critical above 1 % of the kernels",
-        advice: "Record again, with a newer driver and profiler if the times are 0. The work is \
-                 excluded; figures that need it are withheld.";
+                   launch; kernels end before they start or have no duration; critical above \
+                   1 % of the kernels",
+        advice: "Record again, without tools that rewrite the capture, and with a newer driver \
+                 and profiler if times or durations are 0. The work is excluded; figures that \
+                 need it are withheld.";
     DEVICE_CLOCK_DIFFERS = "device_clock_differs", [Warning, Critical],
         fires_on: "waits return more than 10 us before their work has ended, or work starts more \
                    than 10 us before its launch; critical if the offset is not known within 200 us",
