@@ -6,6 +6,8 @@ use llmprof_core::domain::units::plural;
 
 /// Stands in a cell whose figure is unknown.
 pub const UNKNOWN: &str = "–";
+/// Stands for an empty name, which a program gave to a kernel or range.
+const NO_NAME: &str = "(no name)";
 
 /// Text with its characters that reverse the direction of text made visible (`‹U+202E›`), so that
 /// it is displayed in the order in which it is stored.
@@ -67,6 +69,9 @@ pub fn short_name(name: &str) -> String {
 
 /// A name of at most `max` characters: its start and its end.
 pub fn shortened(name: &str, max: usize) -> String {
+    if name.trim().is_empty() {
+        return NO_NAME.to_owned();
+    }
     let length = name.chars().count();
     if length <= max {
         return name.to_owned();
@@ -183,6 +188,13 @@ mod tests {
         assert_eq!((bytes(512).as_str(), bytes(6_672_212_480).as_str()), ("512 B", "6.67 GB"));
         assert_eq!(scaled(989e12, "FLOP/s"), "989 TFLOP/s");
         assert_eq!(scaled(999.9e9, "FLOP/s"), "1.00 TFLOP/s");
+    }
+
+    #[test]
+    fn a_name_in_a_sentence_is_short_and_never_empty() {
+        assert_eq!((short_name("gemm").as_str(), short_name(" ").as_str()), ("gemm", "(no name)"));
+        let long = short_name(&"a".repeat(338));
+        assert_eq!((long.chars().count(), long.contains('…')), (48, true));
     }
 
     #[test]

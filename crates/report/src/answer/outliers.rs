@@ -82,7 +82,7 @@ pub fn sentence(records: &AnswerRecords, steps: &StepTimes) -> Option<Cited> {
     };
     let calls = by_name(listed().filter_map(|(at, it)| {
         let (call, ms) = it.host_call.as_deref().zip(it.host_call_ms)?;
-        Some((call.to_owned(), row.figure(format!("longest.{at}.host_call_ms"), ms)))
+        Some((short_name(call), row.figure(format!("longest.{at}.host_call_ms"), ms)))
     }));
     let works = by_name(listed().filter_map(|(at, it)| {
         let (work, ms) = it.longest_work.as_deref().zip(it.busy_ms)?;

@@ -136,10 +136,9 @@ fn reason(
 /// The largest kernel or gap of a cause, with its evidence.
 fn evidence(it: &LedgerMember, row: &LedgerRow) -> String {
     let kernel = it.kernel.as_deref().map(short_name);
-    let name = match (&it.operator, kernel) {
+    let name = match (it.operator.as_deref().map(short_name), kernel) {
         (Some(operator), Some(kernel)) => format!("{kernel} of {operator}"),
-        (Some(name), None) => name.clone(),
-        (None, Some(name)) => name,
+        (Some(name), None) | (None, Some(name)) => name,
         // A gap before the first work of a stage follows no kernel.
         (None, None) => "start of the stage".into(),
     };

@@ -32,7 +32,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         Cited::of(
             "The host spends most time in {}: {} ms in {}.",
             [
-                Cited::name(without_version(&it.name)),
+                Cited::name(short_name(without_version(&it.name))),
                 row.ns("ns.total", it.ns.total).short(),
                 row.count("ns.count", it.ns.count).quantity("call"),
             ],
