@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashSet};
 pub use self::{
     groups::{OpenSets, TooDeep},
     nests::{NestHint, OpenNest, RangeNest, nest, nest_ranges},
-    unclosed::unclosed,
+    unclosed::{STAGES_WITHOUT_END, unclosed},
 };
 use llmprof_core::trace::{
     range::Range,

@@ -1,5 +1,6 @@
 //! Findings on the first page: what they withhold, and the conditions of the figures.
 
+use llmprof_analyze::timeline::open_ranges::STAGES_WITHOUT_END;
 use llmprof_core::domain::finding::{
     Finding, Severity,
     catalogue::{self, FindingId},
@@ -70,4 +71,12 @@ pub fn why_untimed(findings: &[Finding]) -> Option<String> {
     let is_reason =
         |it: &&Finding| is_one_of(it, &ON_WORK) || is_critical(it) && is_one_of(it, &ON_TIMES);
     findings.iter().filter(is_reason).max_by_key(|it| it.severity).map(text)
+}
+
+/// The reason for absent times of stages, with its remedy, if their ranges have no end.
+pub fn why_unended(findings: &[Finding]) -> Option<String> {
+    let is_reason = |it: &&Finding| {
+        it.id == catalogue::RANGE_UNCLOSED && it.evidence.contains_key(STAGES_WITHOUT_END)
+    };
+    findings.iter().find(is_reason).map(text)
 }

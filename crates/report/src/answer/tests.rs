@@ -252,6 +252,37 @@ fn a_capture_without_stages_is_answered_by_its_devices() {
 }
 
 #[test]
+fn stages_without_an_end_have_their_remedy_and_a_range_without_a_name_is_shown() {
+    let unknown = |evidence: serde_json::Value| {
+        let report = json!({
+            "aggregates": {"devices": {
+                "devices": 1, "window_ms": 500.0, "busy_ms": 25.0, "busy_pct": 5.0, "kernels": 16,
+                "kernel_ms": 20.0, "whole_graphs": 0, "transfers": []
+            }},
+            "ranges": [{"domain": "", "name": "", "style": "push_pop", "gpu_ops": 0, "ns": {
+                "count": 1, "total": 5, "mean": 5.0, "median": 5.0, "min": 5, "max": 5,
+                "std": null
+            }}],
+            "findings": [{
+                "id": "range_unclosed", "severity": "warning", "evidence": evidence,
+                "message": "2 ranges have no end in the capture, including prefill.",
+                "advice": "Close the range."
+            }],
+        });
+        let mut answer = stored_answer(&serde_json::to_vec(&report).unwrap()).unwrap().remove(0);
+        answer.unknown.remove(0)
+    };
+    let unended = unknown(json!({"stages and steps without an end": "prefill"}));
+    assert_eq!(
+        unended,
+        "How long prefill and decode take is unknown. 2 ranges have no end in the capture, \
+         including prefill. Close the range."
+    );
+    let unnamed = unknown(json!({}));
+    assert!(unnamed.ends_with("import. Longest ranges: (no name)."), "{unnamed}");
+}
+
+#[test]
 fn the_waterfall_goes_from_the_floor_to_the_measured_time() {
     let drawing = stored(stage(Some(17_920_000)), rows()).charts.remove(0).drawing;
     let starts: Vec<&str> = drawing

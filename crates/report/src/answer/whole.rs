@@ -12,7 +12,7 @@ use llmprof_core::trace::runtime_call::without_version;
 use super::{
     AnswerRecords,
     cited::{Cited, Row},
-    on_findings::{why_nothing_ran, why_untimed},
+    on_findings::{why_nothing_ran, why_unended, why_untimed},
 };
 use crate::format::{count, share, short_name};
 
@@ -134,6 +134,9 @@ pub fn unknown(records: &AnswerRecords) -> Option<String> {
         };
         let unknown = || format!("What the GPU did is unknown: {remedy}");
         return Some(why_nothing_ran(records.findings).unwrap_or_else(unknown));
+    }
+    if let Some(why) = why_unended(records.findings) {
+        return Some(format!("How long prefill and decode take is unknown. {why}"));
     }
     let name = |it: &RangeSum| match it.domain.as_str() {
         "" => short_name(&it.name),

@@ -5,6 +5,7 @@
 //! memory grows with the number of events, not with the size of the text. What a trace lacks stays
 //! absent, and what it holds beyond the known is counted in a finding.
 
+mod category;
 mod collectives;
 mod event;
 mod execution_details;
@@ -14,6 +15,7 @@ mod launch_args;
 mod merge;
 mod number;
 mod open;
+mod pairs;
 mod repair;
 mod rows;
 mod signatures;

@@ -16,10 +16,12 @@ use llmprof_core::trace::{
 use serde_json::value::RawValue;
 
 use super::{
+    category::Category,
     collectives::FileCollectives,
     event::{EventFields, Integer, ProcessId},
     launch_args::LaunchArgsTable,
     number::{has_decimals, nanos},
+    pairs::OpenPairs,
     signatures::Signatures,
     strings::Strings,
     waits::FileWaits,
@@ -47,7 +49,7 @@ pub struct HostRow {
 pub struct Oddities {
     /// Events by unknown category.
     pub unknown: BTreeMap<String, u64>,
-    /// Events of a type other than complete ones that have a duration of their own: `B`, `E`.
+    /// Events of types `B` and `E` that belong to no range.
     pub unpaired: u64,
     /// Events without a name, a time or a duration.
     pub incomplete: u64,
@@ -71,6 +73,7 @@ pub struct FileRows {
     /// Calls of CUDA; the thread is an index into `threads`.
     pub calls: ApiCalls,
     pub ranges: Vec<Range>,
+    pub(super) open_pairs: OpenPairs,
     range_sites: RangeSites,
     pub operators: Vec<HostRow>,
     pub frames: Vec<HostRow>,
@@ -96,52 +99,6 @@ pub struct FileRows {
     pub odd: Oddities,
 }
 
-/// Category of an event.
-enum Category {
-    Kernel,
-    Copy,
-    Fill,
-    Call,
-    Operator,
-    Range,
-    Frame,
-    /// Own work of the profiler.
-    Overhead,
-    /// Target of a wait, whose call is another event.
-    Wait,
-    /// Known, and recorded by other events, too: flows, annotations of the device.
-    Redundant,
-    Unknown,
-}
-
-impl Category {
-    /// Versions before 1.13 write `Kernel`, `Runtime` and `Operator`.
-    fn of(text: &str) -> Self {
-        match text {
-            "kernel" | "Kernel" => Self::Kernel,
-            "gpu_memcpy" | "Memcpy" => Self::Copy,
-            "gpu_memset" | "Memset" => Self::Fill,
-            "cuda_runtime" | "cuda_driver" | "Runtime" => Self::Call,
-            "cpu_op" | "Operator" => Self::Operator,
-            "user_annotation" => Self::Range,
-            "python_function" => Self::Frame,
-            "overhead" => Self::Overhead,
-            "cuda_sync" => Self::Wait,
-            "gpu_user_annotation"
-            | "ac2g"
-            | "async_cpu_to_gpu"
-            | "async_gpu"
-            | "fwdbwd"
-            | "forward_backward"
-            | "cuda_event"
-            | "Trace"
-            | "cpu_instant_event"
-            | "cuda_profiler_range" => Self::Redundant,
-            _ => Self::Unknown,
-        }
-    }
-}
-
 impl FileRows {
     /// Adds an event.
     pub fn push(&mut self, event: EventFields, strings: &mut Strings, known: &mut Signatures) {
@@ -149,8 +106,8 @@ impl FileRows {
         match event.ph.0.as_deref() {
             Some("X") => {}
             Some("M") => return self.metadata(event),
-            Some("B" | "E") => {
-                self.odd.unpaired += 1;
+            Some(half @ ("B" | "E")) => {
+                self.odd.unpaired += u64::from(!self.pair(&event, half == "B"));
                 return;
             }
             // Marks, flows and counters have no duration.
@@ -183,6 +140,7 @@ impl FileRows {
         let is_read = match category {
             Category::Kernel => is_unrecorded || is_reversed,
             Category::Copy | Category::Fill => is_unrecorded,
+            Category::Range => is_reversed,
             _ => false,
         };
         if !is_read && (start_ns < 0 || !possible_interval(start_ns, end_ns)) {
@@ -195,7 +153,10 @@ impl FileRows {
             Category::Copy => self.copy(&event, at, direction(name)),
             Category::Fill => self.copy(&event, at, CopyKind::Set),
             Category::Call => self.call(&event, at, strings),
-            Category::Range => self.range(&event, at, name),
+            Category::Range => {
+                let end_ns = Some(end_ns).filter(|end| *end >= start_ns);
+                self.range(&event, (start_ns, end_ns), name);
+            }
             Category::Operator => {
                 let args = &event.args.0;
                 self.collectives.operator(name, args);
@@ -226,7 +187,7 @@ impl FileRows {
     }
 
     /// Number of a process in this file.
-    fn process(&mut self, pid: &ProcessId) -> i64 {
+    pub(super) fn process(&mut self, pid: &ProcessId) -> i64 {
         let Some(label) = &pid.label else { return self.number(pid.number).unwrap_or(0) };
         if let Some(known) = self.label_index.get(label) {
             return *known;
@@ -259,7 +220,7 @@ impl FileRows {
         Some((start, start.checked_add(ns).unwrap_or(i64::MIN)))
     }
 
-    fn number(&mut self, integer: Integer) -> Option<i64> {
+    pub(super) fn number(&mut self, integer: Integer) -> Option<i64> {
         self.odd.quoted += u64::from(integer.quoted);
         integer.value
     }
@@ -372,7 +333,8 @@ impl FileRows {
         self.calls.push(ApiCall { name, start_ns, end_ns, global_tid, correlation_id });
     }
 
-    fn range(&mut self, event: &EventFields, (start_ns, end_ns): (i64, i64), name: &str) {
+    /// Adds a range; without an end if none is recorded.
+    pub(super) fn range(&mut self, event: &EventFields, times: (i64, Option<i64>), name: &str) {
         // The profiler numbers its steps; instances of one range share a name.
         let name = if name.starts_with("ProfilerStep#") { "ProfilerStep" } else { name };
         self.collectives.range(name);
@@ -380,7 +342,7 @@ impl FileRows {
         let label = RangeLabel { domain: String::new(), name: name.to_owned() };
         let label = self.range_sites.label(label);
         let site = self.range_sites.site(&label, (global_tid, true));
-        self.ranges.push(Range::at(site, (start_ns, Some(end_ns))));
+        self.ranges.push(Range::at(site, times));
     }
 
     /// True where `External id` names operators: in 1.13 that of a kernel is its correlation id.

@@ -398,4 +398,5 @@ fn rules_are_checked_against_the_ranges_of_a_trace() {
 
 mod collectives;
 mod graph_captures;
+mod pairs;
 mod refused;

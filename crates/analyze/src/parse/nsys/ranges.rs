@@ -68,6 +68,9 @@ impl UnnamedRanges {
         let key = domain_key(row.get(3)?, thread);
         let label = (key, self.inline.stored(row, [5, 6], &mut self.names)?);
         let site = (self.labels.number(label), row.get(2)?, thread.unwrap_or_default());
+        // An end before the start is not recorded as an end.
+        let is_reversed = |end_ns: &i64| *end_ns < start_ns && possible(*end_ns, start_ns);
+        let end_ns = end_ns.filter(|end_ns| !is_reversed(end_ns));
         if possible(start_ns, end_ns.unwrap_or(start_ns)) {
             let length = end_ns.map_or(UNCLOSED, |end| end - start_ns);
             self.rows.push([start_ns, length, self.sites.number(site).into()]);

@@ -381,3 +381,11 @@ fn kernels_that_take_no_time_have_no_valid_time() {
     assert_eq!(faults, [(TimeFault::NoDuration, 0), (TimeFault::EndsBeforeStart, 3)]);
     assert_eq!((trace.kernels.len(), trace.impossible_rows), (0, 0));
 }
+
+#[test]
+fn a_range_that_ends_before_its_start_has_no_end() {
+    let reversed = "update NVTX_EVENTS set end = 4 where text = 'decode_all';";
+    let trace = trace(&[META, STRINGS, NVTX, reversed]);
+    let range = trace.ranges.iter().find(|it| it.name == "decode_all").unwrap();
+    assert_eq!((range.start_ns, range.end_ns, trace.impossible_rows), (5, None, 0));
+}

@@ -72,7 +72,7 @@ findings! {
         fires_on: "a rule of the run names a range that the capture lacks",
         advice: "Correct the name in the run's stages or included ranges.";
     RANGE_UNCLOSED = "range_unclosed", [Warning],
-        fires_on: "a range of the capture has no end",
+        fires_on: "a range of the capture has no end, or ends before it starts",
         advice: "Close the range in the program, or record until it ends; its times are withheld.";
     FIGURE_IMPOSSIBLE = "figure_impossible", [Warning],
         fires_on: "a figure is outside its possible bounds: shares, counters, clocks",
