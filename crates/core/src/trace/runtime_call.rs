@@ -43,7 +43,7 @@ pub enum Awaited {
 }
 
 /// Starts of names without `cuda`, `cu` or `hip`; the first that fits decides.
-const CALLS: [(&str, CallKind); 34] = [
+const CALLS: [(&str, CallKind); 35] = [
     ("LaunchKernel", CallKind::Kernel),
     ("LaunchCooperativeKernel", CallKind::Kernel),
     ("GraphLaunch", CallKind::Graph),
@@ -65,6 +65,7 @@ const CALLS: [(&str, CallKind); 34] = [
     ("ExtModuleLaunchKernel", CallKind::Kernel),
     ("HccModuleLaunchKernel", CallKind::Kernel),
     ("LaunchByPtr", CallKind::Kernel),
+    ("DrvLaunchKernel", CallKind::Kernel),
     ("DrvMemcpy", CallKind::Copy { is_async: false }),
     // Before CUDA 10.
     ("Launch_", CallKind::Kernel),
@@ -82,7 +83,7 @@ const CALLS: [(&str, CallKind); 34] = [
     ("HostMalloc", CallKind::Prepare),
 ];
 /// Starts of the names of all other calls, without the same. With them all names in the headers of
-/// CUDA 13.0 are known, but `cuLaunch` and functions of the device.
+/// CUDA 13.0 are known, but functions of the device.
 const FAMILIES: [&str; 53] = [
     "Array",
     "Bind",
@@ -167,6 +168,8 @@ impl CallKind {
             Some(Self::Copy { .. }) => Self::Copy { is_async },
             Some(Self::Fill { .. }) => Self::Fill { is_async },
             Some(found) => found,
+            // Before CUDA 10.
+            None if name == "Launch" => Self::Kernel,
             // A launch or a wait of a new name may be of a known family.
             None if ["Launch", "Synchronize"].iter().any(|it| name.contains(it)) => Self::Unknown,
             None if FAMILIES.iter().any(|it| name.starts_with(it)) => Self::Other,
@@ -227,7 +230,8 @@ mod tests {
             (CallKind::Copy { is_async: false }, &["cudaMemcpy_v3020", "hipMemcpyWithStream"]),
             (CallKind::Fill { is_async: true }, &["cudaMemsetAsync_v3020", "hipMemsetAsync"]),
             (CallKind::Kernel, &["cudaLaunch_v3020", "cuLaunchGridAsync"]),
-            (CallKind::Kernel, &["hipExtLaunchMultiKernelMultiDevice"]),
+            (CallKind::Kernel, &["hipExtLaunchMultiKernelMultiDevice", "hipDrvLaunchKernelEx"]),
+            (CallKind::Kernel, &["cuLaunch", "hipHccModuleLaunchKernel", "cudaLaunchKernel_ptsz"]),
             (CallKind::Prepare, &["cudaMalloc_v3020", "hipMalloc", "cuLibraryLoadData"]),
             (CallKind::Other, &["cudaLaunchHostFunc_v10000", "cudaStreamWaitEvent_v3020"]),
             (CallKind::Other, &["cuTensorMapEncodeTiled", "hipGetDevicePropertiesR0600"]),
