@@ -5,8 +5,6 @@
 
 use std::ops::Deref;
 
-use foldhash::HashSet;
-
 use super::{interner::Interner, packed::PackedRows};
 
 /// One kernel execution, joined to the call that launched it.
@@ -228,13 +226,7 @@ impl KernelTrace {
     /// Drops each kernel that equals an earlier one in all fields and has a correlation id: a
     /// stream executes a launch once. Returns the number of dropped ones. The kernels are sorted.
     pub fn drop_repeated(&mut self) -> u64 {
-        let mut same_start = SameStart::default();
-        let repeated = self.rows.iter().filter(|row| same_start.repeats(*row)).count();
-        if repeated > 0 {
-            let mut same_start = SameStart::default();
-            self.rows = self.rows.iter().filter(|row| !same_start.repeats(*row)).collect();
-        }
-        repeated as u64
+        self.rows.drop_repeated(|[_, ns, _, correlation_id, _]| *ns > 0 && *correlation_id != 0)
     }
 
     /// A copy with `change` applied to each kernel.
@@ -245,32 +237,6 @@ impl KernelTrace {
             kernel
         };
         self.iter().enumerate().map(changed).collect()
-    }
-}
-
-/// Distinct rows with the same start: usually one, in a hostile file all.
-#[derive(Default)]
-struct SameStart {
-    first: Option<[i64; 5]>,
-    more: HashSet<[i64; 5]>,
-}
-
-impl SameStart {
-    /// Returns true for a row that was there before, of a known launch that took time. Rows come
-    /// in the order of their starts.
-    fn repeats(&mut self, row: [i64; 5]) -> bool {
-        let [start_ns, ns, _, correlation_id, _] = row;
-        if ns <= 0 || correlation_id == 0 {
-            return false;
-        }
-        match self.first {
-            Some(first) if first[0] == start_ns => first == row || !self.more.insert(row),
-            _ => {
-                self.first = Some(row);
-                self.more.clear();
-                false
-            }
-        }
     }
 }
 

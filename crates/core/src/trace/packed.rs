@@ -8,6 +8,7 @@ use std::ops::Range;
 
 mod column;
 mod matching;
+mod repeated;
 
 use self::column::{Column, PADDING};
 

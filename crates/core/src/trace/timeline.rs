@@ -115,6 +115,16 @@ impl Timeline {
         );
     }
 
+    /// Counts each call once where kernels are repeated. The calls are sorted.
+    pub fn drop_repeated_calls(&mut self) {
+        let is_of_kernels = |it: &&mut Finding| it.id == catalogue::KERNEL_RECORDS_REPEATED;
+        let Some(finding) = self.findings.iter_mut().find(is_of_kernels) else { return };
+        let repeated = self.cuda_calls.drop_repeated();
+        if repeated > 0 {
+            finding.evidence.insert("repetitions of calls".into(), repeated.to_string());
+        }
+    }
+
     /// Excludes work without a valid time, and moves the times of a device to the host's clock.
     /// Kernels and calls are sorted before and after.
     pub fn settle_device_times(&mut self) {
@@ -347,6 +357,12 @@ impl ApiCalls {
     /// Sorts by start time unless already sorted.
     pub fn sort(&mut self) {
         self.rows.sort();
+    }
+
+    /// Drops each call that equals an earlier one in all fields and has a correlation id. Returns
+    /// the number of dropped ones. The calls are sorted.
+    pub fn drop_repeated(&mut self) -> u64 {
+        self.rows.drop_repeated(|[_, ns, _, correlation_id]| *ns > 0 && *correlation_id != 0)
     }
 }
 

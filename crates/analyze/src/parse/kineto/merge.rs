@@ -282,6 +282,7 @@ impl Merged {
         trace.drop_repeated_kernels();
         trace.number_graphs();
         trace.cuda_calls.sort();
+        trace.drop_repeated_calls();
         trace.copies.sort_by_key(|copy| copy.start_ns);
         trace.wait_targets.sort_unstable();
         trace.settle_device_times();

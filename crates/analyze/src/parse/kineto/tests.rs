@@ -329,6 +329,14 @@ fn kernels_that_take_no_time_have_no_valid_time() {
 }
 
 #[test]
+fn events_that_are_given_twice_count_once() {
+    let read = trace(&[CALL, KERNEL, CALL, KERNEL, &CALL.replace("3}}", "4}}")]);
+    assert_eq!((read.kernels.len(), read.cuda_calls.len()), (1, 2));
+    assert_eq!(ids(&read), ["kernel_records_repeated"]);
+    assert_eq!(read.findings[0].evidence["repetitions of calls"], "1");
+}
+
+#[test]
 fn decreasing_times_are_sorted() {
     let read = trace(&[&KERNEL.replace("4.5", "9.5"), KERNEL, CALL]);
     let starts: Vec<i64> = read.kernels.iter().map(|it| it.start_ns).collect();

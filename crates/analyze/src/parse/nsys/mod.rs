@@ -80,6 +80,7 @@ pub fn read(path: &Path) -> Result<Timeline, ParseError> {
     calls.rename(|name| indices[name as usize]);
     trace.cuda_calls = calls;
     trace.impossible_rows += impossible;
+    trace.drop_repeated_calls();
 
     trace.strings = names.resolve(&export)?;
     trace.ranges = unnamed.named(&export)?;
