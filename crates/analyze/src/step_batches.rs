@@ -97,7 +97,7 @@ pub fn step_batches(steps: &[EngineStepRecord]) -> Vec<StepBatch> {
 type StepAt<'a> = (&'a EngineStepRecord, Option<f64>);
 
 /// Time from the end of the step before to the end of each step, milliseconds; `None` after a step
-/// of another class. The host may start steps that wait for earlier ones: their starts say nothing
+/// of another class. The host may start steps long before their work: their starts are not times
 /// of tokens. The steps are in the order of their starts.
 fn periods(steps: &[EngineStepRecord]) -> Vec<Option<f64>> {
     let mut last: BTreeMap<u32, (Option<StepClass>, f64)> = BTreeMap::new();

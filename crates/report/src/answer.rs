@@ -198,8 +198,8 @@ pub fn unfounded(report: &[u8]) -> Result<Vec<String>, serde_json::Error> {
     Ok(answers.iter().flat_map(Answer::cited).flat_map(|it| it.unfounded(&tables)).collect())
 }
 
-/// Min share of a stage, percent, of the profiler's own work that is said with the times.
-const MOST_PCT: f64 = 25.0;
+/// Min share of a stage, percent, of the profiler's own work that stands next to the times.
+const LEAD_PCT: f64 = 25.0;
 
 fn answer(records: &AnswerRecords) -> Answer {
     let ledger = records.ledger;
@@ -222,7 +222,7 @@ fn answer(records: &AnswerRecords) -> Answer {
         overhead.push(Cited::words(PROFILED));
     }
     let own = ledger.rows.iter().filter_map(|it| own_work(ledger, it));
-    let (most, part): (Vec<_>, Vec<_>) = own.partition(|it| it.0 >= MOST_PCT);
+    let (most, part): (Vec<_>, Vec<_>) = own.partition(|it| it.0 >= LEAD_PCT);
     sentences.extend(most.into_iter().map(|it| it.1));
     overhead.extend(part.into_iter().map(|it| it.1));
     overhead.extend(records.overhead.iter().filter_map(overhead_text));

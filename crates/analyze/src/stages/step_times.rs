@@ -108,7 +108,7 @@ pub struct OutlierStep {
     pub longest_work: Option<String>,
 }
 
-/// What the devices did in the steps of a capture, on the clock of the events.
+/// Work and gaps of the devices in the steps of a capture, on the clock of the events.
 pub struct StepDevices<'a> {
     pub splits: &'a WindowSplits,
     pub capture: &'a Capture<'a>,

@@ -271,8 +271,8 @@ fn floor(stage: &LedgerStage, steps: Option<Figure>) -> Option<Cited> {
     })
 }
 
-/// The wait of a stage whose reason lies before the recording, if a sentence names it. `measured` is
-/// the time of the stage.
+/// The wait of a stage whose reason lies before the recording, if a sentence names it. The time of
+/// the stage is `measured`.
 pub fn named_wait(ledger: &Ledger, stage: &LedgerStage, measured: &Figure) -> Option<Figure> {
     let wait = unrecorded_wait(ledger, stage)?;
     let is_named = wait.share_of(measured).is_some_and(|it| it.pct() >= NAMED_PCT);

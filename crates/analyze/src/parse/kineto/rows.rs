@@ -62,6 +62,14 @@ pub struct Oddities {
     pub whole: u64,
 }
 
+impl Oddities {
+    fn count_unknown(&mut self, category: &str) {
+        if self.unknown.len() < MAX_UNKNOWN || self.unknown.contains_key(category) {
+            *self.unknown.entry(category.to_owned()).or_default() += 1;
+        }
+    }
+}
+
 /// Rows of one file.
 #[derive(Debug, Default)]
 pub struct FileRows {
@@ -122,13 +130,7 @@ impl FileRows {
         match category {
             Category::Redundant => return,
             Category::Wait => return self.waits.add(&event.args.0),
-            Category::Unknown => {
-                let others = &mut self.odd.unknown;
-                if others.len() < MAX_UNKNOWN || others.contains_key(text) {
-                    *others.entry(text.to_owned()).or_default() += 1;
-                }
-                return;
-            }
+            Category::Unknown => return self.odd.count_unknown(text),
             _ => {}
         }
         let (Some(name), Some((start_ns, end_ns))) = (&event.name.0, self.times(&event)) else {

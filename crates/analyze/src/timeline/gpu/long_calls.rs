@@ -94,8 +94,8 @@ impl<'a> LongCalls<'a> {
         (to - gap.0 >= (gap.1 - gap.0) / 2).then_some((*name, (gap.0, to)))
     }
 
-    /// The innermost call that takes most of a gap, and whose time is mostly this gap, with its part
-    /// of the gap. A call that launched work before and after does not delay by itself.
+    /// The innermost call that takes most of a gap, and whose time is mostly this gap, with its
+    /// part of the gap. A call that launched work before and after does not delay by itself.
     fn long_call(&self, thread: i64, gap: Interval) -> Option<(u32, Interval)> {
         let calls = self.long.get(&thread).filter(|_| is_long(gap))?;
         let overlap = |it: Interval| gap.1.min(it.1) - gap.0.max(it.0);
