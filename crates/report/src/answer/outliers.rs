@@ -7,10 +7,7 @@ use llmprof_analyze::{
     },
     step_batches::StepBatch,
 };
-use llmprof_core::{
-    domain::finding::{Finding, catalogue},
-    trace::engine_steps::StepClass,
-};
+use llmprof_core::{domain::finding::catalogue, trace::engine_steps::StepClass};
 
 use super::{
     AnswerRecords,
@@ -97,7 +94,7 @@ pub fn sentence(records: &AnswerRecords, steps: &StepTimes) -> Option<Cited> {
             Cited::words(verb),
             Cited::list(listed().map(|it| milliseconds(ms(it))), ", "),
             more,
-            delay((&calls, &works), steps.outliers, records.findings),
+            delay((&calls, &works), steps.outliers, records),
         ],
     ))
 }
@@ -121,13 +118,16 @@ fn by_name(times: impl Iterator<Item = (String, Figure)>) -> Named {
 }
 
 /// The calls of the host in outliers, and the work of the GPU.
-fn delay((calls, works): (&Named, &Named), outliers: u64, findings: &[Finding]) -> Cited {
+fn delay((calls, works): (&Named, &Named), outliers: u64, records: &AnswerRecords) -> Cited {
     if calls.is_empty() && works.is_empty() {
         let which = Cited::words(if outliers == 1 { "it" } else { "them" });
-        let busy = findings.iter().find(|it| it.id == catalogue::HOST_BUSY);
+        let busy = records.findings.iter().find(|it| it.id == catalogue::HOST_BUSY);
         let busy = busy.map(|it| Cited::of(" {}", [Cited::name(&*it.message)]));
         let parts = [which, busy.unwrap_or_default()];
-        return Cited::of(" No operator, range or call of CUDA explains {}.{}", parts);
+        return match records.only_traced {
+            true => Cited::of(" No operator, range or call of the runtime explains {}.{}", parts),
+            false => Cited::of(" What delayed {} is not recorded.{}", parts),
+        };
     }
     let which = |named: &Named| {
         let number = Figure::number(named.iter().flat_map(|it| it.1.clone()));
