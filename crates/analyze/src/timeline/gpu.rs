@@ -15,6 +15,7 @@
 //! that the capture does not show (*unknown*).
 
 mod cells;
+mod gap_sums;
 mod long_calls;
 mod overlap;
 pub mod split;

@@ -15,6 +15,7 @@ use llmprof_core::trace::{
     timeline::{CopyKind, Timeline},
 };
 
+pub use super::gap_sums::{GapReason, GapSum};
 use super::{
     super::{
         activity::{Activity, DeviceWork},
@@ -56,33 +57,6 @@ pub struct WorkTime {
     pub alone_ns: i64,
 }
 
-/// Reason of an idle gap.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum GapReason {
-    /// The profiler worked for itself.
-    Profiler,
-    /// The host was inside one long call that launched nothing.
-    LongCall,
-    /// The host had not called the launch.
-    Host,
-    /// The launching call was running, or had just returned.
-    Launch,
-    /// The same of a graph.
-    GraphLaunch,
-    /// The host waited in the driver.
-    Sync,
-    /// The host copied, or launched a copy.
-    Copy,
-    /// Between two nodes of one launch of a CUDA graph.
-    InGraph,
-    /// The work was launched before this time: before the gap, or by a call that returned in it.
-    Queued,
-    /// The work was launched before the gap, and waited for an unrecorded reason.
-    Unrecorded,
-    /// The capture has no launching call.
-    Unknown,
-}
-
 /// Idle time of one reason, by the work that ended before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GapAfter {
@@ -91,22 +65,6 @@ pub struct GapAfter {
     pub after: Option<WorkOf>,
     /// Index into [`WindowSplits::host_calls`], of a long call.
     pub call: Option<u32>,
-}
-
-/// Gaps of one reason.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct GapSum {
-    pub count: u64,
-    pub ns: i64,
-    pub longest_ns: i64,
-}
-
-impl GapSum {
-    fn add(&mut self, ns: i64) {
-        self.count += 1;
-        self.ns = self.ns.saturating_add(ns);
-        self.longest_ns = self.longest_ns.max(ns);
-    }
 }
 
 /// Device time of one stage, summed over its windows on all GPUs: `window_ns` is the sum of all

@@ -1,0 +1,44 @@
+//! Idle time of a GPU by its reason.
+
+/// Reason of an idle gap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum GapReason {
+    /// The profiler worked for itself.
+    Profiler,
+    /// The host was in a long call, or loaded code, and launched nothing.
+    LongCall,
+    /// The host had not called the launch.
+    Host,
+    /// The launching call was running, or had just returned.
+    Launch,
+    /// The same of a graph.
+    GraphLaunch,
+    /// The host waited in the driver.
+    Sync,
+    /// The host copied, or launched a copy.
+    Copy,
+    /// Between two nodes of one launch of a CUDA graph.
+    InGraph,
+    /// The work was launched before this time: before the gap, or by a call that returned in it.
+    Queued,
+    /// The work was launched before the gap, and waited for an unrecorded reason.
+    Unrecorded,
+    /// The capture has no launching call.
+    Unknown,
+}
+
+/// Gaps of one reason.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GapSum {
+    pub count: u64,
+    pub ns: i64,
+    pub longest_ns: i64,
+}
+
+impl GapSum {
+    pub fn add(&mut self, ns: i64) {
+        self.count += 1;
+        self.ns = self.ns.saturating_add(ns);
+        self.longest_ns = self.longest_ns.max(ns);
+    }
+}
