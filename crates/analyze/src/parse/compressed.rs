@@ -11,7 +11,7 @@ pub const GZIP: &[u8] = b"\x1f\x8b";
 /// First bytes of a Zstandard frame (RFC 8878, section 3.1.1).
 pub const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 /// Largest window of the decompressor, as a power of two: 128 MiB, the window of `zstd -22`.
-pub const WINDOW_LOG: u32 = 27;
+const WINDOW_LOG: u32 = 27;
 
 /// The program that unpacks a file with this start; `None` for other files.
 pub fn program(head: &[u8]) -> Option<&'static str> {
@@ -24,14 +24,16 @@ pub fn program(head: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Reads a gzip file of any number of members. Like `zcat`, it ignores bytes after a member that
-/// are not the header of another one, as copies by blocks leave them.
-pub fn gzip<'a>(file: impl BufRead + Send + 'a) -> Box<dyn Read + Send + 'a> {
-    Box::new(Complete(GzipMembers { member: Some(GzDecoder::new(file)) }))
-}
-
-/// Reads a file of zstd, within a window of bounded size.
-pub fn zstd<'a>(file: impl BufRead + Send + 'a) -> io::Result<Box<dyn Read + Send + 'a>> {
+/// Reads a file that `program` unpacks. Like `zcat`, it ignores bytes after a member of gzip that
+/// are not the header of another one, as copies by blocks leave them. The window of zstd is
+/// bounded.
+pub fn unpacked<'a>(
+    program: &str,
+    file: impl BufRead + Send + 'a,
+) -> io::Result<Box<dyn Read + Send + 'a>> {
+    if program == "gzip" {
+        return Ok(Box::new(Complete(GzipMembers { member: Some(GzDecoder::new(file)) })));
+    }
     let mut packed = zstd::stream::read::Decoder::with_buffer(file)?;
     packed.window_log_max(WINDOW_LOG)?;
     Ok(Box::new(Complete(packed)))
@@ -93,7 +95,8 @@ mod tests {
 
     fn unpacked(bytes: &[u8], buffer: usize) -> Result<String, String> {
         let mut text = String::new();
-        gzip(BufReader::with_capacity(buffer, bytes))
+        super::unpacked("gzip", BufReader::with_capacity(buffer, bytes))
+            .unwrap()
             .read_to_string(&mut text)
             .map(|_| text)
             .map_err(|error| error.to_string())
@@ -126,7 +129,7 @@ mod tests {
         );
         let text = "text, ".repeat(1000);
         let frame = zstd::encode_all(text.as_bytes(), 1).unwrap();
-        let mut read = super::zstd(&frame[..frame.len() - 3]).unwrap();
+        let mut read = super::unpacked("zstd", &frame[..frame.len() - 3]).unwrap();
         let error = read.read_to_string(&mut String::new()).unwrap_err().to_string();
         assert!(error.starts_with("truncated: the compressed data ends early; copy"), "{error}");
     }

@@ -4,7 +4,11 @@
 
 use std::{fs::File, io::Read as _, path::Path};
 
-use super::{encoding::decoded, kineto};
+use super::{
+    compressed::{GZIP, ZSTD},
+    encoding::decoded,
+    kineto,
+};
 
 /// Message for a file without a byte.
 pub const EMPTY: &str = "empty (0 bytes); copy or export the file again";
@@ -98,14 +102,8 @@ struct Compression {
 }
 
 const COMPRESSIONS: [Compression; 5] = [
-    Compression { at: 0, bytes: b"\x1f\x8b", name: "gzip", suffix: ".gz", command: "gzip -dk" },
-    Compression {
-        at: 0,
-        bytes: &[0x28, 0xb5, 0x2f, 0xfd],
-        name: "zstd",
-        suffix: ".zst",
-        command: "zstd -d",
-    },
+    Compression { at: 0, bytes: GZIP, name: "gzip", suffix: ".gz", command: "gzip -dk" },
+    Compression { at: 0, bytes: ZSTD, name: "zstd", suffix: ".zst", command: "zstd -d" },
     Compression { at: 0, bytes: b"\xfd7zXZ", name: "xz", suffix: ".xz", command: "xz -dk" },
     Compression { at: 4, bytes: b"1AY&SY", name: "bzip2", suffix: ".bz2", command: "bzip2 -dk" },
     Compression {

@@ -117,9 +117,9 @@ pub fn settle(
 ) -> Result<(CaptureKind, u64), IntakeError> {
     let packed = head(path)?;
     let packed_with = compressed::program(&packed);
-    if packed_with.is_some() {
+    if let Some(program) = packed_with {
         let plain = path.with_extension("plain");
-        unpack(path, &plain, others, limits)?;
+        unpack((path, program), &plain, others, limits)?;
         fs::rename(&plain, path)?;
     }
     let bytes = fs::metadata(path)?.len();
@@ -140,14 +140,18 @@ fn head(path: &Path) -> io::Result<Vec<u8>> {
     Ok(head)
 }
 
-/// Unpacks up to the limit; the length in the header of a packed file is not trusted.
-fn unpack(from: &Path, to: &Path, others: u64, limits: UploadLimits) -> Result<(), IntakeError> {
-    let is_gzip = head(from)?.starts_with(GZIP);
-    let with = if is_gzip { "gzip" } else { "zstd" };
-    let broken =
-        |error: io::Error| IntakeError::Unfit(format!("packed with {with}, and broken: {error}"));
-    let file = BufReader::new(File::open(from)?);
-    let mut packed = if is_gzip { compressed::gzip(file) } else { compressed::zstd(file)? };
+/// Unpacks with `program`, up to the limit; the length in the header of a packed file is not
+/// trusted.
+fn unpack(
+    (from, program): (&Path, &str),
+    to: &Path,
+    others: u64,
+    limits: UploadLimits,
+) -> Result<(), IntakeError> {
+    let broken = |error: io::Error| {
+        IntakeError::Unfit(format!("packed with {program}, and broken: {error}"))
+    };
+    let mut packed = compressed::unpacked(program, BufReader::new(File::open(from)?))?;
     let (mut plain, mut buffer) = (File::create(to)?, vec![0; 1 << 17]);
     let (mut bytes, mut looked) = (0_u64, 0);
     loop {

@@ -35,8 +35,7 @@ fn unpacked(path: &Path) -> io::Result<TraceText> {
     let stored = stored_path(path);
     let file = BufReader::with_capacity(BUFFER, File::open(&stored)?);
     let text: Box<dyn Read + Send> = match packed_with(&stored)? {
-        Some("gzip") => compressed::gzip(file),
-        Some(_) => compressed::zstd(file)?,
+        Some(program) => compressed::unpacked(program, file)?,
         None => Box::new(file),
     };
     Ok(BufReader::with_capacity(BUFFER, text.take(MAX_BYTES)))

@@ -133,7 +133,8 @@ impl FileRows {
             Category::Unknown => return self.odd.count_unknown(text),
             _ => {}
         }
-        let (Some(name), Some((start_ns, end_ns))) = (&event.name.0, self.times(&event)) else {
+        let (Some(name), Some((start_ns, end_ns))) = (&event.name.0, self.times(&event, &category))
+        else {
             self.odd.incomplete += 1;
             return;
         };
@@ -207,8 +208,7 @@ impl FileRows {
     }
 
     /// Start and end of an event. A kernel without a duration ends at its start.
-    fn times(&mut self, event: &EventFields) -> Option<(i64, i64)> {
-        let category = Category::of(event.cat.0.as_deref().unwrap_or_default());
+    fn times(&mut self, event: &EventFields, category: &Category) -> Option<(i64, i64)> {
         let is_kernel = matches!(category, Category::Kernel);
         let (ts, dur) = (event.ts.as_deref()?.get(), event.dur.as_deref());
         let dur = dur.map(RawValue::get).or(is_kernel.then_some("null"))?;

@@ -25,8 +25,9 @@ pub(super) fn unpack(
     let mut head = [0; 4];
     let length = File::open(from)?.read(&mut head)?;
     let file = BufReader::new(File::open(from)?);
+    let is_zstd = head[..length].starts_with(ZSTD);
     let plain: Box<dyn Read> =
-        if head[..length].starts_with(ZSTD) { compressed::zstd(file)? } else { Box::new(file) };
+        if is_zstd { compressed::unpacked("zstd", file)? } else { Box::new(file) };
     let bounded = BoundedReader { from: plain, left: limits.max_bytes };
     let broken = |error: io::Error| refused(&error, limits);
     let mut archive = Archive::new(bounded);
