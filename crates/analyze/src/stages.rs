@@ -114,18 +114,13 @@ impl Stages {
 
     /// Time of a stage over all repeats, milliseconds; `None` where it was not timed.
     pub fn total_ms(&self, stage: &str) -> Option<f64> {
-        self.row(stage).map(|row| self.all_ms(row))
+        self.row(stage).map(|row| row.ms.total())
     }
 
     /// Instances of a stage, the cold first one included.
     pub fn instances(&self, row: &StageTiming) -> u32 {
         let is_cold = |note: &&StageNote| note.part == COLD_PART && note.inside == row.stage;
         row.ms.n + self.notes.iter().filter(is_cold).count() as u32
-    }
-
-    /// Milliseconds of all measured instances of a stage.
-    pub fn all_ms(&self, row: &StageTiming) -> f64 {
-        row.ms.mean * f64::from(row.ms.n)
     }
 
     /// Adds a note for each cold first instance.

@@ -37,6 +37,11 @@ impl Spread {
         })
     }
 
+    /// The sum of the values.
+    pub fn total(&self) -> f64 {
+        self.mean * f64::from(self.n)
+    }
+
     /// Coefficient of variation in percent: `100 std / mean`.
     pub fn cv_pct(&self) -> Option<f64> {
         percent(self.std?, self.mean)

@@ -32,8 +32,7 @@ fn stage_dominates(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     else {
         return vec![];
     };
-    let stages = &analysis.stages;
-    let (longer, shorter, advice) = if stages.all_ms(decode) >= stages.all_ms(prefill) {
+    let (longer, shorter, advice) = if decode.ms.total() >= prefill.ms.total() {
         (decode, prefill, "Reduce the time per output token first: every decode step takes it.")
     } else {
         let advice = match analysis.stages.note("vision") {
@@ -45,7 +44,7 @@ fn stage_dominates(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         };
         (prefill, decode, advice)
     };
-    let times = stages.all_ms(longer) / stages.all_ms(shorter);
+    let times = longer.ms.total() / shorter.ms.total();
     if !times.is_finite() || times < DOMINANCE {
         return vec![];
     }

@@ -2,10 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_core::trace::{
-    names::{base_name, signature},
-    timeline::Timeline,
-};
+use llmprof_core::trace::{names::signature, timeline::Timeline};
 
 use super::{
     LedgerCause, LedgerInput, LedgerMember,
@@ -18,7 +15,7 @@ use crate::{
     kernels::kernel_classes::ClassCache,
     stats::ratio,
     timeline::{
-        activity::copy_name,
+        activity::DeviceWork,
         gpu::split::{GapAfter, GapReason, GapSum, WindowSplit, WorkKind, WorkOf},
     },
 };
@@ -363,7 +360,7 @@ fn group_of(of: &WorkOf, nsys: &Timeline, classes: &mut ClassCache) -> (WorkName
                 CACHE_WRITES.iter().any(|part| text(kind.full_name).contains(part));
             group.is_collective = class.engine == Some("nccl");
             WorkName {
-                name: base_name(text(kind.name)).to_owned(),
+                name: DeviceWork::Kernel(at).name(nsys),
                 signature: String::new(),
                 launch: Some((kind.grid, kind.block)),
                 class: class.class,
@@ -372,12 +369,12 @@ fn group_of(of: &WorkOf, nsys: &Timeline, classes: &mut ClassCache) -> (WorkName
         }
         WorkKind::Graph => {
             group.is_graph = true;
-            let name = LedgerCause::WHOLE_GRAPH.into();
+            let name = DeviceWork::Graph.name(nsys);
             let signature = String::new();
             WorkName { name, signature, launch: None, class: "graph", is_copy: false }
         }
         WorkKind::Copy(kind) => {
-            let name = copy_name(kind);
+            let name = DeviceWork::Copy(kind).name(nsys);
             let signature = String::new();
             WorkName { name, signature, launch: None, class: "copy", is_copy: true }
         }

@@ -36,17 +36,9 @@ impl DeviceWork {
                 base_name(trace.text(kind.name)).to_owned()
             }
             Self::Graph => WHOLE_GRAPH.to_owned(),
-            Self::Copy(kind) => copy_name(kind),
-            Self::Fill => copy_name(CopyKind::Set),
+            Self::Fill | Self::Copy(CopyKind::Set) => "fill".to_owned(),
+            Self::Copy(kind) => format!("copy {}", kind.as_str()),
         }
-    }
-}
-
-/// The name of a copy or fill among the kernels of tables.
-pub fn copy_name(kind: CopyKind) -> String {
-    match kind {
-        CopyKind::Set => "fill".to_owned(),
-        _ => format!("copy {}", kind.as_str()),
     }
 }
 
