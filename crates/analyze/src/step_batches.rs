@@ -100,12 +100,13 @@ type StepAt<'a> = (&'a EngineStepRecord, Option<f64>);
 /// of another class. The host may start steps long before their work: their starts are not times
 /// of tokens. The steps are in the order of their starts.
 fn periods(steps: &[EngineStepRecord]) -> Vec<Option<f64>> {
-    let mut last: BTreeMap<u32, (Option<StepClass>, f64)> = BTreeMap::new();
-    let period = |it: &EngineStepRecord| {
-        let (class, before) = last.insert(it.process, (it.class, it.end_ms))?;
-        (class == it.class && it.end_ms > before).then_some(it.end_ms - before)
-    };
-    steps.iter().map(period).collect()
+    let mut last: BTreeMap<u32, &EngineStepRecord> = BTreeMap::new();
+    let periods = steps.iter().map(|it| {
+        let before = last.insert(it.process, it)?;
+        let is_same = (before.class, &before.mode) == (it.class, &it.mode);
+        (is_same && it.end_ms > before.end_ms).then_some(it.end_ms - before.end_ms)
+    });
+    periods.collect()
 }
 
 /// True for a step whose time is not its own.
@@ -216,6 +217,51 @@ mod tests {
         assert_eq!((rows[0].period_ms, rows[2].period_ms), (None, None), "one step of each");
         assert!((rate(0) - 2.0 / 0.9e-3).abs() < 1e-6);
         assert!((rate(2) - 4.0 / 0.9e-3).abs() < 1e-6, "idle time may follow one step");
+    }
+
+    #[test]
+    fn tokens_come_at_the_ends_of_steps_that_the_host_starts_early() {
+        // Steps start every 100 ns, and their work takes 1,000 ns each, one after another.
+        let step = |at: i64| {
+            let (start, id) = (100 * at, at + 1);
+            let name = "execute_context_0(0)_generation_8(8)";
+            format!(
+                "range 1 {name} {start}..{}\ncall 1 {id} {}..{}\nkernel {id} k {}..{} 7",
+                start + 90,
+                start + 10,
+                start + 20,
+                1_000 * at + 50,
+                1_000 * at + 1_050,
+            )
+        };
+        let steps: Vec<String> = (0..6).map(step).collect();
+        let row = &rows(&steps.join("\n"))[0];
+        assert_eq!((row.steps, row.period_ms), (6, Some(1e-3)));
+        assert!((row.tokens_per_s.unwrap() - 8.0 / 1e-6).abs() < 1.0);
+    }
+
+    #[test]
+    fn a_step_of_another_class_or_mode_begins_no_period() {
+        let step = |class, mode: Option<&str>, end_ms: f64| EngineStepRecord {
+            class: Some(class),
+            mode: mode.map(str::to_owned),
+            end_ms,
+            ..engine_steps(&Capture::of(&capture(
+                "range 1 execute_context_0(0)_generation_1(1) 0..9",
+            )))
+            .remove(0)
+        };
+        let (decode, other) = (StepClass::Decode, StepClass::Other);
+        let steps = [
+            step(decode, None, 1.0),
+            step(decode, None, 3.0),
+            step(StepClass::Prefill, None, 4.0),
+            step(decode, None, 5.0),
+            step(other, Some("A"), 7.0),
+            step(other, Some("B"), 8.0),
+            step(other, Some("B"), 10.0),
+        ];
+        assert_eq!(periods(&steps), [None, Some(2.0), None, None, None, None, Some(2.0)]);
     }
 
     #[test]
