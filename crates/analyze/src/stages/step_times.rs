@@ -2,7 +2,7 @@
 //!
 //! A stage's time is a sum over its steps, and a mean over them hides one that loaded a library.
 
-use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use foldhash::HashMap;
 use llmprof_core::{domain::units::Nanos, trace::timeline::ON_HOST};
@@ -35,8 +35,8 @@ const LISTED: usize = 10;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct StepTimes {
-    /// The stage of the steps: a decode step is a part of `decode_all`, other steps are whole
-    /// instances of their stage.
+    /// The stage of the steps: a decode step is a part of `decode_all`, unless `are_instances`;
+    /// other steps are whole instances of their stage.
     #[cfg_attr(feature = "schema", schema(example = "decode_all"))]
     pub stage: String,
     /// True if these are whole instances of decode, whose steps the capture does not show.
@@ -95,9 +95,9 @@ pub struct OutlierStep {
     pub step: u64,
     pub ms: f64,
     /// Operator or function of CUDA in which the host was, while the GPU was idle, for most of the
-    /// time above the median; `null` if the capture shows none.
+    /// time above the median, or the loading of code; `null` if the capture shows none.
     pub host_call: Option<String>,
-    /// That idle time, milliseconds.
+    /// The part of that idle time in it, milliseconds.
     pub host_call_ms: Option<f64>,
     /// Time in which a GPU worked, milliseconds, if that takes most of the time above the median;
     /// `null` for other steps.
@@ -106,6 +106,9 @@ pub struct OutlierStep {
     /// The kernel, copy or graph with the most of that time.
     #[serde(default)]
     pub longest_work: Option<String>,
+    /// Its time in the step, milliseconds.
+    #[serde(default)]
+    pub longest_work_ms: Option<f64>,
 }
 
 /// Work and gaps of the devices in the steps of a capture, on the clock of the events.
@@ -154,7 +157,8 @@ fn of_stage(
             host_call_ms: call.as_ref().map(|it| it.1 as f64 / 1e6),
             host_call: call.map(|it| it.0),
             busy_ms: work.map(|it| Nanos(it.busy_ns).as_ms()),
-            longest_work: work.and_then(|it| it.longest.clone()),
+            longest_work: work.map(|it| it.longest.clone()),
+            longest_work_ms: work.map(|it| Nanos(it.longest_ns).as_ms()),
         }
     });
     Some(StepTimes {
@@ -169,10 +173,12 @@ fn of_stage(
 }
 
 /// Work of the devices in one step.
+#[derive(Default)]
 struct StepWork {
     /// Time in which a device worked.
     busy_ns: i64,
-    longest: Option<String>,
+    longest: String,
+    longest_ns: i64,
 }
 
 /// The work in each of these steps.
@@ -190,9 +196,13 @@ fn work_in(steps: &[Interval], capture: &Capture) -> Vec<StepWork> {
         }
     }
     let step = |(busy, sums): (Busy, HashMap<DeviceWork, i64>)| {
-        let longest = sums.into_iter().max_by_key(|(work, ns)| (*ns, Reverse(*work)));
-        let longest = longest.map(|(work, _)| work.name(capture.trace));
-        StepWork { busy_ns: busy.ns, longest }
+        // Kernels of one name have several launch configurations.
+        let mut named: BTreeMap<String, i64> = BTreeMap::new();
+        for (work, ns) in sums {
+            *named.entry(work.name(capture.trace)).or_default() += ns;
+        }
+        let (longest, longest_ns) = named.into_iter().max_by_key(|it| it.1).unwrap_or_default();
+        StepWork { busy_ns: busy.ns, longest, longest_ns }
     };
     works.into_iter().map(step).collect()
 }
@@ -216,6 +226,7 @@ fn host_call(
 mod tests {
     use llmprof_core::trace::Trace;
 
+    use super::*;
     use crate::{Analysis, analyze, kernels::tests::capture};
 
     /// Decode steps of these lengths; in each, the host is in `tune` until its only launch.
@@ -244,6 +255,45 @@ mod tests {
             times.longest.iter().map(|it| (it.step, it.ms, it.host_call.as_deref())).collect();
         assert_eq!(longest, [(3, 62.0, Some("tune")), (4, 56.0, Some("tune"))]);
         assert!((times.longest[0].host_call_ms.unwrap() - 61.5).abs() < 0.1);
+    }
+
+    /// Instances of a stage of 1 ms, the third of 9 ms. In each, the GPU works but for 10 us.
+    fn working(name: &str) -> StepTimes {
+        let mut lines = Vec::new();
+        let mut at = 0;
+        for (id, ms) in [1, 1, 9, 1].into_iter().enumerate() {
+            let (id, to) = (2 * id + 1, at + ms * 1_000_000);
+            lines.push(format!("range 1 {name} {at}..{to}"));
+            for (id, from, to) in [(id, at + 10_000, at + 300_000), (id + 1, at + 300_000, to)] {
+                let kernel = if id % 2 == 1 { "short" } else { "long" };
+                lines.push(format!("call 1 {id} {}..{}", at + 1_000 + id, at + 1_002 + id));
+                lines.push(format!("kernel {id} {kernel} {from}..{to} 7"));
+            }
+            at = to;
+        }
+        let trace = Trace { nsys: Some(capture(&lines.join("\n"))), ..Trace::default() };
+        analyze(&trace, None, None).step_times.remove(0)
+    }
+
+    #[test]
+    fn instances_of_a_stage_have_outliers_with_the_work_that_took_longer() {
+        for name in ["decode_all", "prefill"] {
+            let times = working(name);
+            assert_eq!((times.p50_ms, times.outliers), (1.0, 1), "{name}");
+            assert_eq!(times.are_instances, name == "decode_all");
+            let it = &times.longest[0];
+            assert_eq!((it.step, it.host_call.as_deref()), (3, None));
+            assert_eq!((it.busy_ms, it.longest_work_ms), (Some(8.99), Some(8.7)));
+            assert_eq!(it.longest_work.as_deref(), Some("long"));
+        }
+    }
+
+    #[test]
+    fn two_steps_are_apart_and_have_neither_a_median_nor_an_outlier() {
+        let times = &decode(&[1, 9]).step_times[0];
+        assert_eq!((times.typical_ms(), times.apart_ms()), (None, Some((1.0, 9.0))));
+        assert_eq!((times.outliers, times.are_steps()), (0, true));
+        assert_eq!(decode(&[1, 1, 9]).step_times[0].apart_ms(), None);
     }
 
     #[test]

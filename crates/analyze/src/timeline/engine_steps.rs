@@ -167,7 +167,7 @@ pub fn engine_steps(capture: &Capture) -> Vec<EngineStepRecord> {
     });
     let spans = stage_spans::spans(hosts);
     let waits = unrecorded_waits(capture);
-    // The host's times of an inferred step are those of its launches.
+    // The host has the times of its launches alone where a step is inferred.
     let is_timed =
         |step: &Step, work: &DeviceWork| !(work.is_untimed && step.source == StepSource::Inferred);
     let records = steps.iter().zip(work).zip(spans).enumerate();

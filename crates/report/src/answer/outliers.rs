@@ -56,8 +56,7 @@ fn has_one_batch(steps: &StepTimes, records: &AnswerRecords) -> bool {
 pub fn sentence(records: &AnswerRecords, steps: &StepTimes) -> Option<Cited> {
     let is_named =
         steps.longest.iter().any(|it| it.host_call.is_some() || it.longest_work.is_some());
-    let all_ms = steps.ms.mean * f64::from(steps.ms.n);
-    if steps.outliers == 0 || (!is_named && steps.excess_ms < EXCESS_PART * all_ms) {
+    if steps.outliers == 0 || (!is_named && steps.excess_ms < EXCESS_PART * steps.ms.total()) {
         return None;
     }
     let row = row_of_steps(steps);
@@ -82,8 +81,8 @@ pub fn sentence(records: &AnswerRecords, steps: &StepTimes) -> Option<Cited> {
         Some((short_name(call), row.figure(format!("longest.{at}.host_call_ms"), ms)))
     }));
     let works = by_name(listed().filter_map(|(at, it)| {
-        let (work, ms) = it.longest_work.as_deref().zip(it.busy_ms)?;
-        Some((short_name(work), row.figure(format!("longest.{at}.busy_ms"), ms)))
+        let (work, ms) = it.longest_work.as_deref().zip(it.longest_work_ms)?;
+        Some((short_name(work), row.figure(format!("longest.{at}.longest_work_ms"), ms)))
     }));
     let verb = if steps.outliers == 1 { "takes" } else { "take" };
     Some(Cited::of(
@@ -151,7 +150,75 @@ fn delay((calls, works): (&Named, &Named), outliers: u64, records: &AnswerRecord
         )
     });
     let work = (!works.is_empty()).then(|| {
-        Cited::of(" In {} the GPU works longer, mostly in {}.", [which(works), each(works)])
+        Cited::of(" In {} the GPU works longer, most of all in {}.", [which(works), each(works)])
     });
     Cited::of("{}{}", [host.unwrap_or_default(), work.unwrap_or_default()])
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::stored_answer;
+
+    /// Sentences on ten decode steps of an engine, of 1 ms but for one, in batches of these
+    /// requests, medians and steps.
+    fn sentences(batches: &[(u64, f64, u64)], longest: Value, only_traced: bool) -> Vec<String> {
+        let batch = |(requests, p50_ms, steps): &(u64, f64, u64)| {
+            json!({
+                "class": "decode", "mode": null, "requests": requests, "padded_min": null,
+                "padded_max": null, "context_min": null, "context_max": null, "steps": steps,
+                "ms": {"mean": 3.9, "std": null, "min": 1.0, "max": 30.0, "n": 10},
+                "p50_ms": p50_ms, "period_ms": null, "busy_pct": null, "tokens_per_s": null
+            })
+        };
+        let report = json!({
+            "only_traced": only_traced,
+            "stages": [{
+                "stage": "decode_all", "tokens": null, "tokens_per_s": null, "share_pct": null,
+                "ms": {"mean": 39.0, "std": null, "min": 39.0, "max": 39.0, "n": 1}
+            }],
+            "step_batches": batches.iter().map(batch).collect::<Vec<_>>(),
+            "step_times": [{
+                "stage": "decode_all", "p50_ms": 1.0, "outliers": 1, "excess_ms": 29.0,
+                "ms": {"mean": 3.9, "std": null, "min": 1.0, "max": 30.0, "n": 10},
+                "longest": [longest]
+            }]
+        });
+        let answer = stored_answer(&serde_json::to_vec(&report).unwrap()).unwrap().remove(0);
+        answer.sentences.iter().map(|it| it.as_str().to_owned()).collect()
+    }
+
+    #[test]
+    fn an_outlier_of_an_engine_is_named_unless_its_batch_explains_it() {
+        let named = json!({
+            "step": 3, "ms": 30.0, "host_call": null, "host_call_ms": null, "busy_ms": 28.9,
+            "longest_work": "copy host_to_device", "longest_work_ms": 28.0
+        });
+        let all = sentences(&[(8, 1.0, 10)], named.clone(), true);
+        let [times, outlier] = all.as_slice() else { panic!("{all:?}") };
+        assert!(times.starts_with("10 decode steps of 8 requests: 1.00 ms"), "{times}");
+        assert_eq!(
+            outlier,
+            "1 of 10 decode steps takes more than twice the median: 30.0 ms. In it the GPU works \
+             longer, most of all in copy host_to_device (28.0 ms)."
+        );
+        assert_eq!(sentences(&[(8, 1.0, 9), (7, 1.1, 1)], named.clone(), true).len(), 2);
+        assert_eq!(
+            sentences(&[(8, 1.0, 9), (64, 30.0, 1)], named, true).len(),
+            1,
+            "a larger batch"
+        );
+    }
+
+    #[test]
+    fn only_a_capture_shows_that_nothing_in_it_explains_a_step() {
+        let unnamed = json!({"step": 3, "ms": 30.0, "host_call": null, "host_call_ms": null});
+        let end = |only_traced| {
+            let text = sentences(&[(8, 1.0, 10)], unnamed.clone(), only_traced).pop().unwrap();
+            text.rsplit_once("ms. ").unwrap().1.to_owned()
+        };
+        assert_eq!(end(true), "No operator, range or call of the runtime explains it.");
+        assert_eq!(end(false), "What delayed it is not recorded.");
+    }
 }

@@ -341,3 +341,29 @@ fn critical_findings_are_on_the_first_page_once() {
     assert_eq!(answer.unknown, unknown);
     assert_eq!(answer.overhead, ["The traced pass differs. Do this.", "A kernel."]);
 }
+
+#[test]
+fn the_profilers_own_work_stands_next_to_the_times_if_it_is_a_large_part() {
+    let answer = |share: i64| {
+        stored(stage(None), json!([row("profiler_overhead", 428_800 * share, share as f64, 0)]))
+    };
+    let text = |share| format!("{share} % of decode is the profiler's own work, which an");
+    let (small, large) = (answer(20), answer(80));
+    assert!(small.overhead[0].as_str().starts_with(&text(20)), "{:?}", small.overhead);
+    assert_eq!((small.sentences.len(), large.sentences.len()), (1, 2));
+    assert!(large.sentences[1].as_str().starts_with(&text(80)), "{:?}", large.sentences);
+}
+
+#[test]
+fn a_traced_pass_that_was_shorter_has_no_share() {
+    let report = json!({
+        "ledger_stages": stage(None), "ledger": [], "ledger_members": [],
+        "overhead": [{"stage": "decode_all", "plain_ms": 44.0, "traced_ms": 40.0,
+            "overhead_pct": -9.1}]
+    });
+    let answer = stored_answer(&serde_json::to_vec(&report).unwrap()).unwrap().remove(0);
+    assert_eq!(
+        answer.overhead,
+        ["Tracing did not make decode longer: 40.0 ms, and 44.0 ms without."]
+    );
+}

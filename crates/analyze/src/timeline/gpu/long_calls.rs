@@ -129,6 +129,8 @@ fn is_own_work(kind: CallKind) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use llmprof_core::trace::timeline::ApiCall;
+
     use super::*;
     use crate::kernels::tests::capture;
 
@@ -147,5 +149,29 @@ mod tests {
         assert_eq!(inside(outer, (2_000_000, 4_000_000)), None, "a small part of the call");
         assert_eq!(inside(outer, (8_500_000, 30_000_000)), None, "a small part of the gap");
         assert_eq!(inside(&outer.replace("range 1", "range 2"), (1_400_000, 8_600_000)), None);
+    }
+
+    #[test]
+    fn a_gap_in_which_code_is_loaded_is_named_by_it_up_to_its_last_load() {
+        let mut trace = capture(
+            "range 1 thread 0..1\ncall 1 1 3000000..3100000\ncall 1 2 6000000..6200000
+             call 1 3 20000000..20000100",
+        );
+        trace.strings.push("cuLibraryLoadData".into());
+        let name = trace.strings.len() as u32 - 1;
+        let calls = trace.cuda_calls.iter();
+        trace.cuda_calls = calls.map(|it| ApiCall { name, ..it }).collect();
+        let calls = LongCalls::of(&trace);
+        let thread = trace.ranges[0].global_tid;
+        let name = |gap| {
+            let (number, part) = calls.inside(thread, gap)?;
+            Some((calls.names[number as usize].as_ref(), part))
+        };
+        let load = "loading of code by cuLibraryLoadData";
+        let gap = (1_000_000, 8_000_000);
+        assert_eq!(name(gap), Some((load, (1_000_000, 6_200_000))));
+        assert_eq!(name((1_000_000, 15_000_000)), None, "most of the gap is after the last load");
+        assert_eq!(name((5_900_000, 6_300_000)), None, "a short gap");
+        assert_eq!(name((7_000_000, 19_000_000)), None, "no load in the gap");
     }
 }
