@@ -345,3 +345,20 @@ const fn pass_of(cause: LedgerCause, is_only_traced: bool) -> &'static str {
         _ => "nsys",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_long_gap_is_named_next_to_the_mean() {
+        let text = |count, ns, longest_ns| {
+            gaps_text(LedgerCause::GapHost, &GapSum { count, ns, longest_ns }, 10)
+        };
+        let of_ten = "10 gaps after this work over 10 instances";
+        let (mean, longest) = (text(10, 30_000_000, 3_000_000), text(10, 30_000_000, 29_100_000));
+        assert_eq!(mean, format!("{of_ten}, 3.0 ms on average"));
+        assert_eq!(longest, format!("{of_ten}, 3.0 ms on average, the longest 29.1 ms"));
+        assert_eq!(text(1, 29_100_000, 29_100_000), "one gap after this work, 29.1 ms");
+    }
+}

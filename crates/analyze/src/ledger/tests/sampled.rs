@@ -177,6 +177,30 @@ fn a_missing_metric_never_adds_to_a_floor_or_a_cause() {
 }
 
 #[test]
+fn products_outside_the_tensor_cores_have_no_floor_and_are_not_other_instructions() {
+    let with_tensor = |kernel: &str, tensor: f64| {
+        let value = |(metric, pct)| match metric {
+            TensorActive => (metric, tensor),
+            SmIssue => (metric, 60.0),
+            _ => (metric, pct),
+        };
+        let case = Case::new(&ONE_KERNEL.replace(" k ", &format!(" {kernel} ")), "prefill", 1000);
+        let ledger = case.ledger_with(|analysis| {
+            analysis.sampled.kernels = vec![sampled(kernel, &own(&FEW_WARPS.map(value)))];
+        });
+        let is_shown = |it: &&LedgerRow| {
+            [LedgerCause::TensorCores, LedgerCause::Instructions].contains(&it.cause)
+        };
+        let causes = ledger.rows.iter().filter(is_shown).map(|it| (it.cause, it.ns));
+        (ledger.stages[0].floor_ns, causes.collect::<Vec<_>>())
+    };
+    let gemm = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n";
+    assert_eq!(with_tensor(gemm, 1.0), (None, vec![(LedgerCause::TensorCores, 600)]));
+    assert_eq!(with_tensor(gemm, 5.0), (Some(200), vec![(LedgerCause::Instructions, 400)]));
+    assert_eq!(with_tensor("k", 1.0), (Some(200), vec![(LedgerCause::Instructions, 400)]));
+}
+
+#[test]
 fn a_device_without_tensor_cores_uses_none() {
     let mut case = Case::new(ONE_KERNEL, "prefill", 1000);
     let without = FEW_WARPS.into_iter().filter(|it| it.0 != TensorActive).collect::<Vec<_>>();
