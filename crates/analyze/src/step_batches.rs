@@ -63,6 +63,11 @@ impl StepBatch {
         self.tokens_per_s.filter(|_| self.is_typical())
     }
 
+    /// The time from one step to the next, if it is not the time of a step.
+    pub fn apart_period_ms(&self) -> Option<f64> {
+        self.period_ms.filter(|ms| (ms - self.p50_ms).abs() > TYPICAL_PART * self.p50_ms)
+    }
+
     fn is_typical(&self) -> bool {
         (self.ms.mean - self.p50_ms).abs() <= TYPICAL_PART * self.p50_ms
     }

@@ -6,7 +6,7 @@ mod checks;
 mod limit;
 mod overview;
 
-use limit::LATENCIES;
+use limit::{PER_TOKEN, WHOLE_PASS};
 pub use limit::SlowerVerdict;
 use llmprof_analyze::{
     compare::{
@@ -136,13 +136,12 @@ pub fn run_diff(a: &StoredReport, b: &StoredReport, history: &[StoredReport]) ->
     // Kernels are compared per repeat only where every side knows its repeats.
     let all = || [a, b].into_iter().chain(used.iter().copied());
     let per_repeat = |stage: &str| all().all(|run| repeats(&run.report, stage).is_some());
-    let earlier: Vec<ComparedRun> = used.iter().map(|run| side(run, &per_repeat)).collect();
-    let diff = diff(
-        checks::checks(&a.report, &b.report),
-        &side(a, &per_repeat),
-        &side(b, &per_repeat),
-        &earlier,
-    );
+    // Of equally many steps, the time per token repeats the time of decode.
+    let steps = |run: &StoredReport| run.report.aggregates.decode_steps;
+    let has_per_token = steps(a).is_none() || steps(a) != steps(b);
+    let side = |run| side(run, has_per_token, &per_repeat);
+    let earlier: Vec<ComparedRun> = used.iter().map(|run| side(run)).collect();
+    let diff = diff(checks::checks(&a.report, &b.report), &side(a), &side(b), &earlier);
     let claims = overview::claims(a, b, &diff);
     let history = used.iter().map(|run| run.report.run_id).collect();
     RunDiff {
@@ -170,7 +169,11 @@ fn repeats(report: &LLMProfileReport, stage: &str) -> Option<u64> {
     report.stage_gpu.iter().find(|it| it.stage == stage).map(|it| it.instances).filter(|it| *it > 0)
 }
 
-fn side(of: &StoredReport, per_repeat: &impl Fn(&str) -> bool) -> ComparedRun {
+fn side(
+    of: &StoredReport,
+    has_per_token: bool,
+    per_repeat: &impl Fn(&str) -> bool,
+) -> ComparedRun {
     let report = &of.report;
     let mut stages = RunFigures::new();
     let mut add = |stage: &str, name: &str, measured| {
@@ -187,7 +190,8 @@ fn side(of: &StoredReport, per_repeat: &impl Fn(&str) -> bool) -> ComparedRun {
         );
     }
     let aggregates = &report.aggregates;
-    for (name, ms) in LATENCIES.into_iter().zip([aggregates.per_token_ms, aggregates.wall_ms]) {
+    let per_token_ms = aggregates.per_token_ms.filter(|_| has_per_token);
+    for (name, ms) in [(PER_TOKEN, per_token_ms), (WHOLE_PASS, aggregates.wall_ms)] {
         if let Some(ms) = ms {
             add("", name, Measured::over_repeats(&ms, None));
         }

@@ -1,19 +1,15 @@
 //! Headline figures of a report, and the facts that its series shares.
 
-use llmprof_analyze::{
-    power::StagePower,
-    requests::{LatencyMetric, LatencyRecord},
-    stats,
-};
-use llmprof_core::{
-    domain::{
-        headline::{FigureName, Headline, SeriesIdentity, SeriesPoint},
-        savings::{Promise, Savings},
-        subject::Subject,
-    },
-    trace::requests::LoadPass,
+pub mod times;
+
+use llmprof_analyze::{compare::student::Estimate, power::StagePower, stats};
+use llmprof_core::domain::{
+    headline::{FigureName, Headline, SeriesIdentity, SeriesPoint},
+    savings::{Promise, Savings, TimeError},
+    subject::Subject,
 };
 
+use self::times::TimeRecords;
 use super::{charts::tiles::gpu_busy_pct, profile::LLMProfileReport};
 
 /// The point of a run in its series.
@@ -34,23 +30,22 @@ pub fn point(report: &LLMProfileReport) -> SeriesPoint {
 /// The promises of the run's findings, and its stages as comparisons have them.
 pub(super) fn savings(report: &LLMProfileReport) -> Savings {
     let stages = report.stages.iter().map(|row| (row.stage.clone(), row.ms.mean));
-    Savings { stages: stages.collect(), promises: Promise::of(&report.findings) }
+    let errors = report.stages.iter().filter_map(|row| {
+        let Estimate { std_error, freedom, .. } = Estimate::of(&row.ms)?;
+        Some((row.stage.clone(), TimeError { std_error_ms: std_error, freedom }))
+    });
+    Savings {
+        stages: stages.collect(),
+        errors: errors.collect(),
+        promises: Promise::of(&report.findings),
+    }
 }
 
 fn figure(report: &LLMProfileReport, name: FigureName) -> Option<f64> {
     let aggregates = &report.aggregates;
-    // A load's requests are timed without a profiler; stages of a server are not.
-    let requests = |metric: LatencyMetric| {
-        let is_it = |it: &&LatencyRecord| it.pass == LoadPass::Unprofiled && it.metric == metric;
-        Some(report.request_latency.iter().find(is_it)?.mean_ms)
-    };
     match name {
-        FigureName::Ttft => {
-            requests(LatencyMetric::FirstToken).or_else(|| Some(aggregates.first_token_ms?.mean))
-        }
-        FigureName::Tpot => {
-            requests(LatencyMetric::OutputToken).or_else(|| Some(aggregates.per_token_ms?.mean))
-        }
+        FigureName::Ttft => Some(times(report).first_token()?.ms()),
+        FigureName::Tpot => Some(times(report).per_token()?.ms()),
         FigureName::Wall => {
             let command = aggregates.command.as_ref().and_then(|it| it.plain_ms);
             Some(command.or(aggregates.wall_ms)?.mean)
@@ -59,6 +54,16 @@ fn figure(report: &LLMProfileReport, name: FigureName) -> Option<f64> {
         FigureName::GpuBusy => gpu_busy(report),
         FigureName::Mfu => report.mfu.iter().find(|it| it.scope == "model")?.datasheet_pct,
         FigureName::Energy => energy(report),
+    }
+}
+
+fn times(report: &LLMProfileReport) -> TimeRecords<'_> {
+    TimeRecords {
+        first_token_ms: report.aggregates.first_token_ms,
+        per_token_ms: report.aggregates.per_token_ms,
+        step_times: &report.step_times,
+        step_batches: &report.step_batches,
+        request_latency: &report.request_latency,
     }
 }
 

@@ -5,9 +5,11 @@
 
 use llmprof_core::domain::{
     ids::RunId,
-    savings::{Promise, Savings},
+    savings::{Promise, Savings, TimeError},
 };
 use serde::{Deserialize, Serialize};
+
+use super::student::{ALPHA, Difference, Estimate};
 
 /// Part of a promise that counts as unchanged between runs.
 const UNCHANGED: f64 = 0.1;
@@ -59,15 +61,23 @@ pub fn claims(a: &[Promise], b: &[Promise], saved_ms: impl Fn(&str) -> Option<f6
     claims
 }
 
+/// Time that a stage takes less in the later run, by the test of a comparison: a stage that is not
+/// proven faster realises nothing.
+fn proven_saving(before: &Savings, after: &Savings, stage: &str) -> Option<f64> {
+    let estimate = |it: &Savings| {
+        let TimeError { std_error_ms, freedom } = *it.errors.get(stage)?;
+        Some(Estimate { mean: *it.stages.get(stage)?, std_error: std_error_ms, freedom })
+    };
+    let (before, after) = (estimate(before)?, estimate(after)?);
+    let is_proven = Difference::of(&before, &after).p() < ALPHA;
+    Some(before.mean - after.mean).filter(|ms| *ms > 0.0 && is_proven)
+}
+
 /// The claims of a run, each with the first of the `later` runs of its series that realised it.
 pub fn realised(of: &Savings, later: &[(RunId, Savings)]) -> Vec<RealisedClaim> {
     let mut found: Vec<RealisedClaim> = Vec::new();
     for (by, run) in later {
-        // A stage that is not faster realises nothing.
-        let saved = |stage: &str| {
-            let ms = of.stages.get(stage)? - run.stages.get(stage)?;
-            (ms > 0.0).then_some(ms)
-        };
+        let saved = |stage: &str| proven_saving(of, run, stage);
         let new = |claim: &Claim| {
             let is_it = |it: &Claim| it.finding == claim.finding && it.stage == claim.stage;
             !found.iter().any(|known| is_it(&known.claim))
@@ -125,6 +135,7 @@ mod tests {
     fn a_promise_is_linked_to_the_first_later_run_that_realised_it() {
         let run = |decode_ms: f64, promised: &[(&str, f64)]| Savings {
             stages: [("decode_all".to_owned(), decode_ms)].into(),
+            errors: [("decode_all".to_owned(), TimeError { std_error_ms: 0.5, freedom: 2.0 })].into(),
             promises: promised
                 .iter()
                 .map(|(finding, ms)| Promise {
@@ -155,6 +166,10 @@ mod tests {
         );
         let slower = [(a, run(20.5, &[]))];
         assert_eq!(realised(&before, &slower), [], "the stage is not faster");
+        let noise = [(a, run(19.2, &[]))];
+        assert_eq!(realised(&before, &noise), [], "0.8 ms are within the noise");
+        let single = [(a, Savings { errors: [].into(), ..run(10.0, &[]) })];
+        assert_eq!(realised(&before, &single), [], "the noise of one repeat is unknown");
         let unknown = Savings { stages: [].into(), ..before };
         assert_eq!(realised(&unknown, &later), [], "the stage's time is unknown");
     }

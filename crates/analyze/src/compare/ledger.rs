@@ -76,7 +76,7 @@ fn members<'a>(ledger: &'a Ledger, stage: &'a str) -> impl Iterator<Item = (Part
 
 /// `decode +0.31 ms: +0.22 grouped_up (more bytes than necessary), +0.09 gaps after route`.
 fn summary(stage: &str, change_ns: i64, steps: Option<u64>, changes: &[LedgerChange]) -> String {
-    let (per, each) = steps.map_or(("", 1.0), |steps| (" per token", steps as f64));
+    let (per, each) = steps.map_or(("", 1.0), |steps| (" per step", steps as f64));
     let ms = |ns: i64| {
         let ms = Nanos(ns).as_ms() / each;
         let places = if ms.abs() < 0.01 { 5 } else { 3 };
@@ -159,12 +159,12 @@ mod tests {
         let changes = ledger_changes(&a, &b).remove(0);
         assert_eq!(
             changes.summary,
-            "decode_all +0.310 ms per token: +0.220 grouped_up (more bytes than necessary), \
+            "decode_all +0.310 ms per step: +0.220 grouped_up (more bytes than necessary), \
              +0.090 gaps before work already launched after route"
         );
         let sum: i64 = changes.changes.iter().map(|it| it.change_ns).sum();
         assert_eq!((sum, changes.changes.len()), (changes.change_ns, 2));
-        assert_eq!(ledger_changes(&a, &a)[0].summary, "decode_all +0.00000 ms per token");
+        assert_eq!(ledger_changes(&a, &a)[0].summary, "decode_all +0.00000 ms per step");
         assert_eq!(ledger_changes(&a, &Ledger::default()), []);
     }
 }

@@ -129,14 +129,17 @@ impl GateDesign {
         let pct = |relative: f64| 100.0 * relative;
         let (limit, change) = (it.threshold_pct, pct(worse.change));
         let (verdict, reason) = if bound < threshold {
-            (GateVerdict::Passed, format!("worse by less than {limit} %"))
+            let reason = format!("{}; worse by {limit} % is excluded", change_words(change));
+            (GateVerdict::Passed, reason)
         } else if is_significant && (is_last || worse.change >= threshold) {
-            (GateVerdict::Regression, format!("worse by {change:.2} %, beyond noise"))
+            (GateVerdict::Regression, format!("{}, beyond noise", change_words(change)))
         } else {
             let bound = pct(bound);
+            let are = if runs == 1 { "1 run".to_owned() } else { format!("{runs} runs") };
             let reason = format!(
-                "a change of {limit} % cannot be excluded with {runs} runs: up to {bound:.2} % \
-                 worse at a noise of {:.2} %",
+                "{}; worse by {limit} % cannot be excluded with {are}: up to {bound:.2} % at a \
+                 noise of {:.2} %",
+                change_words(change),
                 noise.pct()
             );
             (GateVerdict::Inconclusive, reason)
@@ -151,6 +154,16 @@ impl GateDesign {
             detectable_pct: Some(pct(detectable)),
             reason,
         }
+    }
+}
+
+/// A change to the worse in words, which is one to the better if it is negative.
+pub fn change_words(worse_pct: f64) -> String {
+    let amount = format!("{:.2}", worse_pct.abs());
+    match (amount.as_str(), worse_pct < 0.0) {
+        ("0.00", _) => "unchanged".into(),
+        (amount, true) => format!("better by {amount} %"),
+        (amount, false) => format!("worse by {amount} %"),
     }
 }
 

@@ -81,9 +81,10 @@ impl StepTimes {
         percent(per_step_ms - self.ms.mean, per_step_ms).filter(|pct| *pct > 100.0 * TYPICAL_PART)
     }
 
-    /// The same median, if it is the time of the stage per step too.
+    /// The same median, if these steps are the time of the stage per step.
     pub fn typical_of_stage_ms(&self, per_step_ms: f64) -> Option<f64> {
-        self.typical_ms().filter(|_| self.between_pct(per_step_ms).is_none())
+        let is_stage = (self.ms.mean - per_step_ms).abs() <= TYPICAL_PART * per_step_ms;
+        self.typical_ms().filter(|_| is_stage)
     }
 }
 

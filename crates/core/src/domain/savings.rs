@@ -25,8 +25,19 @@ pub struct Savings {
     /// Milliseconds per repeat, by stage.
     #[serde(default)]
     pub stages: BTreeMap<String, f64>,
+    /// How well these times are known, by stage; a stage with a single repeat has none.
+    #[serde(default)]
+    pub errors: BTreeMap<String, TimeError>,
     #[serde(default)]
     pub promises: Vec<Promise>,
+}
+
+/// The error of a mean time over repeats.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct TimeError {
+    pub std_error_ms: f64,
+    /// Degrees of freedom.
+    pub freedom: f64,
 }
 
 impl Promise {

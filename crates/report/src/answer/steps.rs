@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use llmprof_analyze::{
     ledger::Ledger,
-    stages::step_times::TYPICAL_PART,
     step_batches::{StepBatch, common_batch},
     timeline::time_shares::{OUTSIDE_STAGES, StageShare},
 };
@@ -124,10 +123,8 @@ fn typical(it: &StepBatch, has_others: bool) -> Cited {
     )
 }
 
-/// The time from one step to the next, if it is not the time of a step.
 fn period(it: &StepBatch) -> Option<Cited> {
-    let is_apart = |ms: &f64| (ms - it.p50_ms).abs() > TYPICAL_PART * it.p50_ms;
-    let ms = row_of(it).figure("period_ms", it.period_ms.filter(is_apart)?);
+    let ms = row_of(it).figure("period_ms", it.apart_period_ms()?);
     Some(Cited::of(", one every {} ms", [ms.short()]))
 }
 

@@ -4,6 +4,7 @@ use llmprof_analyze::{
     Analysis,
     power::StagePower,
     roofline::mfu::{ALL_STAGES, MfuRecord},
+    requests::LatencyRecord,
     stages::{DECODE, StageTiming, step_times::StepTimes},
     stats::{Spread, percent},
     step_batches::{StepBatch, common_batch},
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize, de::IgnoredAny};
 
 use crate::{
     format::{decimals, figure, pct, quantity, scaled},
+    headline::times::{StatedTime, TimeRecords},
     profile::Aggregates,
 };
 
@@ -36,6 +38,8 @@ struct Headline {
     step_times: Vec<StepTimes>,
     #[serde(default)]
     step_batches: Vec<StepBatch>,
+    #[serde(default)]
+    request_latency: Vec<LatencyRecord>,
     #[serde(default)]
     stage_gpu: Vec<StageGpu>,
     #[serde(default)]
@@ -76,6 +80,7 @@ pub fn tiles(analysis: &Analysis) -> Vec<Tile> {
         mfu: analysis.mfu.rows.clone(),
         step_times: analysis.step_times.clone(),
         step_batches: analysis.step_batches.clone(),
+        request_latency: analysis.requests.latency.clone(),
         stage_gpu: analysis.stage_gpu.totals.clone(),
         power: analysis.power.as_ref().map(|it| HeadlinePower { stages: it.stages.clone() }),
         only_traced: analysis.only_traced,
@@ -111,65 +116,80 @@ impl Headline {
         tiles.into_iter().flatten().collect()
     }
 
-    fn timed(&self, label: &'static str, value: Option<Spread>) -> Option<Tile> {
-        let value = value?;
-        let of = match self.samples.len() {
-            0 => String::new(),
-            samples => format!(" of {samples} samples"),
-        };
-        let note = value.std.map(|std| format!("± {} over {} repeats{of}", figure(std), value.n));
-        let pass = if self.only_traced { ", traced" } else { "" };
-        let note = note.unwrap_or_else(|| "one repeat".into()) + pass;
-        Some(Tile { label, value: figure(value.mean), unit: "ms", note })
+    fn times(&self) -> TimeRecords<'_> {
+        TimeRecords {
+            first_token_ms: self.aggregates.first_token,
+            per_token_ms: self.aggregates.per_token,
+            step_times: &self.step_times,
+            step_batches: &self.step_batches,
+            request_latency: &self.request_latency,
+        }
     }
 
     fn prefill(&self) -> Option<Tile> {
-        match self.has_steps(StepClass::Prefill) {
-            true => self.step(StepClass::Prefill, "Prefill step"),
-            false => self.timed("First token", self.aggregates.first_token),
+        match self.times().first_token() {
+            Some(time) => Some(self.timed("First token", &time)),
+            None => self.step(StepClass::Prefill, "Prefill step"),
         }
     }
 
     fn decode(&self) -> Option<Tile> {
-        let mean = || Some(self.with_rate(self.timed("Per token", self.aggregates.per_token)?));
-        match self.has_steps(StepClass::Decode) {
-            true => self.step(StepClass::Decode, "Decode step"),
-            false => self.typical_token().or_else(mean),
+        match self.times().per_token() {
+            None | Some(StatedTime::Batch(_)) => self.step(StepClass::Decode, "Decode step"),
+            Some(time @ StatedTime::Mean(_)) => Some(self.with_rate(self.timed("Per token", &time))),
+            Some(time) => Some(self.timed("Per token", &time)),
         }
     }
 
-    fn has_steps(&self, class: StepClass) -> bool {
-        self.step_batches.iter().any(|it| it.class == class)
+    fn timed(&self, label: &'static str, time: &StatedTime) -> Tile {
+        let traced = if self.only_traced { ", traced" } else { "" };
+        let note = match time {
+            StatedTime::Requests(it) => {
+                let requests = quantity(it.n, "request");
+                format!("median of {requests}; p99 {} ms", figure(it.p99_ms))
+            }
+            StatedTime::Batch(it) => format!("median of {}", quantity(it.steps, "step")),
+            StatedTime::Median(it, mean) => {
+                let noun = if it.are_steps() { "step" } else { "instance" };
+                let outliers = match it.outliers {
+                    0 => String::new(),
+                    outliers => format!(" with {}", quantity(outliers, "outlier")),
+                };
+                format!(
+                    "median of {}{traced}; mean {} ms{outliers}",
+                    quantity(u64::from(it.ms.n), noun),
+                    figure(mean.mean)
+                )
+            }
+            StatedTime::Mean(it) => {
+                let of = match self.samples.len() {
+                    0 => String::new(),
+                    samples => format!(" of {samples} samples"),
+                };
+                let spread = it.std.map(|std| {
+                    format!("± {} over {}{of}", figure(std), quantity(it.n.into(), "repeat"))
+                });
+                spread.unwrap_or_else(|| "one repeat".into()) + traced
+            }
+        };
+        Tile { label, value: figure(time.ms()), unit: "ms", note }
     }
 
     /// The median of the most common steps of an engine: no mean describes different requests.
     fn step(&self, class: StepClass, label: &'static str) -> Option<Tile> {
         let it = common_batch(self.step_batches.iter().filter(|it| it.class == class))?;
         let requests = it.requests.map(|requests| format!(" of {}", quantity(requests, "request")));
+        let period = it.apart_period_ms().map(|ms| format!("; one every {} ms", figure(ms)));
         let rate = it.typical_tokens_per_s().map(|rate| format!("; {} tokens/s", figure(rate)));
         let note = format!(
-            "median of {}{}{}{}",
+            "median of {}{}{}{}{}",
             quantity(it.steps, "step"),
             requests.unwrap_or_default(),
             if self.only_traced { ", traced" } else { "" },
+            period.unwrap_or_default(),
             rate.unwrap_or_default()
         );
         Some(Tile { label, value: figure(it.p50_ms), unit: "ms", note })
-    }
-
-    /// The median step, if outliers make the mean one of no step.
-    fn typical_token(&self) -> Option<Tile> {
-        let mean_ms = self.aggregates.per_token?.mean;
-        let steps = self.step_times.iter().find(|it| it.stage == DECODE && it.outliers > 0)?;
-        let value = figure(steps.typical_of_stage_ms(mean_ms)?);
-        let pass = if self.only_traced { ", traced" } else { "" };
-        let note = format!(
-            "median of {}{pass}; mean {} ms with {}",
-            quantity(u64::from(steps.ms.n), "step"),
-            figure(mean_ms),
-            quantity(steps.outliers, "outlier")
-        );
-        Some(Tile { label: "Per token", value, unit: "ms", note })
     }
 
     /// Steps over mean time: the mean of the repeats' rates would favour the fast ones.

@@ -5,12 +5,15 @@
 use llmprof_analyze::{
     compare::{Change, ChangeVerdict, ComparabilityCheck},
     series::gate::GateVerdict,
+    stages::DECODE,
 };
 
 use super::{RunDiff, overview};
 
-/// Compared latencies, outside every stage.
-pub(super) const LATENCIES: [&str; 2] = ["per token", "whole pass"];
+/// Compared latencies, outside every stage. The time per token is compared where the runs have
+/// different numbers of decode steps.
+pub(super) const PER_TOKEN: &str = "per token";
+pub(super) const WHOLE_PASS: &str = "whole pass";
 
 /// The verdict on a limit, with its reasons.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,11 +30,12 @@ impl RunDiff {
     /// A pass needs a verdict on each, and noise in which the limit would have been found. A
     /// latency that neither run has is dropped, if something else was measured.
     pub fn judge_slower(&self, limit_pct: f64) -> SlowerVerdict {
-        let is_missing = |name: &&str| !self.diff.stages.iter().any(|it| it.name == *name);
-        let dropped = LATENCIES
+        let has = |name: &str| self.diff.stages.iter().any(|it| it.name == name);
+        let missing = [(PER_TOKEN, DECODE), (WHOLE_PASS, WHOLE_PASS)];
+        let dropped = missing
             .into_iter()
-            .filter(is_missing)
-            .map(|name| format!("{name}: not measured in either run; dropped"))
+            .filter(|(name, or)| !has(name) && !has(or))
+            .map(|(name, _)| format!("{name}: not measured in either run; dropped"))
             .collect();
         let of = |verdict, reasons| SlowerVerdict { verdict, reasons, dropped };
         if !self.diff.comparable {

@@ -22,33 +22,40 @@ pub(super) fn is_changed(change: &Change) -> bool {
     matches!(change.verdict, Faster | Slower | OnlyInA | OnlyInB)
 }
 
-/// The verdict in one line: `3 slower, 1 faster, 62 unchanged; largest: decode_all +0.31 ms`.
+/// The verdict, by table: `Times: 1 slower, 1 unchanged; largest: decode_all +0.31 ms. ...`.
 pub(super) fn verdict(diff: &Diff) -> String {
-    let all = || diff.stages.iter().chain(&diff.operators).chain(&diff.kernels);
     if !diff.comparable {
         return "No verdict: the runs are not comparable".into();
     }
-    let count = |of: &[ChangeVerdict]| all().filter(|it| of.contains(&it.verdict)).count();
-    let mut parts = vec![
-        format!("{} slower", count(&[ChangeVerdict::Slower])),
-        format!("{} faster", count(&[ChangeVerdict::Faster])),
-        format!("{} unchanged", count(&[ChangeVerdict::WithinNoise])),
-    ];
-    let others = [
-        ("of unknown noise", &[ChangeVerdict::Unknown][..]),
-        ("in one run only", &[ChangeVerdict::OnlyInA, ChangeVerdict::OnlyInB]),
-    ];
-    for (name, verdicts) in others {
-        let found = count(verdicts);
-        parts.extend((found > 0).then(|| format!("{found} {name}")));
+    let tables =
+        [("Times", &diff.stages), ("Operators", &diff.operators), ("Kernels", &diff.kernels)];
+    let tables = tables.into_iter().filter(|(_, rows)| !rows.is_empty());
+    let parts: Vec<String> = tables.map(|(name, rows)| counts(name, rows)).collect();
+    match parts.is_empty() {
+        true => "No verdict: neither run has times".into(),
+        false => parts.join(". "),
     }
-    // A stage contains its operators and kernels.
-    let tables = [&diff.stages, &diff.operators, &diff.kernels];
-    let significant =
-        |it: &&Change| matches!(it.verdict, ChangeVerdict::Slower | ChangeVerdict::Faster);
-    let largest = tables.iter().find_map(|table| table.iter().find(significant));
+}
+
+fn counts(name: &str, rows: &[Change]) -> String {
+    use ChangeVerdict::{Faster, NotComparable, OnlyInA, OnlyInB, Slower, Unknown, WithinNoise};
+    let verdicts = [
+        ("slower", &[Slower][..]),
+        ("faster", &[Faster]),
+        ("unchanged", &[WithinNoise]),
+        ("of unknown noise", &[Unknown]),
+        ("not comparable", &[NotComparable]),
+        ("in one run only", &[OnlyInA, OnlyInB]),
+    ];
+    let found = verdicts.into_iter().filter_map(|(word, of)| {
+        let found = rows.iter().filter(|it| of.contains(&it.verdict)).count();
+        (found > 0).then(|| format!("{found} {word}"))
+    });
+    let found: Vec<String> = found.collect();
+    let significant = |it: &&Change| matches!(it.verdict, Slower | Faster);
+    let largest = rows.iter().find(significant);
     let largest = largest.map_or(String::new(), |it| format!("; largest: {}", sentence(it)));
-    parts.join(", ") + &largest
+    format!("{name}: {}{largest}", found.join(", "))
 }
 
 pub(super) fn sentence(it: &Change) -> String {
@@ -164,12 +171,12 @@ mod tests {
         let compared = diff(vec![], &side(6.0), &side(6.31), &[]);
         assert_eq!(
             verdict(&compared),
-            "1 slower, 0 faster, 1 unchanged; largest: decode_all +0.310 ms (+5.2 %)"
+            "Times: 1 slower, 1 unchanged; largest: decode_all +0.310 ms (+5.2 %)"
         );
         let chart = bars(&compared);
         assert!(chart.contains("k-attention") && chart.matches("class=\"track\"").count() == 1);
         let same = diff(vec![], &side(6.0), &side(6.0), &[]);
-        assert_eq!(verdict(&same), "0 slower, 0 faster, 2 unchanged");
+        assert_eq!(verdict(&same), "Times: 2 unchanged");
         assert_eq!((bars(&same), same.stages.iter().any(is_changed)), (String::new(), false));
     }
 }

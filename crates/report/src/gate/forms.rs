@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use llmprof_analyze::series::gate::GateVerdict;
+use llmprof_analyze::series::gate::{GateVerdict, change_words};
 
 use super::{DROPPED, GateFigure, GateReport};
 use crate::{
@@ -104,7 +104,7 @@ impl GateReport {
     pub fn markdown(&self) -> String {
         let mut text = format!("### {}\n\n", markdown_text(&self.summary()));
         if !self.figures.is_empty() || !self.dropped.is_empty() {
-            text += "| figure | baseline | candidate | worse by | noise | verdict |\n\
+            text += "| figure | baseline | candidate | change | noise | verdict |\n\
                      |---|---:|---:|---:|---:|---|\n";
         }
         for it in &self.figures {
@@ -118,7 +118,7 @@ impl GateReport {
                 it.figure.unit(),
                 value(it.baseline),
                 value(it.candidate),
-                pct(it.worse_pct),
+                known(it.worse_pct, change_words),
                 pct(it.noise_pct),
                 it.verdict,
                 markdown_text(&it.reason),

@@ -1,0 +1,177 @@
+//! The time to first token and the time per token that stand for a run: in its list, its page, its
+//! series and its gates.
+//!
+//! A median where outliers make the mean the time of no step; one of an engine's steps only where
+//! its decode steps have equally many requests.
+
+use llmprof_analyze::{
+    requests::{LatencyMetric, LatencyRecord},
+    stages::{DECODE, PREFILL, step_times::StepTimes},
+    stats::Spread,
+    step_batches::{StepBatch, common_batch},
+};
+use llmprof_core::trace::{engine_steps::StepClass, requests::LoadPass};
+
+/// The records that have these times.
+pub struct TimeRecords<'a> {
+    pub first_token_ms: Option<Spread>,
+    pub per_token_ms: Option<Spread>,
+    pub step_times: &'a [StepTimes],
+    pub step_batches: &'a [StepBatch],
+    pub request_latency: &'a [LatencyRecord],
+}
+
+/// A time that stands for a run, and its source.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum StatedTime<'a> {
+    /// Median over the requests of a load without a profiler.
+    Requests(&'a LatencyRecord),
+    /// The most common steps of an engine.
+    Batch(&'a StepBatch),
+    /// Median of steps or instances whose mean, the second, is the time of none.
+    Median(&'a StepTimes, Spread),
+    /// Mean over repeats.
+    Mean(Spread),
+}
+
+impl StatedTime<'_> {
+    /// Milliseconds.
+    pub fn ms(&self) -> f64 {
+        match self {
+            Self::Requests(it) => it.p50_ms,
+            // The time between two tokens of a request.
+            Self::Batch(it) => it.period_ms.unwrap_or(it.p50_ms),
+            Self::Median(it, _) => it.p50_ms,
+            Self::Mean(it) => it.mean,
+        }
+    }
+}
+
+impl<'a> TimeRecords<'a> {
+    /// Time to first token. A step of an engine is none: its requests wait before it.
+    pub fn first_token(&self) -> Option<StatedTime<'a>> {
+        let of_requests = self.requests(LatencyMetric::FirstToken);
+        if of_requests.is_some() || self.has_steps(StepClass::Prefill) {
+            return of_requests;
+        }
+        self.of_stage(PREFILL, self.first_token_ms?)
+    }
+
+    /// Time between two tokens of a request.
+    pub fn per_token(&self) -> Option<StatedTime<'a>> {
+        let of_requests = self.requests(LatencyMetric::OutputToken);
+        if of_requests.is_some() {
+            return of_requests;
+        }
+        if self.has_steps(StepClass::Decode) {
+            let steps = || self.step_batches.iter().filter(|it| it.class == StepClass::Decode);
+            let common = common_batch(steps())?;
+            let is_one = steps().all(|it| it.requests == common.requests);
+            return is_one.then_some(StatedTime::Batch(common));
+        }
+        self.of_stage(DECODE, self.per_token_ms?)
+    }
+
+    fn of_stage(&self, stage: &str, mean: Spread) -> Option<StatedTime<'a>> {
+        let steps = self.step_times.iter().find(|it| it.stage == stage);
+        let median = steps.filter(|it| it.typical_of_stage_ms(mean.mean).is_some());
+        Some(median.map_or(StatedTime::Mean(mean), |it| StatedTime::Median(it, mean)))
+    }
+
+    /// The requests of a load are timed without a profiler; stages of a server are not.
+    fn requests(&self, metric: LatencyMetric) -> Option<StatedTime<'a>> {
+        let is_it = |it: &&LatencyRecord| it.pass == LoadPass::Unprofiled && it.metric == metric;
+        self.request_latency.iter().find(is_it).map(StatedTime::Requests)
+    }
+
+    /// True if the capture shows steps of this class.
+    pub fn has_steps(&self, class: StepClass) -> bool {
+        self.step_batches.iter().any(|it| it.class == class)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn records<'a>(steps: &'a [StepTimes], batches: &'a [StepBatch]) -> TimeRecords<'a> {
+        TimeRecords {
+            first_token_ms: Spread::of([7.0]),
+            per_token_ms: Spread::of([17.5]),
+            step_times: steps,
+            step_batches: batches,
+            request_latency: &[],
+        }
+    }
+
+    fn steps(times: &[f64], p50_ms: f64) -> StepTimes {
+        StepTimes {
+            stage: DECODE.into(),
+            are_instances: false,
+            ms: Spread::of(times.iter().copied()).unwrap(),
+            p50_ms,
+            outliers: 1,
+            excess_ms: 0.0,
+            longest: vec![],
+        }
+    }
+
+    fn batch(class: StepClass, requests: u64) -> StepBatch {
+        StepBatch {
+            class,
+            mode: None,
+            requests: Some(requests),
+            padded_min: None,
+            padded_max: None,
+            context_min: None,
+            context_max: None,
+            steps: 4,
+            ms: Spread::of([2.0; 4]).unwrap(),
+            p50_ms: 2.0,
+            period_ms: Some(2.5),
+            busy_pct: None,
+            tokens_per_s: None,
+        }
+    }
+
+    #[test]
+    fn a_median_stands_for_steps_with_an_outlier_and_only_if_they_are_the_stage() {
+        let ms = |steps: &[StepTimes]| records(steps, &[]).per_token().unwrap().ms();
+        assert_eq!(ms(&[]), 17.5);
+        assert_eq!(ms(&[steps(&[1.0, 1.0, 1.0, 67.0], 1.0)]), 1.0);
+        assert_eq!(ms(&[steps(&[1.0, 1.0, 1.0, 7.0], 1.0)]), 17.5, "most lies between the steps");
+        assert_eq!(ms(&[steps(&[100.0, 100.0, 400.0], 100.0)]), 17.5, "instances, not tokens");
+    }
+
+    #[test]
+    fn steps_of_an_engine_state_no_first_token_and_a_token_only_for_one_number_of_requests() {
+        use StepClass::{Decode, Prefill};
+        let batches = [batch(Decode, 4), batch(Prefill, 1)];
+        let it = records(&[], &batches);
+        assert_eq!((it.first_token(), it.per_token().unwrap().ms()), (None, 2.5));
+        let batches = [batch(Decode, 4), batch(Decode, 8)];
+        let it = records(&[], &batches);
+        assert_eq!((it.first_token().unwrap().ms(), it.per_token()), (7.0, None));
+    }
+
+    #[test]
+    fn a_load_without_a_profiler_states_the_median_of_its_requests() {
+        let latency = |pass, metric| LatencyRecord {
+            pass,
+            metric,
+            n: 9,
+            mean_ms: 90.0,
+            p50_ms: 3.0,
+            p90_ms: 4.0,
+            p99_ms: 5.0,
+            max_ms: 700.0,
+        };
+        let unprofiled = [latency(LoadPass::Unprofiled, LatencyMetric::OutputToken)];
+        let batches = [batch(StepClass::Decode, 4)];
+        let it = TimeRecords { request_latency: &unprofiled, ..records(&[], &batches) };
+        assert_eq!(it.per_token().unwrap().ms(), 3.0);
+        let traced = [latency(LoadPass::Traced, LatencyMetric::OutputToken)];
+        let it = TimeRecords { request_latency: &traced, ..it };
+        assert_eq!(it.per_token().unwrap().ms(), 2.5);
+    }
+}
