@@ -5,6 +5,7 @@
 
 mod cited;
 mod latencies;
+mod on_cpu;
 mod on_findings;
 mod outliers;
 mod ran;
@@ -20,12 +21,21 @@ use llmprof_analyze::{
         nsys_sums::{CallSum, RangeSum},
     },
     ledger::{Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage},
-    requests::LatencyRecord,
-    stages::{StageTiming, overhead::OverheadRecord, step_times::StepTimes},
+    operators::OperatorRecord,
+    requests::{LatencyRecord, LoadRecord},
+    stages::{
+        StageTiming,
+        command::{CommandTiming, in_sentence},
+        overhead::OverheadRecord,
+        step_times::StepTimes,
+    },
     step_batches::StepBatch,
-    timeline::{device_totals::DeviceTotals, time_shares::StageShare},
+    timeline::{device_totals::DeviceTotals, gpu::StageGpu, time_shares::StageShare},
 };
-use llmprof_core::{domain::finding::Finding, trace::environment::Environment};
+use llmprof_core::{
+    domain::{finding::Finding, subject::RunSpec},
+    trace::environment::Environment,
+};
 use serde::{Deserialize, Serialize};
 
 use self::cited::Row;
@@ -89,6 +99,14 @@ struct StoredAnswer {
     #[serde(default)]
     request_latency: Vec<LatencyRecord>,
     #[serde(default)]
+    request_loads: Vec<LoadRecord>,
+    #[serde(default)]
+    operators: Vec<OperatorRecord>,
+    #[serde(default)]
+    stage_gpu: Vec<StageGpu>,
+    #[serde(default)]
+    stage_gpu_devices: Vec<StageGpu>,
+    #[serde(default)]
     aggregates: StoredAggregates,
     #[serde(default)]
     kernels_topk: Vec<KernelRecord>,
@@ -102,11 +120,13 @@ struct StoredAnswer {
     findings: Vec<Finding>,
     model: Option<ModelIdentity>,
     environment: Option<Environment>,
+    spec: Option<RunSpec>,
 }
 
 /// The part of the aggregates that the answer needs.
 #[derive(Default, Deserialize)]
 struct StoredAggregates {
+    command: Option<CommandTiming>,
     devices: Option<DeviceTotals>,
     decode_steps: Option<u64>,
 }
@@ -121,12 +141,17 @@ struct AnswerRecords<'a> {
     step_batches: &'a [StepBatch],
     stage_shares: &'a [StageShare],
     latencies: &'a [LatencyRecord],
+    loads: &'a [LoadRecord],
+    command: Option<&'a CommandTiming>,
+    operators: &'a [OperatorRecord],
     device_totals: Option<&'a DeviceTotals>,
     longest_kernel: Option<&'a KernelRecord>,
     longest_call: Option<&'a CallSum>,
     ranges: &'a [RangeSum],
     only_traced: bool,
     findings: &'a [Finding],
+    /// No GPU was used.
+    on_cpu: bool,
     ran: Option<Cited>,
 }
 
@@ -142,13 +167,28 @@ pub fn of_analysis(facts: &RunFacts, analysis: &Analysis) -> Answer {
         step_batches: &analysis.step_batches,
         stage_shares: &analysis.stage_shares,
         latencies: &analysis.requests.latency,
+        loads: &analysis.requests.loads,
+        command: analysis.command.as_ref(),
+        operators: &analysis.operators.rolled,
         device_totals: analysis.device_totals.as_ref(),
         longest_kernel: analysis.kernels.measured().next(),
         longest_call: analysis.sums.calls.first(),
         ranges: &analysis.sums.ranges,
         only_traced: analysis.only_traced,
         findings: &analysis.findings,
-        ran: ran::ran(&model, facts.environment, analysis.only_traced),
+        on_cpu: ran::is_on_cpu(&model, facts.environment),
+        ran: ran::ran(&ran::Subject {
+            model: &model,
+            command: facts.spec.call().map(|it| it.command.as_str()),
+            environment: facts.environment,
+            steps: analysis.stages.decode_steps,
+            used_gpus: ran::used_gpus(
+                &analysis.stage_gpu.totals,
+                &analysis.stage_gpu.devices,
+                analysis.device_totals.as_ref(),
+            ),
+            only_traced: analysis.only_traced,
+        }),
     })
 }
 
@@ -159,7 +199,10 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
     let is_known = !ledger.stages.is_empty()
         || !it.stages.is_empty()
         || !it.request_latency.is_empty()
-        || it.aggregates.devices.is_some();
+        || it.aggregates.devices.is_some()
+        || it.aggregates.command.is_some();
+    let subject = it.model.as_ref().zip(it.environment.as_ref());
+    let command = it.spec.as_ref().and_then(|spec| Some(spec.call()?.command.as_str()));
     let records = AnswerRecords {
         ledger: &ledger,
         stages: &it.stages,
@@ -169,16 +212,30 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
         step_batches: &it.step_batches,
         stage_shares: &it.stage_shares,
         latencies: &it.request_latency,
+        loads: &it.request_loads,
+        command: it.aggregates.command.as_ref(),
+        operators: &it.operators,
         device_totals: it.aggregates.devices.as_ref(),
         longest_kernel: it.kernels_topk.first(),
         longest_call: it.api_calls.first(),
         ranges: &it.ranges,
         only_traced: it.only_traced,
         findings: &it.findings,
-        ran: it
-            .model
-            .zip(it.environment)
-            .and_then(|(model, environment)| ran::ran(&model, &environment, it.only_traced)),
+        on_cpu: subject.is_some_and(|(model, environment)| ran::is_on_cpu(model, environment)),
+        ran: subject.and_then(|(model, environment)| {
+            ran::ran(&ran::Subject {
+                model,
+                command,
+                environment,
+                steps: it.aggregates.decode_steps,
+                used_gpus: ran::used_gpus(
+                    &it.stage_gpu,
+                    &it.stage_gpu_devices,
+                    it.aggregates.devices.as_ref(),
+                ),
+                only_traced: it.only_traced,
+            })
+        }),
     };
     Ok(is_known.then(|| answer(&records)).into_iter().collect())
 }
@@ -203,10 +260,12 @@ const LEAD_PCT: f64 = 25.0;
 
 fn answer(records: &AnswerRecords) -> Answer {
     let ledger = records.ledger;
-    let sentences = latencies::sentences(records.latencies)
+    let sentences = latencies::sentences(records.latencies, records.loads)
         .into_iter()
+        .chain(whole::command(records))
         .chain(times::unrecorded_waits(records.ledger))
         .chain(times::sentences(records))
+        .chain(on_cpu::sentences(records))
         .chain(steps::sentences(records))
         .chain(whole::sentences(records));
     let mut sentences: Vec<Cited> = sentences.collect();
@@ -277,7 +336,7 @@ fn own_work(ledger: &Ledger, row: &LedgerRow) -> Option<(f64, Cited)> {
 fn overhead_text(it: &OverheadRecord) -> Option<Cited> {
     let share = it.overhead_pct?;
     let row = Row::of("overhead").with("stage", &it.stage);
-    let stage = Cited::name(times::spoken(&it.stage));
+    let stage = Cited::name(in_sentence(times::spoken(&it.stage)));
     let [traced, plain] = [("traced_ms", it.traced_ms), ("plain_ms", it.plain_ms)]
         .map(|(column, ms)| row.figure(column, ms).short());
     if share < 0.0 {

@@ -6,8 +6,8 @@ mod checks;
 mod limit;
 mod overview;
 
-use limit::{PER_TOKEN, WHOLE_PASS};
 pub use limit::SlowerVerdict;
+use limit::{PER_TOKEN, WHOLE_PASS};
 use llmprof_analyze::{
     compare::{
         Change, ComparabilityCheck, ComparedRun, Diff, Measured, RunFigures,
@@ -169,11 +169,7 @@ fn repeats(report: &LLMProfileReport, stage: &str) -> Option<u64> {
     report.stage_gpu.iter().find(|it| it.stage == stage).map(|it| it.instances).filter(|it| *it > 0)
 }
 
-fn side(
-    of: &StoredReport,
-    has_per_token: bool,
-    per_repeat: &impl Fn(&str) -> bool,
-) -> ComparedRun {
+fn side(of: &StoredReport, has_per_token: bool, per_repeat: &impl Fn(&str) -> bool) -> ComparedRun {
     let report = &of.report;
     let mut stages = RunFigures::new();
     let mut add = |stage: &str, name: &str, measured| {

@@ -2,11 +2,14 @@
 
 pub mod times;
 
-use llmprof_analyze::{compare::student::Estimate, power::StagePower, stats};
-use llmprof_core::domain::{
-    headline::{FigureName, Headline, SeriesIdentity, SeriesPoint},
-    savings::{Promise, Savings, TimeError},
-    subject::Subject,
+use llmprof_analyze::{compare::student::Estimate, power::StagePower, requests::LoadRecord, stats};
+use llmprof_core::{
+    domain::{
+        headline::{FigureName, Headline, SeriesIdentity, SeriesPoint},
+        savings::{Promise, Savings, TimeError},
+        subject::Subject,
+    },
+    trace::requests::LoadPass,
 };
 
 use self::times::TimeRecords;
@@ -50,11 +53,20 @@ fn figure(report: &LLMProfileReport, name: FigureName) -> Option<f64> {
             let command = aggregates.command.as_ref().and_then(|it| it.plain_ms);
             Some(command.or(aggregates.wall_ms)?.mean)
         }
-        FigureName::TokensPerS => Some(aggregates.tokens_per_s?.mean),
+        FigureName::TokensPerS => {
+            load_rate(&report.request_loads).or_else(|| Some(aggregates.tokens_per_s?.mean))
+        }
         FigureName::GpuBusy => gpu_busy(report),
         FigureName::Mfu => report.mfu.iter().find(|it| it.scope == "model")?.datasheet_pct,
         FigureName::Energy => energy(report),
     }
+}
+
+/// Output tokens per second of the loads without a profiler.
+fn load_rate(loads: &[LoadRecord]) -> Option<f64> {
+    let loads = || loads.iter().filter(|it| it.pass == LoadPass::Unprofiled);
+    let tokens: u64 = loads().map(|it| it.output_tokens).sum();
+    stats::ratio(1e3 * tokens as f64, loads().map(|it| it.ms).sum())
 }
 
 fn times(report: &LLMProfileReport) -> TimeRecords<'_> {

@@ -7,7 +7,7 @@ use llmprof_analyze::{
 };
 use llmprof_core::domain::finding::{Finding, Severity};
 
-use super::format::{ms, pct, quantity, scaled};
+use super::format::{figure, pct, quantity, scaled};
 
 /// Sentences on where the time went, most general first.
 pub fn narrative(analysis: &Analysis) -> Vec<String> {
@@ -53,11 +53,11 @@ fn whole(analysis: &Analysis) -> Option<String> {
     }
     let share = |stage| {
         let row = stages.row(stage)?;
-        Some(format!("{} {} ms ({})", row.stage, ms(row.ms.mean), pct(row.share_pct?)))
+        Some(format!("{} {} ms ({})", row.stage, figure(row.ms.mean), pct(row.share_pct?)))
     };
     let parts: Vec<String> = STAGES.into_iter().filter_map(share).collect();
-    let spread = wall.std.map(|std| format!(" ± {}", ms(std))).unwrap_or_default();
-    Some(format!("One pass takes {}{spread} ms: {}.", ms(wall.mean), parts.join(", then ")))
+    let spread = wall.std.map(|std| format!(" ± {}", figure(std))).unwrap_or_default();
+    Some(format!("One pass takes {}{spread} ms: {}.", figure(wall.mean), parts.join(", then ")))
 }
 
 fn vision(analysis: &Analysis) -> Option<String> {
@@ -66,11 +66,11 @@ fn vision(analysis: &Analysis) -> Option<String> {
         analysis.stages.notes.iter().filter(|it| it.part != "vision" && it.part != COLD_PART);
     let largest = parts.max_by(|a, b| a.ms.mean.total_cmp(&b.ms.mean));
     let largest = largest
-        .map(|it| format!(", most of it in {} ({} ms)", it.part, ms(it.ms.mean)))
+        .map(|it| format!(", most of it in {} ({} ms)", it.part, figure(it.ms.mean)))
         .unwrap_or_default();
     Some(format!(
         "Vision takes {} ms, {} of {PREFILL}{largest}.",
-        ms(note.ms.mean),
+        figure(note.ms.mean),
         pct(note.share_pct?)
     ))
 }
@@ -110,7 +110,7 @@ fn kernels(analysis: &Analysis) -> Option<String> {
     let calls = quantity(first.calls, "call");
     let longest =
         if analysis.graphs.is_empty() { "longest kernel" } else { "longest recorded kernel" };
-    Some(format!("The {longest} is {name} in {stage}: {} ms over {calls}.", ms(first.total_ms)))
+    Some(format!("The {longest} is {name} in {stage}: {} ms over {calls}.", figure(first.total_ms)))
 }
 
 fn whole_graphs(analysis: &Analysis, stage: &str) -> Option<String> {
@@ -119,8 +119,8 @@ fn whole_graphs(analysis: &Analysis, stage: &str) -> Option<String> {
         "CUDA graphs traced as a whole: {} in {stage}, {} ms on the GPU, at most {} ms each; the \
          kernels inside are not recorded.",
         quantity(launches, "launch"),
-        ms(total),
-        ms(graphs::longest(&analysis.graphs, stage)),
+        figure(total),
+        figure(graphs::longest(&analysis.graphs, stage)),
     ))
 }
 

@@ -20,7 +20,7 @@ use llmprof_analyze::{
     memory::MemoryRecord,
     operators::OperatorRecord,
     power::Power,
-    requests::{LatencyRecord, RequestRow},
+    requests::{LatencyRecord, LoadRecord, RequestRow},
     roofline::{
         Roofline,
         mfu::{Ceilings, MfuRecord, OperatorMfu},
@@ -151,6 +151,10 @@ pub struct LLMProfileReport {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schema(value_type = Vec<Object>))]
     pub request_latency: Vec<LatencyRecord>,
+    /// Requests and rates of each load.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<Object>))]
+    pub request_loads: Vec<LoadRecord>,
     /// One decode step, slice by slice; `null` where none was identified.
     #[serde(default)]
     pub decode_step: Option<StepTimeline>,

@@ -62,6 +62,7 @@ pub(super) struct ReportView<'a> {
     #[serde(flatten)]
     shares: StepTables,
     request_latency: ReportTable,
+    request_loads: ReportTable,
     requests: ReportTable,
     collectives: ReportTable,
     ranks: ReportTable,
@@ -209,6 +210,7 @@ pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis)
         whole_graphs: top(tables::whole_graphs(analysis)),
         shares: StepTables::of(analysis),
         request_latency: tables::request_latency(analysis),
+        request_loads: tables::request_loads(analysis),
         requests: tables::requests(analysis).first(TOP_ROWS, "all are in requests.csv"),
         collectives: tables::collectives(analysis).first(TOP_ROWS, "all are in collectives.csv"),
         ranks: tables::ranks(analysis).first(TOP_ROWS, "all are in ranks.csv"),

@@ -135,7 +135,8 @@ mod tests {
     fn a_promise_is_linked_to_the_first_later_run_that_realised_it() {
         let run = |decode_ms: f64, promised: &[(&str, f64)]| Savings {
             stages: [("decode_all".to_owned(), decode_ms)].into(),
-            errors: [("decode_all".to_owned(), TimeError { std_error_ms: 0.5, freedom: 2.0 })].into(),
+            errors: [("decode_all".to_owned(), TimeError { std_error_ms: 0.5, freedom: 2.0 })]
+                .into(),
             promises: promised
                 .iter()
                 .map(|(finding, ms)| Promise {

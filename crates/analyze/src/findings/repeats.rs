@@ -12,7 +12,7 @@ use super::{Rule, saving::stage_saving};
 use crate::{
     Analysis,
     events::Events,
-    stages::{self, DECODE, PREFILL, STAGES},
+    stages::{self, DECODE, PREFILL, STAGES, command::in_sentence},
     stats::{Spread, ratio},
 };
 
@@ -78,7 +78,8 @@ fn high_variance(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let noisy = |(stage, ms): (String, Spread)| {
         let cv = ms.cv_pct().filter(|cv| *cv > NOISY_CV_PCT)?;
         let message = format!(
-            "{stage} varies between repeats: its standard deviation is {cv:.0} % of its mean."
+            "Between repeats, {} varies: its standard deviation is {cv:.0} % of its mean.",
+            in_sentence(&stage)
         );
         Some(
             Finding::new(catalogue::HIGH_VARIANCE, message)

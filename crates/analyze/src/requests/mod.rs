@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     findings::findings,
-    percentiles::{LatencyMetric, LatencyRecord, LatencyTally},
+    percentiles::{LatencyMetric, LatencyRecord, LatencyTally, LoadRecord},
     steps::join,
     window::window_findings,
 };
@@ -57,6 +57,7 @@ pub struct RequestRow {
 pub struct Requests {
     pub rows: Vec<RequestRow>,
     pub latency: Vec<LatencyRecord>,
+    pub loads: Vec<LoadRecord>,
 }
 
 impl Requests {
@@ -73,10 +74,13 @@ pub fn requests(loads: &[RequestLoad]) -> Requests {
     for pass in LoadPass::ALL {
         let mut tally = LatencyTally::default();
         for load in loads.iter().filter(|load| load.pass == *pass) {
+            let mut own = LatencyTally::default();
             for record in &load.requests {
                 tally.add(record);
+                own.add(record);
                 tables.rows.push(row(*pass, load.repeat, record));
             }
+            tables.loads.extend(own.load(*pass, load.repeat));
         }
         tables.latency.extend(tally.records(*pass));
     }

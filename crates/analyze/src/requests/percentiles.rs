@@ -7,6 +7,7 @@ use llmprof_core::{
 use serde::{Deserialize, Serialize};
 
 use super::token_ms;
+use crate::stats::ratio;
 
 /// Maximum number of gaps between tokens of which percentiles are computed, 80 MB of memory.
 const MAX_GAPS: usize = 10_000_000;
@@ -42,6 +43,24 @@ pub struct LatencyRecord {
     pub p90_ms: f64,
     pub p99_ms: f64,
     pub max_ms: f64,
+}
+
+/// One load: its requests and their rates.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LoadRecord {
+    pub pass: LoadPass,
+    pub repeat: u32,
+    /// Requests with a complete response.
+    pub complete: u64,
+    pub failed: u64,
+    /// Output tokens of all requests.
+    pub output_tokens: u64,
+    /// From the first intended time to the last end, milliseconds.
+    pub ms: f64,
+    /// Complete requests over that time, per second; `null` of a load without a duration.
+    pub requests_per_s: Option<f64>,
+    /// Output tokens over it, per second.
+    pub tokens_per_s: Option<f64>,
 }
 
 /// Latencies of the requests of a pass, milliseconds.
@@ -101,12 +120,20 @@ impl LatencyTally {
         self.first_failure.as_ref()
     }
 
-    /// Complete requests and output tokens per second, from the first intended time to the last
-    /// end.
-    pub fn throughput(&self) -> Option<(f64, f64)> {
-        let seconds = Nanos(self.last_ns.saturating_sub(self.first_ns?)).as_ms() / 1e3;
-        let rate = |count: u64| count as f64 / seconds;
-        (seconds > 0.0).then(|| (rate(self.complete), rate(self.output_tokens)))
+    /// Its requests and rates, as one load; `None` of no request.
+    pub fn load(&self, pass: LoadPass, repeat: u32) -> Option<LoadRecord> {
+        let ms = Nanos(self.last_ns.saturating_sub(self.first_ns?)).as_ms();
+        let rate = |count: u64| ratio(1e3 * count as f64, ms);
+        Some(LoadRecord {
+            pass,
+            repeat,
+            complete: self.complete,
+            failed: self.failed,
+            output_tokens: self.output_tokens,
+            ms,
+            requests_per_s: rate(self.complete),
+            tokens_per_s: rate(self.output_tokens),
+        })
     }
 
     /// One record for each latency that has values.

@@ -1,5 +1,5 @@
-//! Stages whose ranges see none of the work done for them: other threads launch it, or the ranges
-//! lie inside those of another stage.
+//! Stages whose ranges see none of the work done for them: other threads launch it, it is launched
+//! at other times, or the ranges lie inside those of another stage.
 //!
 //! A push/pop range is open on its thread alone. GPU times of a stage without any launch of its own
 //! are not those of its work.
@@ -13,7 +13,11 @@ use llmprof_core::{
 
 use crate::{
     kernels::is_measured,
-    timeline::{capture::Capture, interval::Interval, open_ranges::NONE},
+    timeline::{
+        capture::{Capture, Join},
+        interval::Interval,
+        open_ranges::NONE,
+    },
 };
 
 /// A stage instance that launched nothing.
@@ -24,13 +28,20 @@ struct IdleInstance {
 }
 
 /// Stages that launched nothing, with the number of kernels and graphs that other threads of their
-/// processes launched meanwhile outside every stage.
+/// processes launched meanwhile outside every stage: 0 of stages without any, in a capture that
+/// has work and the launch of all of it.
 pub fn launched_elsewhere(capture: &Capture) -> BTreeMap<String, u64> {
     let mut found = BTreeMap::new();
-    let idle = idle_instances(capture);
-    if idle.is_empty() {
+    let stages = idle_stages(capture);
+    if stages.is_empty() {
         return found;
     }
+    let mut works = all_joins(capture).peekable();
+    if works.peek().is_some() && works.all(Join::has_call) {
+        let names = stages.iter().map(|label| capture.stages.labels[*label].clone());
+        found.extend(names.map(|stage| (stage, 0)));
+    }
+    let idle = idle_instances(capture, &stages);
     let mut calls = capture.trace.cuda_calls.reader();
     for join in capture.kernel_joins().chain(capture.graph_joins()) {
         if join.instance != NONE || !join.has_call() {
@@ -47,21 +58,34 @@ pub fn launched_elsewhere(capture: &Capture) -> BTreeMap<String, u64> {
     found
 }
 
-/// Instances on threads of stages without any launch, by process, in the order of their starts.
-fn idle_instances(capture: &Capture) -> BTreeMap<i64, Vec<IdleInstance>> {
+fn all_joins(capture: &Capture) -> impl Iterator<Item = Join> {
+    capture.kernel_joins().chain(capture.copy_joins()).chain(capture.graph_joins())
+}
+
+/// Labels of measured stages without any launch.
+fn idle_stages(capture: &Capture) -> BTreeSet<usize> {
     let stages = &capture.stages;
-    let joins = capture.kernel_joins().chain(capture.copy_joins()).chain(capture.graph_joins());
-    let launched: BTreeSet<usize> =
-        joins.filter_map(|it| Some(stages.instances.get(it.instance as usize)?.label)).collect();
+    let instances = stages.instances.iter().enumerate();
+    let measured =
+        instances.filter(|(at, it)| it.start_ns < it.end_ns && is_measured(stages.label(*at)));
+    let mut idle: BTreeSet<usize> = measured.map(|(_, it)| it.label).collect();
+    if !idle.is_empty() {
+        for it in all_joins(capture) {
+            if let Some(it) = stages.instances.get(it.instance as usize) {
+                idle.remove(&it.label);
+            }
+        }
+    }
+    idle
+}
+
+/// Instances on threads of these stages, by process, in the order of their starts.
+fn idle_instances(capture: &Capture, of: &BTreeSet<usize>) -> BTreeMap<i64, Vec<IdleInstance>> {
     let mut idle: BTreeMap<i64, Vec<IdleInstance>> = BTreeMap::new();
-    for (at, it) in stages.instances.iter().enumerate() {
+    for (at, it) in capture.stages.instances.iter().enumerate() {
         let process = process_of(it.place);
         let is_on_thread = process != it.place;
-        if is_on_thread
-            && it.start_ns < it.end_ns
-            && !launched.contains(&it.label)
-            && is_measured(stages.label(at))
-        {
+        if is_on_thread && it.start_ns < it.end_ns && of.contains(&it.label) {
             let (thread, times) = (it.place, (it.start_ns, it.end_ns));
             idle.entry(process).or_default().push(IdleInstance { at, thread, times });
         }
@@ -71,6 +95,16 @@ fn idle_instances(capture: &Capture) -> BTreeMap<i64, Vec<IdleInstance>> {
 
 /// Findings on stages whose work others launched, and on stages inside another one.
 pub fn findings(elsewhere: &BTreeMap<String, u64>, capture: &Capture) -> Vec<Finding> {
+    let nothing: Vec<&str> =
+        elsewhere.iter().filter(|it| *it.1 == 0).map(|it| it.0.as_str()).collect();
+    let without_work = (!nothing.is_empty()).then(|| {
+        let stages = nothing.join(" and ");
+        let message = format!(
+            "No work of a GPU was launched in the ranges of {stages}: all work of the capture was \
+             launched outside them, and the GPU times of {stages} are unknown."
+        );
+        Finding::new(catalogue::STAGE_WITHOUT_WORK, message).with("stages", stages)
+    });
     let launched = |(stage, kernels): (&String, &u64)| {
         let message = format!(
             "The threads with the ranges of {stage} launched no work, while other threads of the \
@@ -99,7 +133,8 @@ pub fn findings(elsewhere: &BTreeMap<String, u64>, capture: &Capture) -> Vec<Fin
                  the run with {inner} first."
             ))
     };
-    elsewhere.iter().map(launched).chain(capture.stages.hidden.iter().map(hidden)).collect()
+    let launched = elsewhere.iter().filter(|it| *it.1 > 0).map(launched);
+    launched.chain(without_work).chain(capture.stages.hidden.iter().map(hidden)).collect()
 }
 
 #[cfg(test)]
@@ -113,7 +148,7 @@ mod tests {
     }
 
     fn ids(analysis: &Analysis) -> Vec<&str> {
-        let known = ["stage_launched_elsewhere", "stage_hidden"];
+        let known = ["stage_launched_elsewhere", "stage_without_work", "stage_hidden"];
         let ids = analysis.findings.iter().map(|it| it.id.as_str());
         ids.filter(|id| known.contains(id)).collect()
     }
@@ -131,6 +166,18 @@ mod tests {
         assert!(ids(&of(&format!("{crossing}\n{work}"))).is_empty());
         let both = format!("{stages}\n{work}\ncall 1 3 12..13\nkernel 3 a 14..19 7");
         assert!(ids(&of(&both)).is_empty(), "its own thread launches work too");
+    }
+
+    #[test]
+    fn a_stage_that_launches_nothing_has_no_gaps_unless_a_launch_is_unknown() {
+        let sketch = "range 1 prefill 0..20\nrange 1 decode_all 21..40\n\
+                      call 1 1 1..2\nkernel 1 a 3..9 7\ncall 1 2 52..53\nkernel 2 b 54..59 7";
+        let found = of(sketch);
+        assert_eq!(ids(&found), ["stage_without_work"]);
+        assert!(found.ledger.rows.iter().all(|it| it.stage != "decode_all"));
+        assert!(found.ledger.rows.iter().any(|it| it.stage == "prefill"));
+        assert!(ids(&of(&format!("{sketch}\nkernel 3 c 25..29 7"))).is_empty());
+        assert!(ids(&of("range 1 prefill 0..20")).is_empty(), "the capture has no work");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use llmprof_core::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    stages::{DECODE, Stages},
+    stages::{DECODE, Stages, command::in_sentence},
     stats::percent,
 };
 
@@ -53,7 +53,7 @@ pub fn overhead(plain: &Stages, traced: &Stages) -> Vec<OverheadRecord> {
 pub fn findings(records: &[OverheadRecord], trace: &Trace, replays: bool) -> Vec<Finding> {
     let high = |record: &OverheadRecord| {
         let pct = record.overhead_pct.filter(|pct| *pct > HIGH_PCT)?;
-        let message = format!("Tracing lengthened {} by {pct:.0} %.", record.stage);
+        let message = format!("Tracing lengthened {} by {pct:.0} %.", in_sentence(&record.stage));
         Some(
             Finding::new(catalogue::OVERHEAD_HIGH, message)
                 .with("stage", &record.stage)

@@ -244,12 +244,14 @@ fn write_line(file: &mut BufWriter<File>, line: &LoadLine) -> Result<()> {
 
 /// The table of latencies in the terminal.
 fn summary(tally: LatencyTally, end: LoadEnd) -> String {
-    let ((complete, failed), throughput) = (tally.counts(), tally.throughput());
+    let (complete, failed) = tally.counts();
+    let load = tally.load(LoadPass::Unprofiled, 0);
+    let rates = load.and_then(|it| it.requests_per_s.zip(it.tokens_per_s));
     let mut text = format!("{complete} requests complete, {failed} failed");
     if end.is_stopped {
         text.push_str(" (stopped by a signal)");
     }
-    if let Some((requests, tokens)) = throughput {
+    if let Some((requests, tokens)) = rates {
         text.push_str(&format!("; {requests:.2} requests/s, {tokens:.1} output tokens/s"));
     }
     let head = ["LATENCY, ms", "N", "MEAN", "P50", "P90", "P99", "MAX"];

@@ -1,12 +1,12 @@
 //! Latencies of the requests of a load.
 
-use llmprof_analyze::requests::{LatencyMetric, LatencyRecord};
+use llmprof_analyze::requests::{LatencyMetric, LatencyRecord, LoadRecord};
 use llmprof_core::trace::requests::LoadPass;
 
-use super::cited::{Cited, Row};
+use super::cited::{Cited, Figure, Row};
 
-/// A sentence per metric, of the unprofiled load if there is one.
-pub fn sentences(latencies: &[LatencyRecord]) -> Vec<Cited> {
+/// A sentence per metric and one on the rates, of the unprofiled load if there is one.
+pub fn sentences(latencies: &[LatencyRecord], loads: &[LoadRecord]) -> Vec<Cited> {
     let is_unprofiled = |it: &&LatencyRecord| it.pass == LoadPass::Unprofiled;
     let Some(pass) = latencies.iter().find(is_unprofiled).or(latencies.first()).map(|it| it.pass)
     else {
@@ -31,6 +31,7 @@ pub fn sentences(latencies: &[LatencyRecord]) -> Vec<Cited> {
         sentence(LatencyMetric::EndToEnd, "A whole request takes"),
     ];
     let mut all: Vec<Cited> = all.into_iter().flatten().collect();
+    all.extend(rates(loads, pass));
     if pass != LoadPass::Unprofiled && !all.is_empty() {
         all.push(Cited::words(
             "These latencies include the profiler: do not quote them. The load has no unprofiled \
@@ -38,4 +39,20 @@ pub fn sentences(latencies: &[LatencyRecord]) -> Vec<Cited> {
         ));
     }
     all
+}
+
+/// The rates over all loads of a pass.
+fn rates(loads: &[LoadRecord], pass: LoadPass) -> Option<Cited> {
+    let sum = |of: fn(&Row, &LoadRecord) -> Figure| {
+        Figure::sum(loads.iter().filter(|it| it.pass == pass).map(|it| {
+            of(&Row::of("request_loads").with("pass", it.pass).with("repeat", it.repeat), it)
+        }))
+    };
+    let complete = sum(|row, it| row.count("complete", it.complete));
+    let tokens = sum(|row, it| row.count("output_tokens", it.output_tokens));
+    let seconds = sum(|row, it| row.seconds("ms", it.ms));
+    Some(Cited::of(
+        "The server completes {} requests and {} output tokens per second.",
+        [complete.over(&seconds)?.short(), tokens.over(&seconds)?.short()],
+    ))
 }

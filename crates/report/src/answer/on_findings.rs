@@ -8,8 +8,13 @@ use llmprof_core::domain::finding::{
 
 /// Findings on times that are not valid: critical if figures are withheld.
 const ON_TIMES: [FindingId; 2] = [catalogue::WORK_UNTIMED, catalogue::DEVICE_CLOCK_DIFFERS];
-/// Findings on a timeline that lacks work.
-const ON_WORK: [FindingId; 2] = [catalogue::KERNELS_LOST, catalogue::KERNELS_UNATTRIBUTED];
+/// Findings on stages or a timeline that lack work.
+const ON_WORK: [FindingId; 4] = [
+    catalogue::KERNELS_LOST,
+    catalogue::KERNELS_UNATTRIBUTED,
+    catalogue::STAGE_LAUNCHED_ELSEWHERE,
+    catalogue::STAGE_WITHOUT_WORK,
+];
 /// Findings that withhold nothing: the figures are right under a condition.
 const CONDITIONS: [FindingId; 4] = [
     catalogue::STEPS_WITHOUT_WORK,
@@ -70,7 +75,8 @@ pub fn why_nothing_ran(findings: &[Finding]) -> Option<String> {
 pub fn why_untimed(findings: &[Finding]) -> Option<String> {
     let is_reason =
         |it: &&Finding| is_one_of(it, &ON_WORK) || is_critical(it) && is_one_of(it, &ON_TIMES);
-    findings.iter().filter(is_reason).max_by_key(|it| it.severity).map(text)
+    let none = || findings.iter().find(|it| it.id == catalogue::NO_KERNEL_DATA);
+    findings.iter().filter(is_reason).max_by_key(|it| it.severity).or_else(none).map(text)
 }
 
 /// The reason for absent times of stages, with its remedy, if their ranges have no end.

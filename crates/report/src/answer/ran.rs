@@ -1,22 +1,51 @@
 //! The subject and the machine, in a sentence.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_core::trace::environment::Environment;
+use llmprof_analyze::timeline::{device_totals::DeviceTotals, gpu::StageGpu};
+use llmprof_core::{
+    domain::device::{CPU, Device},
+    trace::environment::Environment,
+};
 
 use super::cited::{Cited, Row};
 use crate::{format::count, profile::ModelIdentity};
 
+/// The records that name the subject of a run.
+pub struct Subject<'a> {
+    pub model: &'a ModelIdentity,
+    /// Name of the command that ran in place of the model runner.
+    pub command: Option<&'a str>,
+    pub environment: &'a Environment,
+    /// Decode steps of a repeat.
+    pub steps: Option<u64>,
+    /// GPUs with work; `None` if unknown.
+    pub used_gpus: Option<u64>,
+    pub only_traced: bool,
+}
+
+/// True where no GPU was used.
+pub fn is_on_cpu(model: &ModelIdentity, environment: &Environment) -> bool {
+    let is_cpu = |it: &Device| it.is_cpu();
+    model.device.as_deref() == Some(CPU) || environment.device.as_ref().is_some_and(is_cpu)
+}
+
 /// The GPU or processor, the sizes of the workload and the profiler, as far as they are known.
-pub fn ran(model: &ModelIdentity, environment: &Environment, only_traced: bool) -> Option<Cited> {
-    let machine = machine(model, environment)?;
+pub fn ran(subject: &Subject) -> Option<Cited> {
+    let Subject { model, environment, .. } = subject;
+    let machine = machine(model, environment, subject.used_gpus)?;
     let row = Row::of("model");
     let mut facts: Vec<Cited> = Vec::new();
     facts.extend(model.dtype.clone().map(Cited::name));
     let prompt = model.prompt_tokens.map(|it| row.count("prompt_tokens", it).quantity("token"));
     facts.extend(prompt.map(|it| Cited::of("prompt of {}", [it])));
     facts.extend(model.batch.map(|it| row.count("batch", it).quantity("sequence")));
-    let name = model.name.clone().unwrap_or_else(|| "The program".to_owned());
+    // A capture may show a part of a repeat.
+    let steps = subject.steps.filter(|_| !subject.only_traced);
+    let steps = steps.map(|it| Row::of("aggregates").count("decode_steps", it));
+    facts.extend(steps.map(|it| it.quantity("decode step")));
+    let command = || subject.command.map(|name| format!("The command {name}"));
+    let name = model.name.clone().or_else(command).unwrap_or_else(|| "The program".to_owned());
     let facts = match facts.is_empty() {
         true => Cited::default(),
         false => Cited::of(" ({})", [Cited::list(facts, ", ")]),
@@ -26,7 +55,7 @@ pub fn ran(model: &ModelIdentity, environment: &Environment, only_traced: bool) 
         .into_iter()
         .filter_map(|(of, it)| Some(format!("{of} {}", it.as_ref()?)))
         .collect();
-    let versions = if versions.is_empty() || model.device.as_deref() == Some("cpu") {
+    let versions = if versions.is_empty() || is_on_cpu(model, environment) {
         String::new()
     } else {
         format!(" ({})", versions.join(", "))
@@ -35,14 +64,29 @@ pub fn ran(model: &ModelIdentity, environment: &Environment, only_traced: bool) 
         .profiler
         .clone()
         .or_else(|| Some(format!("nsys {}", environment.nsys.as_ref()?)));
-    let tool = tool.filter(|_| only_traced).map(|it| format!(", recorded by {it}"));
+    let tool = tool.filter(|_| subject.only_traced).map(|it| format!(", recorded by {it}"));
     let parts = [name, machine, versions, tool.unwrap_or_default()].map(Cited::name);
     let [name, machine, versions, tool] = parts;
     Some(Cited::of("{}{} ran on {}{}{}.", [name, facts, machine, versions, tool]))
 }
 
-fn machine(model: &ModelIdentity, environment: &Environment) -> Option<String> {
-    if model.device.as_deref() == Some("cpu") {
+/// GPUs with work in these stages, or in a capture without stages.
+pub fn used_gpus(
+    stages: &[StageGpu],
+    devices: &[StageGpu],
+    totals: Option<&DeviceTotals>,
+) -> Option<u64> {
+    let named: BTreeSet<u32> = devices.iter().filter_map(|it| it.device).collect();
+    let most = stages.iter().map(|it| it.devices.max(named.len() as u64)).max();
+    most.filter(|it| *it > 0).or_else(|| totals.map(|it| it.devices))
+}
+
+fn machine(
+    model: &ModelIdentity,
+    environment: &Environment,
+    used_gpus: Option<u64>,
+) -> Option<String> {
+    if is_on_cpu(model, environment) {
         return environment.cpu.as_ref().map(|cpu| format!("the processor {cpu}"));
     }
     if let Some(product) = environment.device.as_ref().and_then(|it| it.product.clone()) {
@@ -57,6 +101,14 @@ fn machine(model: &ModelIdentity, environment: &Environment) -> Option<String> {
         1 => name.to_owned(),
         gpus => format!("{} x {name}", count(gpus)),
     };
+    let found: u64 = names.values().sum();
+    // Which of several kinds did the work is unknown.
+    let used = used_gpus.filter(|used| *used < found);
+    let (host, names) = match (used, names.len()) {
+        (Some(used), 1) if used > 0 => ("", names.into_keys().map(|it| (it, used)).collect()),
+        (Some(_), _) => ("a host with ", names),
+        (None, _) => ("", names),
+    };
     let names: Vec<String> = names.into_iter().map(named).collect();
-    (!names.is_empty()).then(|| names.join(" and "))
+    (!names.is_empty()).then(|| format!("{host}{}", names.join(" and ")))
 }

@@ -68,6 +68,10 @@ pub fn unknown(records: &AnswerRecords) -> Option<String> {
     let stages: Vec<&str> = stages.into_iter().map(spoken).collect();
     let stages = stages.join(" and ");
     let text = match (why_untimed(records.findings), records.only_traced) {
+        _ if records.on_cpu => format!(
+            "How fast {stages} could be is unknown on a CPU: run it on a host with a GPU, in mode \
+             light or deep."
+        ),
         (Some(why), _) => format!("How fast {stages} could be is unknown. {why}"),
         (None, true) => format!(
             "How fast {stages} could be is unknown, for there is no complete timeline of a GPU: \

@@ -7,7 +7,7 @@ use llmprof_analyze::{
     stats::percent,
     timeline::device_totals::{DeviceTotals, TransferTotal},
 };
-use llmprof_core::trace::runtime_call::without_version;
+use llmprof_core::trace::{command::Timed, runtime_call::without_version};
 
 use super::{
     AnswerRecords,
@@ -22,6 +22,28 @@ const WORK: usize = 3;
 const RANGES: usize = 3;
 /// Least share of the busy time, percent, of copies that a sentence names.
 const NAMED_PCT: f64 = 5.0;
+
+/// The time of a command as a whole; a load has latencies in its place.
+pub fn command(records: &AnswerRecords) -> Option<Cited> {
+    let it = records.command.filter(|_| records.latencies.is_empty())?;
+    let ms = it.plain_ms?;
+    let row = Row::of("aggregates");
+    let each = |column: &'static str, ms: f64| row.figure(column, ms).short();
+    let spread = (ms.n > 1).then(|| {
+        let (least, most) =
+            (each("command.plain_ms.min", ms.min), each("command.plain_ms.max", ms.max));
+        let n = row.count("command.plain_ms.n", ms.n.into()).quantity("repeat");
+        Cited::of(" (mean of {}, {} to {} ms)", [n, least, most])
+    });
+    let name = match it.of {
+        Timed::Process => "The whole process",
+        Timed::Client => "The client of the server",
+    };
+    Some(Cited::of(
+        "{} takes {} ms{}.",
+        [Cited::words(name), each("command.plain_ms.mean", ms.mean), spread.unwrap_or_default()],
+    ))
+}
 
 pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     let Some(totals) = records.device_totals.filter(|_| is_without_stages(records)) else {
@@ -38,6 +60,9 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
             ],
         )
     });
+    if records.on_cpu {
+        return vec![];
+    }
     if totals.devices == 0 && totals.untimed_kernels == 0 {
         let none = Cited::words("The capture records no kernel, copy or graph of a GPU.");
         return std::iter::once(none).chain(called).collect();
@@ -120,7 +145,7 @@ pub fn busy_unknown(records: &AnswerRecords) -> Option<String> {
 /// The figures that a capture without stages leaves unknown, and their remedy.
 pub fn unknown(records: &AnswerRecords) -> Option<String> {
     let totals = records.device_totals.filter(|_| is_without_stages(records))?;
-    if totals.devices == 0 && totals.untimed_kernels == 0 {
+    if totals.devices == 0 && totals.untimed_kernels == 0 && !records.on_cpu {
         let remedy = match records.longest_call {
             Some(_) => {
                 "the capture has calls of the GPU's runtime and not the work that they launch. \

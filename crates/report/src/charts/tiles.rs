@@ -3,8 +3,8 @@
 use llmprof_analyze::{
     Analysis,
     power::StagePower,
-    roofline::mfu::{ALL_STAGES, MfuRecord},
     requests::LatencyRecord,
+    roofline::mfu::{ALL_STAGES, MfuRecord},
     stages::{DECODE, StageTiming, step_times::StepTimes},
     stats::{Spread, percent},
     step_batches::{StepBatch, common_batch},
@@ -136,7 +136,9 @@ impl Headline {
     fn decode(&self) -> Option<Tile> {
         match self.times().per_token() {
             None | Some(StatedTime::Batch(_)) => self.step(StepClass::Decode, "Decode step"),
-            Some(time @ StatedTime::Mean(_)) => Some(self.with_rate(self.timed("Per token", &time))),
+            Some(time @ StatedTime::Mean(_)) => {
+                Some(self.with_rate(self.timed("Per token", &time)))
+            }
             Some(time) => Some(self.timed("Per token", &time)),
         }
     }

@@ -51,6 +51,7 @@ pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfi
         ranks: top(&analysis.collectives.ranks),
         requests: top(&analysis.requests.rows),
         request_latency: analysis.requests.latency.clone(),
+        request_loads: analysis.requests.loads.clone(),
         decode_step: analysis.step.clone(),
         processes: analysis.processes.stages.clone(),
         process_kernels: top(&analysis.processes.kernels),

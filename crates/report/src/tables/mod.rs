@@ -55,7 +55,7 @@ pub use self::{
     power::power,
     regions::regions,
     report_table::ReportTable,
-    requests::{request_latency, requests},
+    requests::{request_latency, request_loads, requests},
     roofline::roofline,
     run_facts::{NO_MESSAGE, expert_use, input_files, run_steps},
     run_tables::{CSV_FILES, RunTable, TABLES_VERSION, run_tables},

@@ -2,13 +2,13 @@
 
 use llmprof_analyze::{
     Analysis,
-    requests::{LatencyRecord, RequestRow},
+    requests::{LatencyRecord, LoadRecord, RequestRow},
 };
 use llmprof_core::trace::requests::RequestFailure;
 
 use super::{
     report_table::ReportTable,
-    schema::{TableColumn, count, id, millis, summed, text},
+    schema::{TableColumn, count, id, millis, number, summed, text},
 };
 
 const SHOWN: [&str; 10] = [
@@ -59,10 +59,33 @@ pub fn latency_columns() -> Vec<TableColumn<LatencyRecord>> {
     ]
 }
 
+/// Columns of [`LoadRecord`].
+pub fn load_columns() -> Vec<TableColumn<LoadRecord>> {
+    vec![
+        text("pass", "Pass", |it| it.pass.as_str().into()),
+        id("repeat", "Repeat", |it| it.repeat.into()),
+        summed(count("complete", "Complete", |it| it.complete.into())),
+        summed(count("failed", "Failed", |it| it.failed.into())),
+        summed(count("output_tokens", "Output tokens", |it| it.output_tokens.into())),
+        millis("ms", "Ms", |it| it.ms.into()),
+        number("requests_per_s", "Requests/s", 2, |it| it.requests_per_s.into()),
+        number("tokens_per_s", "Tokens/s", 1, |it| it.tokens_per_s.into()),
+    ]
+}
+
 /// Requests in the order of passes, repeats and their ends.
 pub fn requests(analysis: &Analysis) -> ReportTable {
     let caption = "Requests of the load; latencies count from the intended time of each.";
     ReportTable::of("requests", "Requests", caption, (&columns(), &SHOWN), &analysis.requests.rows)
+}
+
+/// Requests and rates of each load.
+pub fn request_loads(analysis: &Analysis) -> ReportTable {
+    let caption = "Loads, from the first intended time of a request to the last end.";
+    let columns = load_columns();
+    let names: Vec<&str> = columns.iter().map(|column| column.name).collect();
+    let loads = &analysis.requests.loads;
+    ReportTable::of("request-loads", "Loads", caption, (&columns, &names), loads)
 }
 
 /// Percentiles of the latencies of each pass.

@@ -215,6 +215,7 @@ pub fn run_tables<'a>(
         tables.push(RunTable::new("requests", requests::columns(), &it.rows));
         let columns = requests::latency_columns();
         tables.push(RunTable::new("request_latency", columns, &it.latency));
+        tables.push(RunTable::new("request_loads", requests::load_columns(), &it.loads));
     }
     if !analysis.collectives.groups.is_empty() {
         tables.extend(collective_tables(analysis));

@@ -17,6 +17,9 @@ findings! {
         fires_on: "ranges of a stage end before their work on the GPU, or their work queued";
     STAGE_LAUNCHED_ELSEWHERE = "stage_launched_elsewhere", [Warning],
         fires_on: "other threads launched the work of a stage";
+    STAGE_WITHOUT_WORK = "stage_without_work", [Warning],
+        fires_on: "the capture has work of a GPU, and the ranges of a stage launched none of it",
+        advice: "Name the ranges in which the program launches the work of the stage.";
     STAGE_HIDDEN = "stage_hidden", [Warning],
         fires_on: "ranges of a stage lie inside ranges of another one";
     PROFILER_OVERHEAD = "profiler_overhead", [Warning],
