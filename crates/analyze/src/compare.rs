@@ -10,6 +10,7 @@ pub mod student;
 
 use std::collections::BTreeMap;
 
+use llmprof_core::domain::digits::figure;
 use serde::{Deserialize, Serialize};
 
 pub use self::measured::{Measured, repeats_to_halve};
@@ -293,7 +294,7 @@ impl VerdictBasis<'_> {
         let drift_ms = if between.is_none() { a.ms.abs() * self.drift_pct / 100.0 } else { 0.0 };
         let test = by_runs.unwrap_or(within);
         let p = test.p();
-        let apart = format!("{:.4} ms apart ({})", test.mean.abs(), p_text(p));
+        let apart = format!("{} ms apart ({})", figure(test.mean.abs()), p_text(p));
         let calls = match a.calls.zip(b.calls) {
             Some((x, y)) if x != y && a.repeats == b.repeats => {
                 format!("; calls: {x} in A, {y} in B")
@@ -342,10 +343,10 @@ impl VerdictBasis<'_> {
             }
             None => "earlier runs of the same kind would lower it".to_owned(),
         };
-        let pct =
-            percent(detectable, a.ms.abs()).map_or(String::new(), |pct| format!(", {pct:.1} %"));
+        let pct = percent(detectable, a.ms.abs())
+            .map_or(String::new(), |pct| format!(", {} %", figure(pct)));
         let reason =
-            format!("{apart}; smallest detectable change {detectable:.4} ms{pct}; {halve}");
+            format!("{apart}; smallest detectable change {} ms{pct}; {halve}", figure(detectable));
         JudgedChange {
             p_value: Some(test.p()),
             detectable_ms: Some(detectable),

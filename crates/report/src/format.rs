@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+pub use llmprof_core::domain::digits::{count, decimals, figure};
 use llmprof_core::domain::units::plural;
 
 /// Stands in a cell whose figure is unknown.
@@ -45,18 +46,6 @@ pub fn short_ms(value: f64) -> String {
     if value >= 100.0 { decimals(value, 1) } else { ms(value) }
 }
 
-/// A figure of a sentence: three digits, which is as precise as measured times are.
-pub fn figure(value: f64) -> String {
-    let places = match value.abs() {
-        100.0.. => 0,
-        10.0.. => 1,
-        1.0.. => 2,
-        0.01.. => 3,
-        _ => 5,
-    };
-    decimals(value, places)
-}
-
 /// A share of a sentence, percent, with its sign.
 pub fn share(value: f64) -> String {
     if value >= 10.0 { format!("{value:.0} %") } else { pct(value) }
@@ -83,21 +72,9 @@ pub fn shortened(name: &str, max: usize) -> String {
     format!("{first}…{last}")
 }
 
-/// A count with its digits in groups of three.
-pub fn count(value: u64) -> String {
-    grouped(&value.to_string(), "")
-}
-
 /// A count with its noun, digits in groups of three.
 pub fn quantity(value: u64, noun: &str) -> String {
     format!("{} {}", count(value), plural(value, noun))
-}
-
-/// A number with `places` decimals, digits in groups of three.
-pub fn decimals(value: f64, places: usize) -> String {
-    let text = format!("{value:.places$}");
-    let (whole, fraction) = text.split_once('.').unwrap_or((&text, ""));
-    grouped(whole, fraction)
 }
 
 /// Percent, with its sign.
@@ -155,22 +132,6 @@ pub fn shapes(shapes: &[Vec<u64>], variants: u64) -> String {
 /// Sides of a grid or block: `4×24×1`.
 pub fn sides(size: [u32; 3]) -> String {
     size.map(|side| side.to_string()).join("×")
-}
-
-fn grouped(whole: &str, fraction: &str) -> String {
-    let (sign, digits) = whole.strip_prefix('-').map_or(("", whole), |digits| ("-", digits));
-    let mut text = String::from(sign);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index) % 3 == 0 {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    if !fraction.is_empty() {
-        text.push('.');
-        text.push_str(fraction);
-    }
-    text
 }
 
 #[cfg(test)]

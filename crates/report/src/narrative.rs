@@ -173,8 +173,8 @@ mod tests {
             let stages = Stages { rows, wall_ms: Spread::of([20.0]), ..Stages::default() };
             narrative(&Analysis { stages, ..Analysis::default() }).into_iter().next()
         };
-        let pass = "One pass takes 20.000 ms: prefill 10.000 ms (50.0 %), then decode_all 10.000 \
-                    ms (50.0 %).";
+        let pass = "One pass takes 20.0 ms: prefill 10.0 ms (50.0 %), then decode_all 10.0 ms \
+                    (50.0 %).";
         assert_eq!(first(1).as_deref(), Some(pass));
         assert_eq!(first(256), None);
     }

@@ -81,7 +81,7 @@ fn within_noise_states_the_smallest_detectable_change_and_the_repeats_that_halve
     assert!((change.detectable_ms.unwrap() - 3.035).abs() < 2e-3, "{:?}", change.detectable_ms);
     assert_eq!(
         change.reason,
-        "0.1000 ms apart (p = 0.908); smallest detectable change 3.0353 ms, 30.4 %; 8 repeats on \
+        "0.100 ms apart (p = 0.908); smallest detectable change 3.04 ms, 30.4 %; 8 repeats on \
          each side would halve it"
     );
 }
@@ -128,7 +128,7 @@ fn every_verdict_has_its_reason() {
     let judge = |obstacles| VerdictBasis { obstacles, history: &[], drift_pct: 0.0 };
     let key = (String::new(), "x".to_owned());
     let cases: [(_, _, &[String], _); 5] = [
-        (steady, measured(&[2.0, 2.1, 1.9]), &[], "1.0000 ms apart (p < 0.001), beyond noise"),
+        (steady, measured(&[2.0, 2.1, 1.9]), &[], "1.00 ms apart (p < 0.001), beyond noise"),
         (steady, once, &[], "measured once in B: its noise is unknown"),
         (steady, steady, &obstacles, "device of run A is unknown"),
         (steady, None, &[], "absent in run B"),

@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use foldhash::HashMap;
 use llmprof_core::{
     domain::{
+        digits::figure,
         finding::{Finding, catalogue},
         units::Nanos,
     },
@@ -173,15 +174,6 @@ fn warmup_calls(capture: &Capture) -> Vec<u64> {
     counts
 }
 
-/// Milliseconds with about four digits.
-fn short_ms(ms: f64) -> String {
-    match ms {
-        100.0.. => format!("{ms:.0}"),
-        1.0.. => format!("{ms:.2}"),
-        _ => format!("{ms:.4}"),
-    }
-}
-
 /// Returns a finding for each cold first instance.
 pub fn findings(cold: &[ColdInstance]) -> Vec<Finding> {
     let finding = |it: &ColdInstance| {
@@ -190,7 +182,7 @@ pub fn findings(cold: &[ColdInstance]) -> Vec<Finding> {
             "The first instance of {} was cold: it took {} ms, {times:.1} times the median of \
              later ones, and counts as warm-up.",
             it.stage,
-            short_ms(it.ms)
+            figure(it.ms)
         );
         Finding::new(catalogue::COLD_FIRST_INSTANCE, message)
             .with("stage", &it.stage)

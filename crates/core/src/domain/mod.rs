@@ -5,6 +5,7 @@ pub mod alignment;
 pub mod command;
 pub mod device;
 pub mod device_peaks;
+pub mod digits;
 pub mod dtype;
 pub mod finding;
 pub mod headline;

@@ -9,6 +9,7 @@ use llmprof_analyze::{
 };
 
 use super::{RunDiff, overview};
+use crate::format::figure;
 
 /// Compared latencies, outside every stage. The time per token is compared where the runs have
 /// different numbers of decode steps.
@@ -75,7 +76,9 @@ fn open_reason(it: &Change, limit_pct: f64) -> Option<String> {
                 Some(detectable_ms) if detectable_ms <= limit_ms => return None,
                 Some(detectable_ms) => {
                     format!(
-                        "the noise hides {limit_ms:.4} ms: {detectable_ms:.4} ms would be found"
+                        "the noise hides {} ms: {} ms would be found",
+                        figure(limit_ms),
+                        figure(detectable_ms)
                     )
                 }
                 None => "the smallest detectable change is unknown".into(),

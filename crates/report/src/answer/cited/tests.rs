@@ -17,7 +17,7 @@ fn a_figure_is_founded_on_the_cells_of_the_report() {
         mean.over(&n).unwrap(),
     ];
     let sentence = Cited::list(all.map(Figure::short), ", ");
-    assert_eq!(sentence, "4.00, 6.50, 2.50, 0.00000, 0.625");
+    assert_eq!(sentence, "4.00, 6.50, 2.50, 0, 0.625");
     let report = |mean: f64| {
         json!({"step_times": [
             {"stage": "prefill", "ms": {"mean": 9.0, "n": 1}},

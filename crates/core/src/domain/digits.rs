@@ -1,0 +1,41 @@
+//! Numbers in sentences and tables.
+
+/// A figure of a sentence: three digits, which is as precise as measured times are.
+pub fn figure(value: f64) -> String {
+    let places = match value.abs() {
+        0.0 | 100.0.. => 0,
+        10.0.. => 1,
+        1.0.. => 2,
+        0.01.. => 3,
+        _ => 5,
+    };
+    decimals(value, places)
+}
+
+/// A number with `places` decimals, digits in groups of three.
+pub fn decimals(value: f64, places: usize) -> String {
+    let text = format!("{value:.places$}");
+    let (whole, fraction) = text.split_once('.').unwrap_or((&text, ""));
+    grouped(whole, fraction)
+}
+
+/// A count with its digits in groups of three.
+pub fn count(value: u64) -> String {
+    grouped(&value.to_string(), "")
+}
+
+fn grouped(whole: &str, fraction: &str) -> String {
+    let (sign, digits) = whole.strip_prefix('-').map_or(("", whole), |digits| ("-", digits));
+    let mut text = String::from(sign);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    if !fraction.is_empty() {
+        text.push('.');
+        text.push_str(fraction);
+    }
+    text
+}
