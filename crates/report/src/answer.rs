@@ -290,7 +290,7 @@ fn answer(records: &AnswerRecords) -> Answer {
         ran: records.ran.clone(),
         sentences,
         charts: ledger.stages.iter().map(|stage| chart(ledger, stage)).collect(),
-        reasons: reasons::reasons(ledger, records.findings),
+        reasons: reasons::reasons(records),
         unknown,
         overhead,
     }

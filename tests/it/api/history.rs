@@ -6,7 +6,7 @@ use llmprof_core::domain::{
     finding::{Finding, Saving, catalogue},
     headline::SeriesPoint,
     outcome::Outcome,
-    savings::{Promise, Savings},
+    savings::{Promise, Savings, TimeError},
     state::RunState,
     webhook_event::WebhookEvent,
 };
@@ -164,8 +164,10 @@ async fn promising(api: &Api, revision: &str, decode_ms: f64, promised: &[(&str,
         Finding { id: (*id).into(), ..any }
     };
     let findings: Vec<Finding> = promised.iter().map(finding).collect();
+    let error = TimeError { std_error_ms: 0.1, freedom: 2.0 };
     let savings = Savings {
         stages: [("decode_all".to_owned(), decode_ms)].into(),
+        errors: [("decode_all".to_owned(), error)].into(),
         promises: Promise::of(&findings),
     };
     let series = SeriesPoint { savings, ..point("H200", Some(decode_ms)) };

@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt::Write,
     path::{Path, PathBuf},
     sync::LazyLock,
 };
@@ -30,7 +31,7 @@ use uuid::Uuid;
 
 use crate::{
     parse::changes::{change, sorted},
-    support::captures::capture,
+    support::{captures::capture, golden::golden},
 };
 
 /// The stored report of an import of a timeline.
@@ -155,7 +156,7 @@ fn stated_and_unknown(answer: &Answer, report: &Value) -> Vec<String> {
     stages.iter().filter(has_floor).filter(is_unknown).map(|it| it["stage"].to_string()).collect()
 }
 
-const NAMES: [&str; 9] = [
+const NAMES: [&str; 11] = [
     "torch-cuda-graph-node.sqlite",
     "hf-llama-attention-mock.sqlite",
     "hf-llama-e2e.sqlite",
@@ -165,6 +166,8 @@ const NAMES: [&str; 9] = [
     "engine-batching-graphs.sqlite",
     "engine-eager-window.json.gz",
     "torch-kineto-eager.json.gz",
+    "torch-kineto-graph.json.gz",
+    "hf-deepseek-decoder.sqlite",
 ];
 
 fn path(name: &str, dir: &Path) -> PathBuf {
@@ -192,6 +195,7 @@ fn dead_links(html: &str) -> Vec<&str> {
 #[test]
 fn first_pages_of_real_captures_cite_tables_that_the_report_links_to() {
     let (mut sources, mut savings) = (BTreeMap::new(), 0);
+    let mut pages = Pages::default();
     for name in NAMES {
         let dir = tempfile::tempdir().unwrap();
         let devices = config::devices().unwrap();
@@ -204,6 +208,7 @@ fn first_pages_of_real_captures_cite_tables_that_the_report_links_to() {
         assert_eq!(dead_links(html), Vec::<&str>::new(), "{name}");
         let answer = stored_answer(json.as_bytes()).unwrap().remove(0);
         assert!(!answer.sentences.is_empty(), "{name}");
+        pages.add(name, &answer);
         for source in answer.sentences.iter().flat_map(Cited::sources) {
             *sources.entry(source.table).or_insert(0) += source.columns.len();
         }
@@ -212,6 +217,50 @@ fn first_pages_of_real_captures_cite_tables_that_the_report_links_to() {
     let cited = ["ledger_stages", "step_batches", "step_times", "stage_shares", "stages"];
     assert!(cited.iter().all(|it| sources.contains_key(it)), "{sources:?}");
     assert!(savings > 9, "{savings} savings have a finding");
+    golden("captures", "first_pages.md", &pages.text());
+}
+
+/// The answers of first pages, and which of their questions have one.
+#[derive(Default)]
+struct Pages {
+    rows: String,
+    pages: String,
+}
+
+impl Pages {
+    fn add(&mut self, name: &str, answer: &Answer) {
+        let has_ratio = answer.sentences.iter().flat_map(Cited::sources).any(|it| {
+            it.table == "ledger_stages" && it.columns.iter().any(|it| it == "times_floor")
+        });
+        let answered = [
+            answer.ran.is_some(),
+            !answer.sentences.is_empty(),
+            has_ratio,
+            !answer.reasons.is_empty(),
+        ];
+        let cells = answered.map(|it| if it { "answered" } else { "withheld" }).join(" | ");
+        let sure =
+            if answer.unknown.is_empty() { "nothing".into() } else { answer.unknown.join(" ") };
+        _ = writeln!(self.rows, "| `{name}` | {cells} | {sure} |");
+        _ = writeln!(self.pages, "\n## {name}");
+        let reasons = answer.reasons.iter().map(|it| {
+            format!("Why: {} Largest: {} {}", it.text, it.evidence, it.advice).trim_end().to_owned()
+        });
+        let cited = answer.ran.iter().chain(&answer.sentences).map(Cited::to_string);
+        let unknown = answer.unknown.iter().map(|it| format!("Not measured: {it}"));
+        let sure = answer.overhead.iter().map(|it| format!("How sure: {it}"));
+        for text in cited.chain(reasons).chain(unknown).chain(sure) {
+            _ = writeln!(self.pages, "- {text}");
+        }
+    }
+
+    fn text(&self) -> String {
+        format!(
+            "# First pages of captures\n\n| capture | what ran | how long | how far from possible \
+             | why | withheld, and its remedy |\n|---|---|---|---|---|---|\n{}{}",
+            self.rows, self.pages
+        )
+    }
 }
 
 proptest! {

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use llmprof_core::trace::framework::TimelineTool;
+use llmprof_core::{
+    domain::digits::{self, figure},
+    trace::framework::TimelineTool,
+};
 
 use super::{
     FloorOf, Ledger, LedgerCause, LedgerInput, LedgerMember, LedgerRow, LedgerStage, StageTimes,
@@ -280,11 +283,11 @@ const LONGEST_MEANS: f64 = 2.0;
 /// Number, mean and longest of gaps on all GPUs, over the instances of their stage.
 pub fn gaps_text(cause: LedgerCause, gaps: &GapSum, instances: u64) -> String {
     let length = |us: f64| match us {
-        1000.0.. => format!("{:.1} ms", us / 1e3),
-        _ => format!("{us:.1} us"),
+        1000.0.. => format!("{} ms", figure(us / 1e3)),
+        _ => format!("{} us", figure(us)),
     };
-    let count = gaps.count;
-    let mean_us = ratio(gaps.ns as f64 / 1e3, count as f64).unwrap_or(0.0);
+    let count = digits::count(gaps.count);
+    let mean_us = ratio(gaps.ns as f64 / 1e3, gaps.count as f64).unwrap_or(0.0);
     let longest_us = gaps.longest_ns as f64 / 1e3;
     // A mean does not stand for one long gap.
     let mean = match longest_us > LONGEST_MEANS * mean_us {
@@ -295,7 +298,7 @@ pub fn gaps_text(cause: LedgerCause, gaps: &GapSum, instances: u64) -> String {
         LedgerCause::GapLongCall => "with this call of the host",
         _ => "after this work",
     };
-    match (count, instances) {
+    match (gaps.count, instances) {
         (1, _) => format!("one gap {place}, {}", length(mean_us)),
         (_, 1) => format!("{count} gaps {place}, {mean}"),
         _ => format!("{count} gaps {place} over {instances} instances, {mean}"),
@@ -357,8 +360,8 @@ mod tests {
         };
         let of_ten = "10 gaps after this work over 10 instances";
         let (mean, longest) = (text(10, 30_000_000, 3_000_000), text(10, 30_000_000, 29_100_000));
-        assert_eq!(mean, format!("{of_ten}, 3.0 ms on average"));
-        assert_eq!(longest, format!("{of_ten}, 3.0 ms on average, the longest 29.1 ms"));
+        assert_eq!(mean, format!("{of_ten}, 3.00 ms on average"));
+        assert_eq!(longest, format!("{of_ten}, 3.00 ms on average, the longest 29.1 ms"));
         assert_eq!(text(1, 29_100_000, 29_100_000), "one gap after this work, 29.1 ms");
     }
 }

@@ -179,10 +179,11 @@ pub fn findings(cold: &[ColdInstance]) -> Vec<Finding> {
     let finding = |it: &ColdInstance| {
         let times = it.ms / it.median_ms;
         let message = format!(
-            "The first instance of {} was cold: it took {} ms, {times:.1} times the median of \
-             later ones, and counts as warm-up.",
+            "The first instance of {} was cold: it took {} ms, {} times the median of later ones, \
+             and counts as warm-up.",
             it.stage,
-            figure(it.ms)
+            figure(it.ms),
+            figure(times)
         );
         Finding::new(catalogue::COLD_FIRST_INSTANCE, message)
             .with("stage", &it.stage)

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use llmprof_analyze::{
-    ledger::{Ledger, LedgerCause, LedgerMember, LedgerRow},
+    ledger::{LedgerCause, LedgerMember, LedgerRow, LedgerStage},
     stages::DECODE,
 };
 use llmprof_core::domain::{
@@ -17,7 +17,9 @@ use llmprof_core::domain::{
 use serde::{Serialize, Serializer};
 
 use super::{
+    AnswerRecords,
     cited::{Cited, Figure},
+    outliers,
     times::{named_wait, row_of, row_of_cause, spoken},
 };
 use crate::format::{figure, short_name};
@@ -71,7 +73,8 @@ impl CauseTime {
 }
 
 /// The largest cause of each stage, and the largest others.
-pub fn reasons(ledger: &Ledger, findings: &[Finding]) -> Vec<Reason> {
+pub fn reasons(records: &AnswerRecords) -> Vec<Reason> {
+    let ledger = records.ledger;
     let is_reason = |cause: LedgerCause| {
         cause == LedgerCause::Unexplained || cause.is_cause() && !cause.is_of_recording()
     };
@@ -89,7 +92,7 @@ pub fn reasons(ledger: &Ledger, findings: &[Finding]) -> Vec<Reason> {
     let mut listed: Vec<(CauseTime, Reason)> = first
         .into_iter()
         .chain(others)
-        .filter_map(|(time, row)| Some((reason(ledger, findings, &time, row)?, time)))
+        .filter_map(|(time, row)| Some((reason(records, &time, row)?, time)))
         .map(|(reason, time)| (time, reason))
         .take(REASONS)
         .collect();
@@ -97,12 +100,8 @@ pub fn reasons(ledger: &Ledger, findings: &[Finding]) -> Vec<Reason> {
     listed.into_iter().map(|it| it.1).collect()
 }
 
-fn reason(
-    ledger: &Ledger,
-    findings: &[Finding],
-    time: &CauseTime,
-    row: &LedgerRow,
-) -> Option<Reason> {
+fn reason(records: &AnswerRecords, time: &CauseTime, row: &LedgerRow) -> Option<Reason> {
+    let ledger = records.ledger;
     let stage = ledger.stages.iter().find(|it| it.stage == row.stage)?;
     let measured = row_of(stage).ns("measured_ns", stage.measured_ns);
     let name = Cited::name(spoken(&row.stage));
@@ -110,27 +109,51 @@ fn reason(
         Some(wait) => {
             (measured.minus(&wait), Cited::of("{} without its unrecorded wait", [name.clone()]))
         }
-        None => (measured, name.clone()),
+        None => (measured, name),
     };
     let least = match row.cause {
         LedgerCause::Unexplained => UNEXPLAINED_PCT,
         _ => LISTED_PCT,
     };
     let share = time.figure().share_of(&whole).filter(|it| it.pct() >= least)?;
-    let saved_of = Cited::of(" of {} ms of {}.", [whole.short(), name]);
     let at_most = if let CauseTime::AtMost(_) = time { "At most " } else { "" };
     let cause = Cited::words(plain(row.cause));
     let text = Cited::of("{}{} of {}: {}.", [Cited::words(at_most), share.text(), base, cause]);
-    let advice = advice(findings, row).map(|advice| match row.max_saving_ns {
+    let advice = advice(records.findings, row).map(|advice| match row.max_saving_ns {
         0 => Cited::name(advice),
         ns => {
-            let saving = row_of_cause(row).ns("max_saving_ns", ns).short();
-            Cited::of("{} This saves at most {}{}", [Cited::name(advice), saving, saved_of])
+            let saving = row_of_cause(row).ns("max_saving_ns", ns);
+            let saving = saved(records, stage, &saving, &whole);
+            Cited::of("{} {}", [Cited::name(advice), saving.unwrap_or_default()])
         }
     });
     let member = ledger.members(&row.stage, row.cause).next();
     let evidence = member.map(|it| evidence(it, row)).unwrap_or_default();
     Some(Reason { text, evidence, advice: advice.unwrap_or_default() })
+}
+
+/// The upper bound of a saving, in the unit of the times that the page has: of a step where their
+/// number is known, as a share where sentences on steps have the times, else of the whole stage.
+fn saved(
+    records: &AnswerRecords,
+    stage: &LedgerStage,
+    saving: &Figure,
+    whole: &Figure,
+) -> Option<Cited> {
+    let name = Cited::name(spoken(&stage.stage));
+    if let Some(steps) = stage.steps.filter(|it| *it > 1 && stage.stage == DECODE) {
+        let steps = row_of(stage).count("steps", steps);
+        let [saving, whole] = [saving.over(&steps)?.short(), whole.over(&steps)?.short()];
+        let text = "This saves at most {} of {} ms of a decode step on average.";
+        return Some(Cited::of(text, [saving, whole]));
+    }
+    Some(match outliers::batches(records, &stage.stage).next().is_some() {
+        true => Cited::of("This saves at most {} of {}.", [saving.share_of(whole)?.text(), name]),
+        false => {
+            let parts = [saving.clone().short(), whole.clone().short(), name];
+            Cited::of("This saves at most {} of {} ms of {}.", parts)
+        }
+    })
 }
 
 /// The largest kernel or gap of a cause, with its evidence.

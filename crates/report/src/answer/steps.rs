@@ -14,7 +14,7 @@ use super::{
     cited::{Cited, Figure, Row},
     outliers, times,
 };
-use crate::format::{count, pct};
+use crate::format::{count, share as short_share};
 
 /// Least share of wall time of the warm-up that is stated, percent.
 const STATED_WARMUP_PCT: f64 = 5.0;
@@ -147,15 +147,18 @@ fn rate(it: &StepBatch) -> Option<Cited> {
 fn warmup(it: &StageShare) -> Option<Cited> {
     let share = it.wall_share_pct.filter(|pct| it.stage == WARMUP && *pct >= STATED_WARMUP_PCT)?;
     let share = Row::of("stage_shares").with("stage", &it.stage).figure("wall_share_pct", share);
-    Some(Cited::of("{} of all wall time is warm-up, which counts in no stage.", [share.shown(pct)]))
+    Some(Cited::of(
+        "{} of all wall time is warm-up, which counts in no stage.",
+        [share.shown(short_share)],
+    ))
 }
 
 /// The time outside all stages, where some work ran in it.
 fn outside(it: &StageShare) -> Option<Cited> {
     let device = it.device_share_pct.filter(|share| *share >= STATED_PCT)?;
     let row = Row::of("stage_shares").with("stage", &it.stage);
-    let device = row.figure("device_share_pct", device).shown(pct);
-    let wall = it.wall_share_pct.map(|wall| row.figure("wall_share_pct", wall).shown(pct));
+    let device = row.figure("device_share_pct", device).shown(short_share);
+    let wall = it.wall_share_pct.map(|wall| row.figure("wall_share_pct", wall).shown(short_share));
     (it.stage == OUTSIDE_STAGES).then(|| match wall {
         Some(wall) => Cited::of(
             "{} of all device time and {} of all wall time are outside the stages.",
