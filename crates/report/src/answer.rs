@@ -99,8 +99,6 @@ struct StoredAnswer {
     #[serde(default)]
     request_latency: Vec<LatencyRecord>,
     #[serde(default)]
-    request_loads: Vec<LoadRecord>,
-    #[serde(default)]
     operators: Vec<OperatorRecord>,
     #[serde(default)]
     stage_gpu: Vec<StageGpu>,
@@ -127,6 +125,8 @@ struct StoredAnswer {
 #[derive(Default, Deserialize)]
 struct StoredAggregates {
     command: Option<CommandTiming>,
+    #[serde(default)]
+    loads: Vec<LoadRecord>,
     devices: Option<DeviceTotals>,
     decode_steps: Option<u64>,
 }
@@ -212,7 +212,7 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
         step_batches: &it.step_batches,
         stage_shares: &it.stage_shares,
         latencies: &it.request_latency,
-        loads: &it.request_loads,
+        loads: &it.aggregates.loads,
         command: it.aggregates.command.as_ref(),
         operators: &it.operators,
         device_totals: it.aggregates.devices.as_ref(),

@@ -54,7 +54,7 @@ fn figure(report: &LLMProfileReport, name: FigureName) -> Option<f64> {
             Some(command.or(aggregates.wall_ms)?.mean)
         }
         FigureName::TokensPerS => {
-            load_rate(&report.request_loads).or_else(|| Some(aggregates.tokens_per_s?.mean))
+            load_rate(&aggregates.loads).or_else(|| Some(aggregates.tokens_per_s?.mean))
         }
         FigureName::GpuBusy => gpu_busy(report),
         FigureName::Mfu => report.mfu.iter().find(|it| it.scope == "model")?.datasheet_pct,

@@ -151,10 +151,6 @@ pub struct LLMProfileReport {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schema(value_type = Vec<Object>))]
     pub request_latency: Vec<LatencyRecord>,
-    /// Requests and rates of each load.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[cfg_attr(feature = "schema", schema(value_type = Vec<Object>))]
-    pub request_loads: Vec<LoadRecord>,
     /// One decode step, slice by slice; `null` where none was identified.
     #[serde(default)]
     pub decode_step: Option<StepTimeline>,
@@ -318,6 +314,10 @@ pub struct Aggregates {
     /// All produced tokens per second of the whole pass.
     pub tokens_per_s: Option<Spread>,
     pub decode_steps: Option<u64>,
+    /// Requests and rates of each load of a server; absent without one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<Object>))]
+    pub loads: Vec<LoadRecord>,
     /// Work of the devices of a capture without stages; absent for others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub devices: Option<DeviceTotals>,

@@ -25,7 +25,7 @@ pub struct Savings {
     /// Milliseconds per repeat, by stage.
     #[serde(default)]
     pub stages: BTreeMap<String, f64>,
-    /// How well these times are known, by stage; a stage with a single repeat has none.
+    /// Errors of these times, by stage; a stage with a single repeat has none.
     #[serde(default)]
     pub errors: BTreeMap<String, TimeError>,
     #[serde(default)]

@@ -74,6 +74,7 @@ impl Row {
         match self.list {
             "kernels_topk" => "kernels",
             "aggregates.devices.transfers" => "transfers",
+            "aggregates.loads" => "request_loads",
             list => list,
         }
     }

@@ -45,7 +45,7 @@ pub fn sentences(latencies: &[LatencyRecord], loads: &[LoadRecord]) -> Vec<Cited
 fn rates(loads: &[LoadRecord], pass: LoadPass) -> Option<Cited> {
     let sum = |of: fn(&Row, &LoadRecord) -> Figure| {
         Figure::sum(loads.iter().filter(|it| it.pass == pass).map(|it| {
-            of(&Row::of("request_loads").with("pass", it.pass).with("repeat", it.repeat), it)
+            of(&Row::of("aggregates.loads").with("pass", it.pass).with("repeat", it.repeat), it)
         }))
     };
     let complete = sum(|row, it| row.count("complete", it.complete));

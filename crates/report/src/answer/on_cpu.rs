@@ -114,7 +114,7 @@ mod tests {
                 "output_tokens": 40, "ms": 1000.0 * f64::from(repeat + 1), "requests_per_s": null,
                 "tokens_per_s": null})
         };
-        report["request_loads"] =
+        report["aggregates"]["loads"] =
             json!([load(0, "unprofiled"), load(1, "unprofiled"), load(0, "traced")]);
         assert_eq!(
             answer(report).sentences,
