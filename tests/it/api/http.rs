@@ -306,3 +306,42 @@ async fn the_doctor_returns_its_checks() {
     let answer = Api::new().await.get("/doctor").await;
     assert_eq!((answer.status.as_u16(), &answer.json()["checks"][0]["state"]), (200, &json!("ok")));
 }
+
+#[tokio::test]
+async fn a_refused_value_is_stated_with_the_accepted_ones() {
+    let api = Api::new().await;
+    for (path, message) in [
+        ("/runs?kind=zzz", r#"invalid kind "zzz"; expected one of model, part, command, import"#),
+        ("/runs?limit=x", r#"invalid limit "x"; expected an integer"#),
+        ("/runs?colour=x", "unknown parameter `colour`; expected one of `state`, `kind`, "),
+        ("/runs?limit=1&limit=2", "`limit` is given more than once"),
+        ("/deliveries?state=x", r#"invalid state "x"; expected one of pending, delivered, failed"#),
+        ("/alignments?state=x", r#"invalid state "x"; expected one of queued, running, "#),
+        ("/audit?since=x", "unknown parameter `since`; expected `limit`"),
+    ] {
+        let answer = api.get(path).await.json();
+        let text = answer["error"]["message"].as_str().unwrap();
+        assert!(text.starts_with(message), "{path}: {text}");
+    }
+    let docs = "; /docs has the fields with an example";
+    for (path, body, message) in [
+        ("/runs", json!({}), r#"missing field `model` (see GET /models) or `target` (a command"#),
+        ("/runs", json!({"mode": "light"}), "missing field `model` (see GET /models) or `target`"),
+        ("/runs", json!({"target": "decoder"}), "missing field `model`: a `target` that is a text"),
+        ("/runs", json!({"model": MODEL, "dtype": "f8"}), r#"invalid dtype "f8"; expected one of"#),
+        ("/runs", json!({"model": MODEL, "dtype": 4}), "invalid dtype 4; expected a string"),
+        ("/runs", json!({"model": MODEL, "repeats": "3"}), r#"invalid repeats "3"; expected a "#),
+        ("/runs", json!({"model": MODEL, "labels": {}}), "invalid labels (object); expected a "),
+        ("/runs", json!({"model": MODEL, "inputs": 4}), "invalid inputs 4; expected the id of "),
+        ("/runs", json!({"target": {"cmd": 1}}), "target: unknown field `cmd`; expected one of `"),
+        ("/runs", json!([]), "the body is not a JSON object"),
+        ("/alignments", json!({}), &format!("missing field `mock`{docs}")),
+        ("/alignments", json!({"mock": "x"}), r#"invalid mock "x"; expected a UUID"#),
+        ("/baselines", json!({}), &format!("missing field `name`{docs}")),
+    ] {
+        let json = [("content-type", "application/json")];
+        let answer = api.ask(Method::POST, path, &json, body.to_string()).await.json();
+        let text = answer["error"]["message"].as_str().unwrap();
+        assert!(text.starts_with(message), "{path} {body}: {text}");
+    }
+}

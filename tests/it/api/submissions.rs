@@ -86,7 +86,12 @@ async fn the_error_of_an_invalid_body_names_the_field() {
         (json!({ "model": MODEL, "profiling": [] }), 422, "invalid_request", "profiling"),
         (json!({ "model": MODEL, "device": "cuda:" }), 422, "invalid_request", "device"),
         (json!({ "model": MODEL, "dtype": "int8" }), 422, "invalid_request", "dtype"),
-        (json!({ "model": MODEL, "dtype": 8 }), 422, "invalid_request", "dtype: expected a string"),
+        (
+            json!({ "model": MODEL, "dtype": 8 }),
+            422,
+            "invalid_request",
+            "invalid dtype 8; expected a string",
+        ),
         (json!({ "model": MODEL, "labels": ["a\u{0}"] }), 422, "invalid_request", "label"),
         (json!({ "model": MODEL, "labels": ["x".repeat(65)] }), 422, "invalid_request", "label"),
         (json!({ "model": MODEL, "labels": vec!["x"; 17] }), 422, "invalid_request", "labels"),

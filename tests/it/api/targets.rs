@@ -285,7 +285,7 @@ async fn invalid_targets_are_refused_with_the_reason() {
         (
             json!({ "model": "llama-tiny", "target": { "command": "x" } }),
             422,
-            "unknown field `model`",
+            "`model` and a command as `target` exclude each other",
         ),
         (json!({ "target": { "command": "tiny-generate", "part": 1 } }), 422, "target"),
     ];

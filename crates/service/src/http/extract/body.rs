@@ -6,8 +6,9 @@ use axum::{
     body::{Body, Bytes, to_bytes},
     http::{HeaderMap, HeaderName, header},
 };
-use llmprof_core::domain::plain_words::plain_words;
+use llmprof_core::domain::plain_words::with_value;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::http::error::{ApiError, ErrorCode};
 
@@ -15,6 +16,9 @@ use crate::http::error::{ApiError, ErrorCode};
 pub const MAX_BODY: usize = 1 << 20;
 /// Time in which a whole body must arrive.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// End of an error about a missing field.
+const MORE: &str = "; /docs has the fields with an example";
 
 /// The text of a header; empty without it.
 pub fn header_text(headers: &HeaderMap, name: HeaderName) -> &str {
@@ -56,28 +60,47 @@ pub async fn read_json(headers: &HeaderMap, body: Body, max: usize) -> Result<By
     }
 }
 
-/// Parses a JSON object; an error names the path of the wrong field.
+/// Parses a JSON object; an error names the path of the wrong field, its value and what is
+/// expected.
 pub fn parse_object<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
-    let malformed = |error: &serde_json::Error| {
-        ApiError::new(ErrorCode::MalformedBody, format!("malformed JSON body: {error}"))
-    };
-    let invalid = |message: &str| ApiError::new(ErrorCode::InvalidRequest, plain_words(message));
     let mut reader = serde_json::Deserializer::from_slice(body);
-    let parsed = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
-        if error.inner().is_data() {
-            return invalid(&error.to_string());
-        }
-        // serde_json reports a number in place of a name, as in `"dtype": 4`, as a syntax error.
-        match serde_json::from_slice::<serde_json::Value>(body) {
-            Ok(_) => invalid(&format!("{}: expected a string", error.path())),
-            Err(_) => malformed(error.inner()),
-        }
-    })?;
-    reader.end().map_err(|error| malformed(&error))?;
-    // A derived deserializer accepts a list of a struct's fields too; the contract does not.
-    if body.trim_ascii_start().starts_with(b"{") {
-        Ok(parsed)
-    } else {
-        Err(ApiError::new(ErrorCode::InvalidRequest, "the body is not a JSON object"))
+    let parsed = serde_path_to_error::deserialize(&mut reader);
+    let ended = reader.end();
+    match parsed {
+        // A derived deserializer accepts a list of a struct's fields too; the contract does not.
+        Ok(parsed) if ended.is_ok() && body.trim_ascii_start().starts_with(b"{") => Ok(parsed),
+        parsed => Err(refused(body, parsed.err())),
     }
+}
+
+/// The error of a body: of its syntax, or of the field that `error` names.
+fn refused(body: &[u8], error: Option<serde_path_to_error::Error<serde_json::Error>>) -> ApiError {
+    let invalid = |message: String| ApiError::new(ErrorCode::InvalidRequest, message);
+    let value: Value = match serde_json::from_slice(body) {
+        Ok(value) => value,
+        Err(error) => {
+            let message = format!("malformed JSON body: {error}");
+            return ApiError::new(ErrorCode::MalformedBody, message);
+        }
+    };
+    let Some(error) = error.filter(|_| value.is_object()) else {
+        return invalid("the body is not a JSON object".into());
+    };
+    // serde_json reports a number in place of a name, as in `"dtype": 4`, as a syntax error.
+    let text = match error.inner().is_data() {
+        true => error.to_string(),
+        false => format!("{}: expected a string", error.path()),
+    };
+    let text = text.rsplit_once(" at line ").map_or(text.as_str(), |(text, _)| text);
+    let hint = if text.contains("missing field") { MORE } else { "" };
+    invalid(with_value(text, |path| at_path(&value, path).cloned()) + hint)
+}
+
+/// The value at a path such as `axes.dtype[0]`.
+fn at_path<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
+    let step = |value: &'a Value, key: &str| match value {
+        Value::Array(items) => items.get(key.parse::<usize>().ok()?),
+        value => value.get(key),
+    };
+    path.split(['.', '[']).map(|key| key.trim_end_matches(']')).try_fold(value, step)
 }

@@ -8,9 +8,10 @@ use axum::{
 };
 use llmprof_core::domain::{
     ids::{AlignmentId, InputsId, RunId, SessionId, SweepId},
-    plain_words::plain_words,
+    plain_words::with_value,
 };
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::http::error::{ApiError, ErrorCode};
 
@@ -147,6 +148,9 @@ pub fn parse_id<T: FromStr>(id: &str) -> Result<T, ApiError> {
     id.parse().map_err(|_| invalid())
 }
 
+/// Start of axum's errors about a query.
+const QUERY_REFUSED: &str = "Failed to deserialize query string: ";
+
 /// A query string; unknown names are refused.
 pub struct Params<T>(pub T);
 
@@ -157,7 +161,14 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
         match Query::from_request_parts(parts, state).await {
             Ok(Query(value)) => Ok(Self(value)),
             Err(rejection) => {
-                let message = plain_words(&rejection.body_text());
+                let text = rejection.body_text();
+                let text = text.strip_prefix(QUERY_REFUSED).unwrap_or(&text);
+                let pairs = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri);
+                let value = |name: &str| {
+                    let pair = pairs.as_ref().ok()?.iter().find(|pair| pair.0 == name)?;
+                    Some(Value::from(pair.1.as_str()))
+                };
+                let message = with_value(text, value).replace("unknown field", "unknown parameter");
                 Err(ApiError::new(ErrorCode::InvalidParameter, message))
             }
         }

@@ -8,7 +8,8 @@ use axum::{
     response::{AppendHeaders, IntoResponse, Response},
 };
 use llmprof_core::domain::{ids::RunId, state::RunState, subject::RunSpec};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
+use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::{
@@ -241,19 +242,39 @@ pub(crate) async fn check(
     body: &[u8],
     uploaded: Option<PendingInputs>,
 ) -> Result<CheckedRun, ApiError> {
-    if is_command(body) {
+    if names_command(body)? {
         submit_command::check(app, caller, parse_object(body)?).await
     } else {
         submit_model::check(app, parse_object(body)?, uploaded).await
     }
 }
 
-/// Returns true if a body names a command, whose fields differ from those of a model.
-fn is_command(body: &[u8]) -> bool {
+/// Returns true if a body names a command, whose fields differ from those of a model. Refuses one
+/// that names neither, or both.
+fn names_command(body: &[u8]) -> Result<bool, ApiError> {
     #[derive(Deserialize)]
-    struct KindPeek {
-        target: Option<serde_json::Value>,
+    struct NamedSubject {
+        model: Option<IgnoredAny>,
+        target: Option<Value>,
     }
-    serde_json::from_slice::<KindPeek>(body)
-        .is_ok_and(|peek| peek.target.is_some_and(|target| target.is_object()))
+    let NamedSubject { model, target } = parse_object(body)?;
+    let is_command = target.as_ref().is_some_and(Value::is_object);
+    let refused = match (model.is_some(), is_command) {
+        (true, false) | (false, true) => return Ok(is_command),
+        (false, false) if target.is_some() => {
+            "missing field `model`: a `target` that is a text is a part of a model, as in \
+             {\"model\": \"deepseek-ocr-tiny\", \"target\": \"decoder.layers.1.mlp\"}"
+        }
+        (false, false) => {
+            "missing field `model` (see GET /models) or `target` (a command, see GET /targets), \
+             as in {\"model\": \"deepseek-ocr-tiny\"} or \
+             {\"target\": {\"command\": \"tiny-generate\"}}"
+        }
+        (true, true) => {
+            "`model` and a command as `target` exclude each other: omit one, or name a part of \
+             the model, as in \
+             {\"model\": \"deepseek-ocr-tiny\", \"target\": \"decoder.layers.1.mlp\"}"
+        }
+    };
+    Err(ApiError::new(ErrorCode::InvalidRequest, refused))
 }
