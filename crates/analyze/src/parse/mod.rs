@@ -25,7 +25,7 @@ use std::{
 };
 
 use llmprof_core::{
-    domain::runner,
+    domain::{import::Import, runner},
     layout,
     trace::{Trace, operator_ranges, timeline::Timeline, untimed::TimeFault},
 };
@@ -114,7 +114,7 @@ pub fn read_parsed(dir: &Path, timeline: Option<Timeline>) -> Result<Trace, Pars
         None if stored::exists(&export) => Some(nsys::read(&export)?),
         None => match imported_traces(dir) {
             traces if traces.is_empty() => None,
-            traces => Some(kineto::read(&traces)?),
+            traces => Some(named_as_imported(dir, kineto::read(&traces)?)?),
         },
         parsed => parsed,
     };
@@ -177,6 +177,18 @@ pub fn torch_traces(dir: &Path) -> Result<Vec<PathBuf>, ParseError> {
     let mut traces: Vec<PathBuf> = paths.into_iter().filter(is_trace).collect();
     traces.sort();
     Ok(traces)
+}
+
+/// The timeline with the client's names of the imported files in its findings.
+fn named_as_imported(dir: &Path, mut timeline: Timeline) -> Result<Timeline, ParseError> {
+    let import: Option<Import> = json(&dir.join(layout::IMPORT), "an import")?;
+    for finding in &mut timeline.findings {
+        for file in import.iter().flat_map(|it| &it.files) {
+            let stored = file.path.rsplit('/').next().unwrap_or_default();
+            finding.message = finding.message.replace(stored, &file.name);
+        }
+    }
+    Ok(timeline)
 }
 
 /// Imported traces by the profiler of PyTorch, in the order of the import.

@@ -48,7 +48,11 @@ impl FileFacts {
 }
 
 /// Findings on the files of a timeline.
-pub fn findings(files: &[FileFacts], trace: &Timeline) -> Vec<Finding> {
+pub fn findings(
+    files: &[FileFacts],
+    copies: &[(String, String)],
+    trace: &Timeline,
+) -> Vec<Finding> {
     let sum = |count: fn(&Oddities) -> u64| files.iter().map(|it| count(&it.odd)).sum::<u64>();
     let mut found = Vec::new();
     let incomplete = sum(|it| it.incomplete);
@@ -98,7 +102,7 @@ pub fn findings(files: &[FileFacts], trace: &Timeline) -> Vec<Finding> {
         );
     }
     found.extend(ranks(files));
-    found.extend(repeated(files));
+    found.extend(repeated(files, copies));
     found.extend(clocks(files));
     if !trace.copies.is_empty() && trace.cuda_calls.is_empty() && trace.kernels.is_empty() {
         let message = "The trace has copies, and neither kernels nor calls of the runtime.";
@@ -167,26 +171,27 @@ fn ranks(files: &[FileFacts]) -> Option<Finding> {
     )
 }
 
-/// The finding on a trace that the capture has twice. Ranks may share the id of one request.
-fn repeated(files: &[FileFacts]) -> Option<Finding> {
+/// The finding on traces that the capture has several times: `copies` were left out, each with the
+/// file that has the same events. Other files of one recording count; ranks may share its id.
+fn repeated(files: &[FileFacts], copies: &[(String, String)]) -> Option<Finding> {
     let mut names: BTreeMap<(&str, Option<i64>), Vec<&str>> = BTreeMap::new();
     for it in files {
         if let Some(id) = &it.trace_id {
             names.entry((id, it.rank)).or_default().push(&it.name);
         }
     }
-    let twice: Vec<String> =
-        names.into_values().filter(|of| of.len() > 1).map(|of| of.join(" and ")).collect();
-    if twice.is_empty() {
-        return None;
-    }
-    let message =
-        format!("Files of the capture are one trace: {}; it counts as often.", twice.join("; "));
-    Some(
-        Finding::new(catalogue::TRACE_REPEATED, message)
-            .with("traces", twice.len())
-            .advise("Import each trace once."),
-    )
+    let copied = copies.iter().map(|(copy, first)| {
+        format!("{copy} holds the same events as {first} and was left out: they count once.")
+    });
+    let parts = names.into_values().filter(|of| of.len() > 1).map(|of| {
+        format!("Files of the capture are of one recording: {}; each counts.", of.join(" and "))
+    });
+    let sentences: Vec<String> = copied.chain(parts).collect();
+    (!sentences.is_empty()).then(|| {
+        Finding::new(catalogue::TRACE_REPEATED, sentences.join(" "))
+            .with("traces", sentences.len())
+            .advise("Import each trace once.")
+    })
 }
 
 /// The finding on files whose clocks cannot be compared.

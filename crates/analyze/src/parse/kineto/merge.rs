@@ -18,6 +18,7 @@ use llmprof_core::trace::{
 };
 
 use super::{
+    copies::Copies,
     event::{DeviceProperties, Integer, last_number},
     findings::{self, FileFacts},
     graph_captures,
@@ -44,6 +45,7 @@ pub struct Merged {
     used: HashSet<u32>,
     gpus: Vec<Gpu>,
     facts: Vec<FileFacts>,
+    copies: Copies,
 }
 
 /// The number itself if it fits and is free, else the lowest free one.
@@ -83,6 +85,9 @@ impl Merged {
         }
         if let Some(base) = header.base_ns.filter(|it| !(0..=FARTHEST).contains(it)) {
             return Err(foreign(format!("impossible baseTimeNanoseconds {base}")));
+        }
+        if self.copies.is_copy(graph_captures::file_name(path), header, &rows) {
+            return Ok(());
         }
         let captures = graph_captures::captures(path, header, &rows, tables);
         if captures.is_alone {
@@ -254,7 +259,7 @@ impl Merged {
 
     /// The timeline, in order of time from its first event.
     pub fn finish(self, tables: Tables) -> Timeline {
-        let Self { mut trace, facts, mut gpus, .. } = self;
+        let Self { mut trace, facts, copies, mut gpus, .. } = self;
         trace.tool = TimelineTool::Pytorch;
         gpus.sort_by_key(|gpu| gpu.index);
         let version = trace.tool_version.as_ref().map(|it| format!(" ({it})")).unwrap_or_default();
@@ -276,7 +281,7 @@ impl Merged {
             it.end_ns = it.end_ns.map(|end| end - origin);
         }
         trace.framework.shift(-origin);
-        trace.findings = findings::findings(&facts, &trace);
+        trace.findings = findings::findings(&facts, copies.left_out(), &trace);
         trace.strings = tables.strings.into_names();
         trace.kernels.sort();
         trace.drop_repeated_kernels();

@@ -7,6 +7,7 @@
 
 mod category;
 mod collectives;
+mod copies;
 mod event;
 mod execution_details;
 mod findings;

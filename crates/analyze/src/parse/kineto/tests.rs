@@ -272,9 +272,30 @@ fn a_trace_that_is_given_twice_is_a_finding() {
         twice.map(|it| it.message.clone())
     };
     let twice = found([file("A", 1), file("A", 1)]).unwrap();
-    assert!(twice.contains("0.json and 1.json"), "{twice}");
+    assert!(twice.starts_with("1.json holds the same events as 0.json"), "{twice}");
+    let other = file("A", 1).replace("\"dur\": 2", "\"dur\": 3");
+    let twice = found([file("A", 1), other]).unwrap();
+    assert!(twice.ends_with("of one recording: 0.json and 1.json; each counts."), "{twice}");
     assert_eq!(found([file("A", 0), file("B", 1)]), None);
     assert_eq!(found([file("A", 0), file("A", 1)]), None, "ranks of one request");
+}
+
+#[test]
+fn a_file_with_the_events_of_another_one_counts_once() {
+    let first = format!(r#"{{"traceName": "a", "traceEvents": [{CALL}, {KERNEL}]}}"#);
+    let rewritten = first.replace("\"a\"", "\"b\"").replace(": ", ":\n ");
+    let marked = format!("\u{feff}{first}");
+    let other_process = first.replace("\"pid\": 5", "\"pid\": 8");
+    let read = |second: &str| read_all(&[first.as_bytes(), second.as_bytes()]).unwrap();
+    for copy in [&first, &rewritten, &marked] {
+        let read = read(copy);
+        assert_eq!((read.kernels.len(), read.processes.len()), (1, 1), "{copy}");
+        let finding = read.findings.iter().find(|it| it.id == "trace_repeated").unwrap();
+        assert!(finding.message.starts_with("1.json holds the same events as 0.json"));
+    }
+    for other in [other_process, first.replace("\"dur\": ", "\"dur\": 1")] {
+        assert_eq!(read(&other).processes.len(), 2, "{other}");
+    }
 }
 
 #[test]
