@@ -119,7 +119,7 @@ pub fn render_one(
     match form {
         ReportForm::Json => data(facts, trace, analysis),
         ReportForm::Markdown | ReportForm::Html => {
-            let page = Value::from(Serde(view::page(facts, trace, analysis)));
+            let page = Value::from(Serde(view::page(facts, trace, analysis, false)));
             engine::render(form.file(), page)
         }
     }
@@ -134,7 +134,7 @@ fn data(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> String {
 
 /// Renders every file of a run's report: its name in the layout, and its text.
 pub fn render(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Vec<(&'static str, String)> {
-    let page = Value::from(Serde(view::page(facts, trace, analysis)));
+    let page = Value::from(Serde(view::page(facts, trace, analysis, true)));
     let text = |template: &str| engine::render(template, page.clone());
     let report = data(facts, trace, analysis);
     let mut files = vec![

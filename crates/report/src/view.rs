@@ -93,6 +93,8 @@ pub(super) struct ReportView<'a> {
     missing: Vec<MissingStep<'a>>,
     /// True if a part of prefill is vision.
     vision: bool,
+    /// True if the report stands in a folder with the files that it links to.
+    in_folder: bool,
 }
 
 /// A requested step that left no data.
@@ -170,8 +172,14 @@ fn table(table: ReportTable, name: &str) -> ReportTable {
     table.first(TOP_ROWS, &format!("all are in the table {name}"))
 }
 
-/// Gathers the values of the templates.
-pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis) -> ReportView<'a> {
+/// Gathers the values of the templates; `in_folder` is true if the run's other files are written
+/// next to the report.
+pub(super) fn page<'a>(
+    facts: &RunFacts<'a>,
+    trace: &Trace,
+    analysis: &Analysis,
+    in_folder: bool,
+) -> ReportView<'a> {
     let mut six = tables::six(facts, trace, analysis);
     shorten_gaps(&mut six, analysis);
     let all = |table: ReportTable| table.first(ALL_ROWS, "the rest are shorter");
@@ -241,6 +249,7 @@ pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis)
         findings,
         missing: missing(facts),
         vision: analysis.stages.note("vision").is_some(),
+        in_folder,
     }
 }
 

@@ -1,13 +1,17 @@
 //! Files of a run over HTTP: downloads, ranges, reports, bundles; no other file is reachable.
 
-use std::{fs, io::Write};
+use std::{fs, io::Write, path::Path};
 
 use axum::{
     body::Body,
     http::{Method, header},
 };
 use llmprof_core::domain::state::RunState;
-use llmprof_service::artifact::folder;
+use llmprof_report::{
+    ReportForm,
+    pipeline::{self, Analyzed, Statements},
+};
+use llmprof_service::{artifact::folder, config};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -291,4 +295,63 @@ async fn data_of_a_token_stays_out_of_shared_caches() {
     ] {
         assert_eq!(api.get(path).await.header(header::CACHE_CONTROL), expected, "{path}");
     }
+}
+
+/// The analysis of a small trace of PyTorch.
+fn analyzed_capture() -> Analyzed {
+    let trace = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/captures/engine-graph-capture-bs2.json.gz");
+    let devices = config::devices().unwrap();
+    pipeline::analyze_capture(&[trace], &[], Statements::default(), &devices).unwrap()
+}
+
+/// The addresses of the links of a page, without those inside the page, which it has.
+#[track_caller]
+fn links(page: &str) -> Vec<&str> {
+    let after = |mark: &str| -> Vec<&str> {
+        page.split(mark).skip(1).filter_map(|rest| rest.split('"').next()).collect()
+    };
+    let ids = after(" id=\"");
+    let (inside, outside): (Vec<&str>, Vec<&str>) =
+        after(" href=\"").into_iter().partition(|link| link.starts_with('#'));
+    for link in inside {
+        assert!(ids.contains(&&link[1..]), "no element of the page has the id of {link}");
+    }
+    outside.into_iter().filter(|link| !link.starts_with("data:")).collect()
+}
+
+#[tokio::test]
+async fn every_link_of_a_report_leads_to_a_file_served_and_unpacked() {
+    let api = Api::new().await;
+    let id = api.submit(json!({})).await;
+    let run = api.start().await;
+    let analyzed = analyzed_capture();
+    analyzed.write(run.id, &api.folder(&id)).unwrap();
+    api.end(&run, RunState::Succeeded, &[]).await;
+    for path in ["report", "artifacts/report.html"] {
+        let page = get(&api, &format!("/runs/{id}/{path}"), &[("accept", "text/html")]).await;
+        let text = page.text();
+        let links = links(&text);
+        assert_eq!(links, ["timeline.perfetto-trace.gz"], "{path}");
+        let base = path.rsplit_once('/').map_or(String::new(), |(folder, _)| format!("{folder}/"));
+        for link in links {
+            let mut target = format!("/runs/{id}/{base}{link}");
+            let mut answer = api.get(&target).await;
+            if answer.status.is_redirection() {
+                target = answer.header(header::LOCATION).to_owned();
+                answer = api.get(&target).await;
+            }
+            assert_eq!(answer.status, 200, "{path}: {target}");
+        }
+    }
+    let bundle = api.get(&format!("/runs/{id}/bundle")).await.body;
+    let out = tempfile::tempdir().unwrap();
+    tar::Archive::new(zstd::Decoder::new(bundle.as_slice()).unwrap()).unpack(out.path()).unwrap();
+    let report = fs::read_to_string(out.path().join(&id).join("report.html")).unwrap();
+    for link in links(&report) {
+        assert!(out.path().join(&id).join(link).is_file(), "{link}");
+    }
+    assert_eq!(links(&analyzed.render_one(ReportForm::Html, run.id)), [""; 0], "a report alone");
+    let unlinked = api.get(&format!("/runs/{id}/nothing.html")).await;
+    assert_eq!(unlinked.error(), (404, "route_not_found".to_owned()));
 }

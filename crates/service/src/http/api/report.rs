@@ -1,9 +1,10 @@
-//! `GET /runs/{run_id}/report`: the report in the format that the client requests.
+//! `GET /runs/{run_id}/report`: the report in the format that the client requests, and the files
+//! that it links to.
 
 use axum::{
     extract::State,
-    http::{HeaderMap, HeaderValue, header},
-    response::Response,
+    http::{HeaderMap, HeaderValue, Method, Uri, header},
+    response::{IntoResponse, Redirect, Response},
 };
 use llmprof_analyze::analyze;
 use llmprof_core::{
@@ -27,12 +28,15 @@ use super::{
 };
 use crate::http::{
     error::{
-        ApiError, ErrorCode,
+        ApiError, ErrorCode, no_route,
         responses::{
             GuardedErrors, InvalidParameter, NotAcceptable, ReportUnavailable, RunNotFound,
         },
     },
-    extract::{content_negotiation::requested, params::RunPath},
+    extract::{
+        content_negotiation::requested,
+        params::{FilePath, RunPath},
+    },
     state::App,
 };
 
@@ -125,4 +129,21 @@ pub async fn report(
         .await?;
     response.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
     Ok(response)
+}
+
+/// `/runs/{run_id}/{file}`: a link of the report, whose addresses are relative, as they have to be
+/// in the folder of an unpacked bundle. Redirects to the file.
+pub async fn linked_file(
+    State(app): State<App>,
+    path: Result<FilePath, ApiError>,
+    method: Method,
+    uri: Uri,
+) -> Result<Response, ApiError> {
+    if let Ok(FilePath(id, file)) = path
+        && matches!(method, Method::GET | Method::HEAD)
+        && app.store.artifact(id, &file).await?.is_some()
+    {
+        return Ok(Redirect::temporary(&format!("/runs/{id}/artifacts/{file}")).into_response());
+    }
+    Err(no_route(uri).await)
 }

@@ -32,13 +32,14 @@ use axum::{
     extract::DefaultBodyLimit,
     http::Uri,
     response::Redirect,
-    routing::{get, post},
+    routing::{any, get, post},
 };
 
 pub use login::{access_rule, session};
 pub use page::render_errors;
 
 use crate::http::{
+    api::report,
     error::{ApiError, ErrorCode},
     state::App,
 };
@@ -53,6 +54,7 @@ pub fn router(app: App) -> Router {
         .route("/ui", get(async || Redirect::to("/")))
         .route("/ui/", get(async || Redirect::to("/")))
         .route("/ui/runs", post(home::submit).get(async || Redirect::to("/")))
+        .route("/runs/{run_id}/{file}", any(report::linked_file))
         .route("/ui/runs/{run_id}", get(run::run))
         .route("/ui/runs/{run_id}/cancel", post(run::cancel).get(run::back))
         .route("/ui/runs/{run_id}/delete", post(run::delete).get(run::back))
