@@ -58,8 +58,9 @@ fn engine() -> Environment<'static> {
     engine
 }
 
-const TEMPLATES: [(&str, &str); 14] = [
+const TEMPLATES: [(&str, &str); 15] = [
     ("macros.md", include_str!("markdown/macros.md")),
+    ("answer.md", include_str!("markdown/answer.md")),
     ("report.md", include_str!("markdown/report.md")),
     ("stakeholder_summary.md", include_str!("markdown/stakeholder_summary.md")),
     ("operators.md", include_str!("markdown/operators.md")),

@@ -26,12 +26,16 @@ mod markdown;
 mod narrative;
 mod view;
 
-use minijinja::value::{Serde, Value};
+use minijinja::{
+    context,
+    value::{Serde, Value},
+};
 use serde::Serialize;
 
 pub use self::{
     answer::stored_answer,
     charts::tiles::{Tile, stored_tiles},
+    view::MissingStep,
 };
 use llmprof_analyze::Analysis;
 use llmprof_core::{
@@ -130,6 +134,18 @@ fn data(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> String {
     let report = json(&profile::profile(facts, trace, analysis));
     debug_assert_eq!(answer::unfounded(report.as_bytes()).ok(), Some(vec![]));
     report
+}
+
+/// The first part of a stored `report.json` as Markdown, as in the summary; empty if it has none.
+pub fn stored_first_page(
+    report: &[u8],
+    missing: &[MissingStep],
+) -> Result<String, serde_json::Error> {
+    let page = |answer: &answer::Answer| {
+        let answer = Value::from(Serde(answer));
+        engine::render("answer.md", context! { answer, missing => Value::from(Serde(missing)) })
+    };
+    Ok(stored_answer(report)?.iter().map(page).collect())
 }
 
 /// Renders every file of a run's report: its name in the layout, and its text.

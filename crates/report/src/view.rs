@@ -98,11 +98,11 @@ pub(super) struct ReportView<'a> {
 }
 
 /// A requested step that left no data.
-#[derive(Serialize)]
-struct MissingStep<'a> {
-    step: &'static str,
-    state: &'static str,
-    message: &'a str,
+#[derive(Debug, Clone, Serialize)]
+pub struct MissingStep<'a> {
+    pub step: &'a str,
+    pub state: &'a str,
+    pub message: &'a str,
 }
 
 /// The tables of the HTML report whose rows are linked.

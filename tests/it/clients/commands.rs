@@ -69,6 +69,14 @@ fn a_run_is_submitted_watched_listed_shown_and_fetched() {
 
     let shown = with(&["show", id]).stdout;
     assert!(shown.contains("llama-tiny") && shown.contains("baseline\tsucceeded"), "{shown}");
+    let summary = service.run_dir(id).join("stakeholder_summary.md");
+    let summary = fs::read_to_string(summary).unwrap();
+    let first_page = summary.split("\n## ").next().unwrap().lines().skip(3);
+    let first_page: Vec<&str> = first_page.filter(|line| !line.is_empty()).collect();
+    assert!(first_page.iter().any(|line| line.starts_with("**")), "{summary}");
+    for line in first_page {
+        assert!(shown.lines().any(|it| it == line), "{line}\n{shown}");
+    }
     assert!(with(&["show", id, "--report"]).stdout.starts_with("# "));
     assert_eq!(with(&["show", id, "--json"]).json()["expected"], Value::Null);
 
@@ -152,6 +160,25 @@ async fn a_submission_is_a_file_whose_fields_options_replace() {
     }
     let usage = with(&["submit"]);
     assert_eq!(usage.code, 3, "invalid arguments have the code of bad input: {usage:?}");
+}
+
+#[tokio::test]
+async fn a_run_without_a_result_is_shown_with_its_state_and_the_reason() {
+    let api = Api::new().await;
+    let id = api.submit(json!({})).await;
+    let failed = api.start().await;
+    api.end(&failed, RunState::Failed, &[]).await;
+    let queued = api.submit(json!({})).await;
+    let mut paused = serve(api.data(), &Setup::default());
+    let service = Service::spawn(paused.env("LLMPROF__WORKER__PAUSED", "true"), api.data());
+    let folder = tempdir().unwrap();
+    for (id, text) in [
+        (id, "\nNo result: the run ended failed: "),
+        (queued, "\nNo result yet: the run is queued, at position 1 of the queue\n"),
+    ] {
+        let shown = run(&mut command(folder.path(), &service.base, &["show", &id]));
+        assert!(shown.code == 0 && shown.stdout.contains(text), "{shown:?}");
+    }
 }
 
 #[tokio::test]

@@ -1,15 +1,18 @@
-//! `llmprof show`: a run of a service, one of its tables, or its report.
+//! `llmprof show`: a run of a service with the first page of its report, one of its tables, or its
+//! report.
 
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
+use llmprof_core::layout;
+use llmprof_report::{MissingStep, tables::NO_MESSAGE};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{
     ServerOptions, ServiceClient,
-    answers::RunAnswer,
+    answers::{ArtifactsAnswer, RunAnswer, StepAnswer},
     run_path,
     terminal::{self, Column, TerminalTable, between, duration, escaped, print},
 };
@@ -17,7 +20,7 @@ use super::{
 /// Rows of a table on a terminal.
 const ROWS: u32 = 40;
 
-/// Show a run of a service: its steps and findings, one of its tables, or its report
+/// Show a run of a service: its first page, steps and findings, one of its tables, or its report
 ///
 /// Not on a terminal, the columns of a table are separated by tabs. Exit code 0, or 3: bad input,
 /// or the service refuses or does not answer.
@@ -94,6 +97,7 @@ async fn show(client: &ServiceClient, options: &ShowOptions) -> Result<()> {
     }
     let run: RunAnswer = client.understood(answer, &path).await?;
     let mut text = head(client, &run);
+    text += &format!("\n{}\n", first_page(client, &path, &run).await?);
     let mut steps = TerminalTable::new(vec![
         Column::name("step"),
         Column::name("state"),
@@ -119,6 +123,40 @@ async fn show(client: &ServiceClient, options: &ShowOptions) -> Result<()> {
         }
     }
     Ok(print(&text)?)
+}
+
+/// The first page of the run's report; without a report, the run's state and the reason.
+async fn first_page(client: &ServiceClient, path: &str, run: &RunAnswer) -> Result<String> {
+    let state = &run.state;
+    if !run.has_ended() {
+        let queued = run.queue_position.map(|at| format!(", at position {at} of the queue"));
+        return Ok(escaped(&format!(
+            "No result yet: the run is {state}{}",
+            queued.unwrap_or_default()
+        )));
+    }
+    let files: ArtifactsAnswer = client.read(&format!("{path}/artifacts")).await?;
+    let lost = |it: &&StepAnswer| matches!(&*it.state, "skipped" | "failed" | "cancelled");
+    if files.artifacts.iter().all(|file| file.path != layout::REPORT_JSON) {
+        let step = run.steps.iter().rfind(lost).and_then(|step| step.message.as_deref());
+        let reason = run.message.as_deref().or(step).unwrap_or("see its logs by `llmprof fetch`");
+        return Ok(escaped(&format!("No result: the run ended {state}: {reason}")));
+    }
+    let report = format!("{path}/artifacts/{}", layout::REPORT_JSON);
+    let request = client.http.get(client.url(&report));
+    let bytes = client.send(request, &report).await?.bytes().await?;
+    let missing: Vec<MissingStep> = run.steps.iter().filter(lost).map(missing_step).collect();
+    let page = llmprof_report::stored_first_page(&bytes, &missing)
+        .with_context(|| format!("cannot read {report}; use the same version of both"))?;
+    if page.is_empty() {
+        return Ok("The report has no first page: print it by --report".into());
+    }
+    Ok(page.trim_end().lines().map(escaped).collect::<Vec<_>>().join("\n"))
+}
+
+fn missing_step(it: &StepAnswer) -> MissingStep<'_> {
+    let message = it.message.as_deref().unwrap_or(NO_MESSAGE);
+    MissingStep { step: &it.step, state: &it.state, message }
 }
 
 fn head(client: &ServiceClient, run: &RunAnswer) -> String {
