@@ -20,6 +20,8 @@ use tokio_util::sync::CancellationToken;
 
 /// State of waiting background work.
 pub const WAITING: &str = "waiting: a pass is measuring";
+/// Longest wait of an upload's check: a client waits for the answer.
+pub const UPLOAD_WAIT: Duration = Duration::from_secs(20);
 /// Pause of a download before each block while a pass measures: a block takes about 2 ms.
 const BLOCK_PAUSE: Duration = Duration::from_millis(100);
 

@@ -19,12 +19,13 @@ use crate::{
 
 const WAITING: &str = "waiting: a pass is measuring";
 
-/// Submits the capture of the mock to a service, and returns its run.
-async fn import(service: &Service) -> String {
+/// Submits the capture of the mock to a service; returns its run, and the reason of a late answer.
+async fn import(service: &Service) -> (String, Value) {
     let request = service::client().post(format!("{}/captures?name=mock.zst", service.base));
     let answer = request.header(PACKED.0, PACKED.1).body(timeline(MOCK)).send().await.unwrap();
     let answer: Value = answer.json().await.unwrap();
-    answer["run_id"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
+    let run = answer["run_id"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned();
+    (run, answer["waited"].clone())
 }
 
 #[tokio::test]
@@ -34,12 +35,13 @@ async fn an_import_and_an_alignment_wait_while_a_pass_measures() {
     let lines = format!("echo up >&2; while [ ! -e {} ]; do sleep 0.02; done", end.display());
     let setup = Setup { runner: script(data.path(), &lines), ..Setup::default() };
     let service = Service::start(data.path(), &setup);
-    let run = import(&service).await;
+    let (run, waited) = import(&service).await;
+    assert_eq!(waited, Value::Null);
     assert_eq!(service.end(&run).await["state"], "succeeded");
 
     let pass = service.submit(json!({})).await;
     service.follow(&pass, |event| event["event"] == "log" && event["line"] == "up").await;
-    let waits = import(&service).await;
+    let (waits, _) = import(&service).await;
     let (status, queued) = service.post("/alignments", &json!({ "mock": run, "e2e": run })).await;
     assert_eq!(status, 202, "{queued}");
     let alignment = queued["links"]["self"].as_str().unwrap();
@@ -89,6 +91,13 @@ async fn a_running_import_is_stopped_while_a_pass_measures_and_for_a_bounded_tim
     }
     service.post(&format!("/runs/{run}/cancel"), &json!({})).await;
     assert_eq!(service.end(&run).await["state"], "cancelled");
+
+    // Nor does the client of an upload wait longer, and it learns the reason.
+    let form = service.get("/ui/import").await.text().await.unwrap();
+    assert!(form.contains("The check of the files waits for it, at most 2 s."), "{form}");
+    let (_, waited) = import(&service).await;
+    let waited = waited.as_str().unwrap();
+    assert!(waited.ends_with(" s: it waits while a pass measures, up to 2 s"), "{waited}");
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use llmprof_core::{
@@ -23,7 +24,7 @@ use crate::{
     },
     config::{Config, Models, RefusedModel},
     http::auth::access::AccessControl,
-    measuring::Measuring,
+    measuring::{Measuring, UPLOAD_WAIT},
     runtime::work::SlicedWork,
     store::Store,
 };
@@ -69,6 +70,13 @@ pub struct App {
     pub cancelled: Arc<Notify>,
     /// Ends streams when the service stops.
     pub closing: CancellationToken,
+}
+
+impl App {
+    /// Longest wait of an upload's check for passes that measure.
+    pub(super) fn upload_wait(&self) -> Duration {
+        UPLOAD_WAIT.min(Duration::from_secs(self.config.worker.background_wait_s.into()))
+    }
 }
 
 /// Folder, limits and inspector of uploads.

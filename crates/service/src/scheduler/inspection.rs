@@ -23,14 +23,13 @@ use crate::{
         inspection::Inspection,
     },
     collect::process::output::{self, Logs},
+    measuring::UPLOAD_WAIT,
 };
 
 /// Inspections that may be queued.
 const MAX_INSPECTIONS: usize = 16;
 /// Inspections at a time.
 const INSPECTORS: usize = 2;
-/// Longest wait for passes that measure: a client waits for the response.
-const MAX_WAIT: Duration = Duration::from_secs(20);
 /// Time limit of an inspection.
 const TIME_LIMIT: Duration = Duration::from_secs(300);
 /// Files of an inspection, in a folder of the upload that is removed afterwards.
@@ -113,7 +112,7 @@ pub fn start(
 ) -> mpsc::Sender<Inspection> {
     let (sender, mut inspections) = mpsc::channel::<Inspection>(MAX_INSPECTIONS);
     let children =
-        Arc::new(LimitedChildren { max_wait: MAX_WAIT.min(children.max_wait), ..children });
+        Arc::new(LimitedChildren { max_wait: UPLOAD_WAIT.min(children.max_wait), ..children });
     let inspectors = Inspectors { children, places: Arc::new(Semaphore::new(INSPECTORS)), stop };
     tokio::spawn(async move {
         while let Some(inspection) = inspections.recv().await {
@@ -178,7 +177,7 @@ async fn inspect<T: DeserializeOwned>(
         id: RunId::now(),
         args: vec!["inspect".into(), "--folder".into(), folder.into()],
         logs: Logs { cap: output::DEFAULT_CAP, ..Logs::named(folder, "child") },
-        time_limit: TIME_LIMIT + MAX_WAIT,
+        time_limit: TIME_LIMIT + UPLOAD_WAIT,
     };
     let ended = children.run(&child, stop).await;
     let bytes = fs::read(folder.join(RESULT)).unwrap_or_default();

@@ -96,6 +96,8 @@ pub struct RunSummaryAnswer {
 pub struct SubmittedAnswer {
     pub run_id: String,
     pub queue_position: Option<u64>,
+    #[serde(default)]
+    pub waited: Option<String>,
 }
 
 /// A submission that was only checked.

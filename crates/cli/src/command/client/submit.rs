@@ -126,6 +126,9 @@ pub async fn queued(
     if !json {
         print(&format!("{id}\n"))?;
     }
+    if let Some(waited) = &run.waited {
+        eprintln!("{}", escaped(waited));
+    }
     if wait {
         return watch::watch(client, &id, json).await;
     }

@@ -101,7 +101,7 @@ async fn upload(client: &ServiceClient, options: &UploadOptions) -> Result<ExitC
 }
 
 fn bar() -> Result<ProgressBar> {
-    let style = ProgressStyle::with_template("{bytes} of {total_bytes} {wide_bar} {eta}")
+    let style = ProgressStyle::with_template("{bytes} of {total_bytes} {wide_bar} {eta} {msg}")
         .context("the bar")?;
     let bar = ProgressBar::new(0).with_style(style);
     if !std::io::stderr().is_terminal() {
@@ -160,6 +160,9 @@ async fn part(path: &Path, bar: &ProgressBar) -> Result<Part> {
     let bar = bar.clone();
     let stream = ReaderStream::new(file).map(move |read| {
         bar.inc(read.as_ref().map_or(0, |bytes| bytes.len() as u64));
+        if Some(bar.position()) == bar.length() {
+            bar.set_message("sent; the service checks the files");
+        }
         read
     });
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();

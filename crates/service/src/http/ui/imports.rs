@@ -27,6 +27,10 @@ struct ImportView<'a> {
     /// Names of configured models.
     models: Vec<&'a str>,
     dtypes: &'static [Dtype],
+    /// True while a pass measures, for which the check of the files waits.
+    measuring: bool,
+    /// Longest wait for a pass, seconds.
+    max_wait_s: u64,
     /// Reason why the import was refused.
     problem: Option<&'a str>,
 }
@@ -72,9 +76,7 @@ fn given(texts: FormTexts) -> FormTexts {
 
 fn show(app: &App, caller: &Caller, problem: Option<&str>) -> Result<HtmlPage, ApiError> {
     let models = app.models.values().map(|model| model.name.as_str()).collect();
-    HtmlPage::render(
-        Some(caller),
-        "import.html",
-        ImportView { models, dtypes: Dtype::ALL, problem },
-    )
+    let (measuring, max_wait_s) = (app.measuring.is_active(), app.upload_wait().as_secs());
+    let view = ImportView { models, dtypes: Dtype::ALL, measuring, max_wait_s, problem };
+    HtmlPage::render(Some(caller), "import.html", view)
 }

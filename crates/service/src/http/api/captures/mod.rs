@@ -6,7 +6,7 @@
 mod fields;
 mod inspect;
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::Duration};
 
 use axum::{
     Extension,
@@ -20,6 +20,7 @@ use llmprof_core::{
     layout,
 };
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 use utoipa::ToSchema;
 
 use self::fields::{UploadFields, UploadHash};
@@ -155,6 +156,8 @@ impl CaptureForm {
 /// host has an ncu), each as it is or compressed with zstd or gzip. They become a run whose subject
 /// is an `import`, which needs no device and has the same reports, tables and artifacts as other
 /// runs.
+/// The files are checked before the answer. While a pass measures on this host, the check waits, at
+/// most 20 s; the answer then states it as `waited`.
 /// With `Idempotency-Key`, a repeated submission of the same files and fields returns the same run.
 #[utoipa::path(post, path = "/captures", tag = "runs", operation_id = "submit_capture",
     params(
@@ -256,7 +259,11 @@ pub(crate) async fn import(
         hash.add(&[&"file", &file.name, &file.sha256]);
     }
     let idempotency = key.map(|key| IdempotencyKey { key, body_sha256: hash.finish() });
+    let waits = app.measuring.is_active();
+    let started = Instant::now();
     let import = inspect::inspect(intake, folder.path(), received.files, &fields).await?;
+    let waited =
+        (waits || app.measuring.is_active()).then(|| waited(started.elapsed(), app.upload_wait()));
     let is_dry = fields.dry_run;
     let spec = fields.spec(import);
     if is_dry {
@@ -271,7 +278,16 @@ pub(crate) async fn import(
     let submitted = queued.await.map_err(|error| ApiError::internal(&error))??;
     let run = accepted_run(submitted, caller)?;
     app.queued.notify_waiters();
-    Ok(accepted(run).into_response())
+    Ok(accepted(run, waited).into_response())
+}
+
+/// The reason of a late answer.
+fn waited(took: Duration, max: Duration) -> String {
+    format!(
+        "the check of the files took {} s: it waits while a pass measures, up to {} s",
+        took.as_secs(),
+        max.as_secs()
+    )
 }
 
 /// Receives the body into `folder`, by its content type.

@@ -36,6 +36,7 @@ pub(crate) fn submitted() -> SubmittedRun {
         state: RunState::Queued,
         queue_position: Some(1),
         links: RunLinks::of(id()),
+        waited: None,
     }
 }
 

@@ -53,12 +53,17 @@ pub struct SubmittedRun {
     /// 1 is next; `null` once the run has left the queue.
     pub queue_position: Option<u64>,
     pub links: RunLinks,
+    /// Reason of a late answer to an upload, whose files are checked before; absent without a wait.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "the check of the files took 14 s: it waits while a pass measures, up to \
+                        20 s")]
+    pub waited: Option<String>,
 }
 
 impl From<StoredRun> for SubmittedRun {
     fn from(run: StoredRun) -> Self {
         let StoredRun { id, state, queue_position, .. } = run;
-        Self { run_id: id, state, queue_position, links: RunLinks::of(id) }
+        Self { run_id: id, state, queue_position, links: RunLinks::of(id), waited: None }
     }
 }
 
@@ -122,7 +127,8 @@ pub async fn submit(
         return Ok(dry_run::answer(&app, checked.spec).await?.into_response());
     }
     let idempotency = idempotency::of_body(key, &body);
-    Ok(accepted(queue_checked(&app, caller, checked, idempotency).await?).into_response())
+    let run = queue_checked(&app, caller, checked, idempotency).await?;
+    Ok(accepted(run, None).into_response())
 }
 
 /// A checked submission.
@@ -135,8 +141,8 @@ pub(crate) struct CheckedRun {
 }
 
 /// The response to an accepted submission.
-pub(crate) fn accepted(run: StoredRun) -> impl IntoResponse {
-    let answer = SubmittedRun::from(run);
+pub(crate) fn accepted(run: StoredRun, waited: Option<String>) -> impl IntoResponse {
+    let answer = SubmittedRun { waited, ..run.into() };
     let location = AppendHeaders([(header::LOCATION, answer.links.run.clone())]);
     (StatusCode::ACCEPTED, location, Json(answer))
 }

@@ -228,7 +228,10 @@ impl Upload {
             text.extend_from_slice(&bytes);
             if text.len() > rules.max_text {
                 let max = rules.max_text;
-                let message = format!("{name:.40}: a text field has at most {max} bytes");
+                let files = rules.files.join(" or ");
+                let message = format!(
+                    "{name:.40}: a text field has at most {max} bytes; a file is sent as {files}"
+                );
                 return Err(rules.invalid(message));
             }
         }

@@ -207,6 +207,11 @@
     }, 5000);
   }
 
+  // A form that sends files shows that it does.
+  for (const form of document.querySelectorAll("form[data-sending]")) {
+    form.addEventListener("submit", () => { by(form.dataset.sending).hidden = false; });
+  }
+
   // Filters and links with `data-into` show their result in that part of the page.
   let controller;
   async function show(url, part, keep) {
