@@ -30,7 +30,7 @@ use minijinja::{
     context,
     value::{Serde, Value},
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub use self::{
     answer::stored_answer,
@@ -78,6 +78,11 @@ pub struct RunFacts<'a> {
 }
 
 impl RunFacts<'_> {
+    /// Returns true for captures that were recorded elsewhere, imported or not.
+    fn is_capture(&self) -> bool {
+        self.spec.import().is_some()
+    }
+
     /// The program that ran, in one sentence.
     fn description(&self) -> String {
         match (self.model, self.command, self.spec.import()) {
@@ -134,6 +139,16 @@ fn data(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> String {
     let report = json(&profile::profile(facts, trace, analysis));
     debug_assert_eq!(answer::unfounded(report.as_bytes()).ok(), Some(vec![]));
     report
+}
+
+/// The start of the capture in a stored `report.json`; as a list, which is empty without one.
+pub fn stored_capture_time(report: &[u8]) -> Result<Vec<String>, serde_json::Error> {
+    #[derive(Deserialize)]
+    struct StoredReport {
+        environment: Option<Environment>,
+    }
+    let StoredReport { environment } = serde_json::from_slice(report)?;
+    Ok(environment.and_then(|it| it.captured_at).into_iter().collect())
 }
 
 /// The first part of a stored `report.json` as Markdown, as in the summary; empty if it has none.

@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::{
     RunFacts, all_findings, answer,
     charts::{figures, tiles},
-    links, narrative, part,
+    links, narrative, part, profile,
     tables::{self, NO_MESSAGE, ReportTable, report_table::Gap},
 };
 
@@ -37,7 +37,8 @@ pub(super) struct ReportView<'a> {
     state: &'static str,
     state_means: String,
     times_of: &'static str,
-    started: Option<&'a str>,
+    #[serde(flatten)]
+    dates: RunDates<'a>,
     tiles: Vec<tiles::Tile>,
     figures: figures::ReportCharts,
     answer: answer::Answer,
@@ -95,6 +96,26 @@ pub(super) struct ReportView<'a> {
     vision: bool,
     /// True if the report stands in a folder with the files that it links to.
     in_folder: bool,
+}
+
+/// Dates of a run.
+#[derive(Serialize)]
+struct RunDates<'a> {
+    started: Option<&'a str>,
+    /// True for captures that were recorded elsewhere, which `started` imports.
+    is_capture: bool,
+    /// Start of such a capture, if it states one.
+    captured: Option<String>,
+}
+
+impl<'a> RunDates<'a> {
+    fn of(facts: &RunFacts<'a>, trace: &Trace) -> Self {
+        Self {
+            started: facts.steps.first().map(|step| step.started_at.as_str()),
+            is_capture: facts.is_capture(),
+            captured: profile::gather::captured_at(facts, trace),
+        }
+    }
 }
 
 /// A requested step that left no data.
@@ -196,7 +217,7 @@ pub(super) fn page<'a>(
         state: facts.state.as_str(),
         state_means: state_means(facts),
         times_of: analysis.times_of(),
-        started: facts.steps.first().map(|step| step.started_at.as_str()),
+        dates: RunDates::of(facts, trace),
         tiles: tiles::tiles(analysis),
         figures: figures::figures(analysis),
         answer: answer::of_analysis(facts, analysis),

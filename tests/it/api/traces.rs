@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{
-        imports::{FORM, PLAIN, fixture, form, id, send, timeline},
+        imports::{FORM, PACKED, PLAIN, fixture, form, id, send, timeline},
         router::Api,
     },
     support::{
@@ -105,4 +105,35 @@ async fn a_window_is_imported_with_the_captures_of_its_graphs() {
     let rows = processes["rows"].as_array().unwrap();
     let ids: BTreeSet<i64> = rows.iter().map(|row| row["process"].as_i64().unwrap()).collect();
     assert_eq!(ids.len(), 1, "{processes}");
+}
+
+#[tokio::test]
+async fn a_capture_has_the_date_that_it_states_and_the_date_of_its_import() {
+    let api = Api::new().await;
+    let dated = id(&send(&api, "?name=mock.sqlite.zst", PACKED, timeline(MOCK)).await);
+    // Times without a base are since the start of a host: no date.
+    let undated = r#"{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 5,
+        "tid": 6, "ts": 5.0, "dur": 5}]}"#;
+    let files: [(&str, &[u8]); 2] =
+        [("a.json", undated.as_bytes()), ("b.json", undated.as_bytes())];
+    let undated = id(&send(&api, "", FORM, form(&files, &[])).await);
+    let service = Service::start(api.data(), &Setup::default());
+    for (id, captured) in [(&dated, json!("2026-11-20T19:56:39Z")), (&undated, Value::Null)] {
+        assert_eq!(service.end(id).await["state"], "succeeded");
+        let report = service.json(&format!("/runs/{id}/artifacts/report.json")).await;
+        assert_eq!(report["environment"]["captured_at"], captured);
+        let text = async |path: &str| service.get(path).await.text().await.unwrap();
+        let page = text(&format!("/ui/runs/{id}")).await;
+        let html = text(&format!("/runs/{id}/artifacts/report.html")).await;
+        let markdown = text(&format!("/runs/{id}/artifacts/report.md")).await;
+        let is_dated = captured.is_string();
+        assert!(page.contains("<dt>Imported on</dt>") && !page.contains("<dt>Submitted</dt>"));
+        assert!(html.contains("<dt>Imported on</dt>") && !html.contains("<dt>Started</dt>"));
+        assert!(markdown.contains(" Imported on 20") && !markdown.contains("Started 20"));
+        assert_eq!(page.contains("<dt>Captured</dt><dd><time datetime=\"2026-11-20"), is_dated);
+        assert_eq!(html.contains("<dt>Captured</dt><dd>2026-11-20T19:56:39Z</dd>"), is_dated);
+        assert_eq!(markdown.contains("Captured 2026-11-20T19:56:39Z."), is_dated);
+    }
+    let findings = service.json(&format!("/runs/{undated}")).await["findings"].to_string();
+    assert!(findings.contains("b.json holds the same events as a.json"), "{findings}");
 }

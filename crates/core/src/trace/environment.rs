@@ -31,6 +31,11 @@ pub struct Environment {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(example = "PyTorch profiler (schema 1, CUPTI 130001)"))]
     pub profiler: Option<String>,
+    /// Start of an imported capture, UTC, as the capture states it; absent if it does not, and for
+    /// other runs, whose steps have times.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(format = "date-time", example = "2026-11-20T19:56:06Z"))]
+    pub captured_at: Option<String>,
     pub llmprof: String,
     /// Commit that llmprof was built from.
     pub git_commit: Option<String>,

@@ -3,7 +3,7 @@
 use llmprof_analyze::{Analysis, roofline::Roofline};
 use llmprof_core::{
     layout,
-    trace::{Trace, event::Start, stage::StageRules},
+    trace::{Trace, environment::Environment, event::Start, stage::StageRules},
 };
 
 use super::{
@@ -23,7 +23,7 @@ pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfi
         state: facts.state,
         mode: facts.spec.mode().cloned(),
         model: identity(facts, analysis),
-        environment: facts.environment.clone(),
+        environment: environment(facts, trace),
         spec: facts.spec.clone(),
         aggregates: aggregates(analysis),
         stages: analysis.stages.rows.clone(),
@@ -87,6 +87,18 @@ pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfi
         inputs: facts.inputs.to_vec(),
         steps: facts.steps.to_vec(),
     }
+}
+
+/// The environment, with the start of a capture that was recorded elsewhere.
+fn environment(facts: &RunFacts, trace: &Trace) -> Environment {
+    Environment { captured_at: captured_at(facts, trace), ..facts.environment.clone() }
+}
+
+/// The start of a capture that was recorded elsewhere, RFC 3339 in seconds.
+pub(crate) fn captured_at(facts: &RunFacts, trace: &Trace) -> Option<String> {
+    let started = trace.nsys.as_ref()?.started_unix_ns.filter(|_| facts.is_capture())?;
+    let at = jiff::Timestamp::from_second(started.div_euclid(1_000_000_000)).ok()?;
+    Some(at.to_string())
 }
 
 /// The stages of one run.

@@ -1,5 +1,5 @@
-//! Files that hold the same events as another file of the capture, whatever their names, and however
-//! their texts are written or packed.
+//! Files that hold the same events as another file of the capture, whatever their names, and
+//! however their texts are written or packed.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 

@@ -151,7 +151,9 @@ async fn first_page(client: &ServiceClient, path: &str, run: &RunAnswer) -> Resu
     if page.is_empty() {
         return Ok("The report has no first page: print it by --report".into());
     }
-    Ok(page.trim_end().lines().map(escaped).collect::<Vec<_>>().join("\n"))
+    let captured = llmprof_report::stored_capture_time(&bytes).unwrap_or_default();
+    let captured: String = captured.iter().map(|at| format!("Captured {at}.\n\n")).collect();
+    Ok((captured + page.trim_end()).lines().map(escaped).collect::<Vec<_>>().join("\n"))
 }
 
 fn missing_step(it: &StepAnswer) -> MissingStep<'_> {

@@ -60,6 +60,8 @@ struct RunPageView {
     progress: Option<StepProgress>,
     log: Vec<LogLine>,
     tiles: Vec<Tile>,
+    /// Start of an imported capture, if it states one; one at most.
+    captured: Vec<String>,
     /// The first part of the report; one at most.
     answers: Vec<Answer>,
     /// Charts that can be zoomed and searched.
@@ -142,6 +144,8 @@ pub async fn run(
         progress: progress.filter(|_| !ended),
         log,
         tiles: read_list(&app, id, layout::REPORT_JSON, llmprof_report::stored_tiles).await?,
+        captured: read_list(&app, id, layout::REPORT_JSON, llmprof_report::stored_capture_time)
+            .await?,
         answers: read_list(&app, id, layout::REPORT_JSON, llmprof_report::stored_answer).await?,
         explorer: read_list(&app, id, layout::REPORT_JSON, explorer::stored_charts).await?,
         tables,
