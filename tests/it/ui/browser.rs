@@ -227,15 +227,28 @@ async fn a_run_is_pinned_and_aligned() {
     browser.end().await;
 }
 
+/// Checks that the first columns of the list are visible without a scroll bar, and the others on
+/// demand.
+async fn check_list(browser: &Browser, base: &str) {
+    for width in [390, 840, 1400] {
+        browser.emulate(width, "light").await;
+        browser.go(&format!("{base}/")).await;
+        let fits = "const list = document.querySelector('#runs .scroll');
+            const columns = list.querySelectorAll('thead th').length;
+            return [list.scrollWidth <= list.clientWidth, columns]";
+        assert_eq!(browser.eval(fits).await, json!([true, 5]), "{width} px wide");
+    }
+    browser.press("[name=columns]").await;
+    browser.until("return document.querySelectorAll('#runs thead th').length > 10").await;
+}
+
 #[tokio::test]
 async fn pages_are_accessible_in_both_color_schemes_and_on_phones() {
     let Some(browser) = Browser::start().await else { return };
     let api = Api::configured(|_| ()).await;
     let [mock, e2e] = pair(&api).await;
-    let id = api
-        .align(&mock, &e2e, json!({ "range": "decoder.self_attn", "forwards": 99 }))
-        .await
-        .json();
+    let settings = json!({ "range": "decoder.self_attn", "forwards": 99 });
+    let id = api.align(&mock, &e2e, settings).await.json();
     let alignment = id["alignment_id"].as_str().unwrap();
     let real = real_run(&api).await;
     let images: [(&str, &[u8]); 2] = [("first.png", &png(1)), ("second.png", &png(2))];
@@ -285,6 +298,7 @@ async fn pages_are_accessible_in_both_color_schemes_and_on_phones() {
             assert_eq!(wrong, json!([]), "{page}, {width} px wide, {scheme}");
         }
     }
+    check_list(&browser, &service.base).await;
     // Every focused element of the form has a visible outline.
     browser.go(&format!("{}/", service.base)).await;
     let body = browser.see("body").await;

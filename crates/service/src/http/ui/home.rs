@@ -61,6 +61,8 @@ pub struct HomeQuery {
     until: String,
     /// A headline figure; newest first if empty.
     sort: String,
+    /// `all`: every column.
+    columns: String,
     /// The run that is chosen for a comparison.
     compare: String,
     cursor: String,
@@ -91,8 +93,8 @@ impl HomeQuery {
     }
 
     fn links(&self) -> BTreeMap<&'static str, &str> {
-        let compare = ("compare", self.compare.as_str());
-        let given = self.fields().into_iter().chain([compare]);
+        let others = [("columns", self.columns.as_str()), ("compare", &self.compare)];
+        let given = self.fields().into_iter().chain(others);
         given.filter(|(_, value)| !value.is_empty()).collect()
     }
 
@@ -117,6 +119,9 @@ impl HomeQuery {
     }
 }
 
+/// Name, title and heading of a headline figure.
+type FigureNames = (&'static str, &'static str, &'static str);
+
 #[derive(Serialize)]
 struct Home<'a> {
     devices: Vec<DeviceView>,
@@ -128,7 +133,9 @@ struct Home<'a> {
     filtered: bool,
     states: &'static [RunState],
     /// Name, title and heading of each headline figure.
-    figures: Vec<(&'static str, &'static str, &'static str)>,
+    figures: Vec<FigureNames>,
+    /// The same, the one by which the runs are sorted first.
+    ranked: Vec<FigureNames>,
     /// The filter as parameters of links.
     links: BTreeMap<&'static str, &'a str>,
     submission: SubmitFormView<'a>,
@@ -237,11 +244,19 @@ async fn show(
         query,
         filtered: query.is_filtered(),
         states: RunState::ALL,
-        figures: FigureName::ALL.iter().map(|it| (it.as_str(), it.title(), it.heading())).collect(),
+        figures: figures(""),
+        ranked: figures(&query.sort),
         links: query.links(),
         submission: submit_form(app, entered, problem).await?,
     };
     HtmlPage::render(Some(caller), "home.html", home)
+}
+
+/// Name, title and heading of each headline figure, the one called `first` first.
+fn figures(first: &str) -> Vec<FigureNames> {
+    let mut names = FigureName::ALL.to_vec();
+    names.sort_by_key(|it| it.as_str() != first);
+    names.iter().map(|it| (it.as_str(), it.title(), it.heading())).collect()
 }
 
 async fn submit_form<'a>(

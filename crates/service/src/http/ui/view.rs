@@ -75,6 +75,7 @@ fn engine() -> Environment<'static> {
         id.get(id.len().saturating_sub(12)..).unwrap_or(&id).to_owned()
     });
     engine.add_filter("cut", |text: &str, max: usize| cut(text, max));
+    engine.add_filter("figure", format::figure);
     engine.add_filter("cell", |value: Value| cell(&value));
     for (name, source) in TEMPLATES {
         engine
