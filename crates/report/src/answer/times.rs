@@ -118,7 +118,7 @@ fn of_stage(records: &AnswerRecords, time: &StageTime) -> Vec<Cited> {
     match typical {
         _ if has_batches => {}
         Some(steps) => all.push(median(steps, time)),
-        None => all.push(mean(time, steps, &per_step)),
+        None => all.push(mean(records, time, steps, &per_step)),
     }
     let steps = steps.filter(|_| !has_batches);
     let is_between = |it: &&StepTimes| it.between_pct(per_step.value()).is_some();
@@ -169,14 +169,21 @@ fn between_steps(steps: &StepTimes, per_step: &Figure, is_stated: bool) -> Optio
     })
 }
 
-fn mean(time: &StageTime, steps: Option<&StepTimes>, per_step: &Figure) -> Cited {
+fn mean(
+    records: &AnswerRecords,
+    time: &StageTime,
+    steps: Option<&StepTimes>,
+    per_step: &Figure,
+) -> Cited {
     let per = time.steps.as_ref().map(|steps| match made_per_step(steps, time.row) {
         Some(made) if made.value() == 1.0 => Cited::words(" per token"),
         Some(made) => Cited::of(" per step{}", [sequences(made)]),
         None => Cited::words(" per step"),
     });
     let spread = time.row.filter(|row| row.ms.n > 1).and_then(|row| {
-        let noun = if time.steps.is_some() { "repeat" } else { "instance" };
+        // A capture may have other instances of each stage.
+        let are_repeats = time.steps.is_some() || !records.only_traced;
+        let noun = if are_repeats { "repeat" } else { "instance" };
         let cells = Row::of("stages").with("stage", &row.stage);
         let each = |column: &'static str, ms: f64| {
             let ms = cells.figure(column, ms);
