@@ -19,7 +19,7 @@ use llmprof_analyze::{
     ledger::Ledger,
     stages::cold::COLD_PART,
 };
-use llmprof_core::domain::{ids::RunId, units::Nanos};
+use llmprof_core::domain::ids::RunId;
 use minijinja::{
     context,
     value::{Serde, Value},
@@ -136,9 +136,12 @@ pub fn run_diff(a: &StoredReport, b: &StoredReport, history: &[StoredReport]) ->
     // Kernels are compared per repeat only where every side knows its repeats.
     let all = || [a, b].into_iter().chain(used.iter().copied());
     let per_repeat = |stage: &str| all().all(|run| repeats(&run.report, stage).is_some());
-    // Of equally many steps, the time per token repeats the time of decode.
-    let steps = |run: &StoredReport| run.report.aggregates.decode_steps;
-    let has_per_token = steps(a).is_none() || steps(a) != steps(b);
+    // The time per token of equally many steps repeats the time of decode.
+    let steps = |run: &StoredReport| {
+        let it = &run.report.aggregates;
+        (it.decode_steps, it.per_token_ms.is_some())
+    };
+    let has_per_token = steps(a).0.is_none() || steps(a) != steps(b);
     let side = |run| side(run, has_per_token, &per_repeat);
     let earlier: Vec<ComparedRun> = used.iter().map(|run| side(run)).collect();
     let diff = diff(checks::checks(&a.report, &b.report), &side(a), &side(b), &earlier);
@@ -278,7 +281,7 @@ impl RunDiff {
             rows.iter().filter(|it| overview::is_changed(it)).cloned().collect()
         };
         let diff = &self.diff;
-        let ledger = (!self.ledger.is_empty()).then(|| ledger_table(&self.ledger));
+        let ledger = (!self.ledger.is_empty()).then(|| overview::ledger_table(&self.ledger));
         let tables = [
             ("changed-stages", "Changed stages", changed(&diff.stages)),
             ("changed-operators", "Changed operators", changed(&diff.operators)),
@@ -314,7 +317,7 @@ impl RunDiff {
                       Calls are those of the whole capture. Outside every stage, the time of all \
                       calls.";
         let mut tables = vec![checks];
-        tables.extend((!self.ledger.is_empty()).then(|| ledger_table(&self.ledger)));
+        tables.extend((!self.ledger.is_empty()).then(|| overview::ledger_table(&self.ledger)));
         tables.extend([
             table(
                 "stages",
@@ -328,31 +331,6 @@ impl RunDiff {
         ]);
         tables
     }
-}
-
-/// Changes of the ledgers: a sentence per stage, and the parts.
-fn ledger_table(stages: &[LedgerStageChange]) -> ReportTable {
-    let columns = ["Cause", "Stage", "Kernel", "Operator", "#A ms", "#B ms", "#Change ms"];
-    let summaries: Vec<&str> = stages.iter().map(|it| it.summary.as_str()).collect();
-    let caption = format!("{}.", summaries.join("; "));
-    let mut table = ReportTable::new("ledger", "Where the time changed", caption, &columns);
-    let text = |name: &Option<String>| name.clone().unwrap_or_else(|| UNKNOWN.into());
-    for (stage, it) in stages.iter().flat_map(|of| of.changes.iter().map(move |it| (of, it))) {
-        let sign = if it.change_ns > 0 { "+" } else { "" };
-        let time = |ns: i64| ms(Nanos(ns).as_ms());
-        table.row([
-            it.cause.as_str().to_owned(),
-            stage.stage.clone(),
-            text(&it.kernel),
-            text(&it.operator),
-            time(it.a_ns),
-            time(it.b_ns),
-            format!("{sign}{}", time(it.change_ns)),
-        ]);
-    }
-    table
-        .or_gap("The ledgers are equal.", "Compare runs that differ.")
-        .first(ROWS, "the others changed less")
 }
 
 fn table(id: &'static str, title: &'static str, caption: &str, changes: &[Change]) -> ReportTable {

@@ -62,9 +62,8 @@ pub(super) struct ReportView<'a> {
     whole_graphs: ReportTable,
     #[serde(flatten)]
     shares: StepTables,
-    request_latency: ReportTable,
-    request_loads: ReportTable,
-    requests: ReportTable,
+    #[serde(flatten)]
+    load: LoadTables,
     collectives: ReportTable,
     ranks: ReportTable,
     processes: ReportTable,
@@ -188,6 +187,24 @@ impl StepTables {
     }
 }
 
+/// Tables of the loads of a server.
+#[derive(Serialize)]
+struct LoadTables {
+    request_latency: ReportTable,
+    request_loads: ReportTable,
+    requests: ReportTable,
+}
+
+impl LoadTables {
+    fn of(analysis: &Analysis) -> Self {
+        Self {
+            request_latency: tables::request_latency(analysis),
+            request_loads: tables::request_loads(analysis),
+            requests: tables::requests(analysis).first(TOP_ROWS, "all are in requests.csv"),
+        }
+    }
+}
+
 /// Cuts a table that has no file of its own.
 fn table(table: ReportTable, name: &str) -> ReportTable {
     table.first(TOP_ROWS, &format!("all are in the table {name}"))
@@ -238,9 +255,7 @@ pub(super) fn page<'a>(
         stage_gpu: tables::stage_gpu(analysis),
         whole_graphs: top(tables::whole_graphs(analysis)),
         shares: StepTables::of(analysis),
-        request_latency: tables::request_latency(analysis),
-        request_loads: tables::request_loads(analysis),
-        requests: tables::requests(analysis).first(TOP_ROWS, "all are in requests.csv"),
+        load: LoadTables::of(analysis),
         collectives: tables::collectives(analysis).first(TOP_ROWS, "all are in collectives.csv"),
         ranks: tables::ranks(analysis).first(TOP_ROWS, "all are in ranks.csv"),
         processes: tables::processes(analysis),

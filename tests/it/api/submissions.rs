@@ -62,59 +62,57 @@ async fn integers_may_have_a_zero_fraction() {
     );
 }
 
+/// Code of a request that is not valid.
+const INVALID: &str = "invalid_request";
+
 #[tokio::test]
 async fn the_error_of_an_invalid_body_names_the_field() {
     let api = Api::new().await;
     let cases = [
-        (json!({}), 422, "invalid_request", "model"),
-        (json!({ "model": MODEL, "repeat": 1 }), 422, "invalid_request", "repeat"),
-        (json!({ "model": MODEL, "repeats": -1 }), 422, "invalid_request", "repeats"),
-        (json!({ "model": MODEL, "repeats": 0 }), 422, "invalid_request", "repeats"),
-        (json!({ "model": MODEL, "repeats": 1.5 }), 422, "invalid_request", "repeats"),
-        (json!({ "model": MODEL, "repeats": "3" }), 422, "invalid_request", "repeats"),
-        (json!({ "model": MODEL, "repeats": null }), 422, "invalid_request", "repeats"),
+        (json!({}), 422, INVALID, "model"),
+        (json!({ "model": MODEL, "repeat": 1 }), 422, INVALID, "repeat"),
+        (json!({ "model": MODEL, "repeats": -1 }), 422, INVALID, "repeats"),
+        (json!({ "model": MODEL, "repeats": 0 }), 422, INVALID, "repeats"),
+        (json!({ "model": MODEL, "repeats": 1.5 }), 422, INVALID, "repeats"),
+        (json!({ "model": MODEL, "repeats": "3" }), 422, INVALID, "repeats"),
+        (json!({ "model": MODEL, "repeats": null }), 422, INVALID, "repeats"),
         (
             json!({ "model": MODEL, "max_new_tokens": 18446744073709551615u64 }),
             422,
-            "invalid_request",
+            INVALID,
             "max_new_tokens",
         ),
-        (json!({ "model": MODEL, "seed": 9007199254740992u64 }), 422, "invalid_request", "seed"),
-        (json!({ "model": MODEL, "timeout_s": 1801 }), 422, "invalid_request", "timeout_s"),
-        (json!({ "model": MODEL, "mode": "Quick" }), 422, "invalid_request", "mode"),
-        (json!({ "model": MODEL, "mock": [null, null] }), 422, "invalid_request", "mock"),
-        (json!({ "model": MODEL, "profiling": [] }), 422, "invalid_request", "profiling"),
-        (json!({ "model": MODEL, "device": "cuda:" }), 422, "invalid_request", "device"),
-        (json!({ "model": MODEL, "dtype": "int8" }), 422, "invalid_request", "dtype"),
-        (
-            json!({ "model": MODEL, "dtype": 8 }),
-            422,
-            "invalid_request",
-            "invalid dtype 8; expected a string",
-        ),
-        (json!({ "model": MODEL, "labels": ["a\u{0}"] }), 422, "invalid_request", "label"),
-        (json!({ "model": MODEL, "labels": ["x".repeat(65)] }), 422, "invalid_request", "label"),
-        (json!({ "model": MODEL, "labels": vec!["x"; 17] }), 422, "invalid_request", "labels"),
+        (json!({ "model": MODEL, "seed": 9007199254740992u64 }), 422, INVALID, "seed"),
+        (json!({ "model": MODEL, "timeout_s": 1801 }), 422, INVALID, "timeout_s"),
+        (json!({ "model": MODEL, "mode": "Quick" }), 422, INVALID, "mode"),
+        (json!({ "model": MODEL, "mock": [null, null] }), 422, INVALID, "mock"),
+        (json!({ "model": MODEL, "profiling": [] }), 422, INVALID, "profiling"),
+        (json!({ "model": MODEL, "device": "cuda:" }), 422, INVALID, "device"),
+        (json!({ "model": MODEL, "dtype": "int8" }), 422, INVALID, "dtype"),
+        (json!({ "model": MODEL, "dtype": 8 }), 422, INVALID, "invalid dtype 8; expected a string"),
+        (json!({ "model": MODEL, "labels": ["a\u{0}"] }), 422, INVALID, "label"),
+        (json!({ "model": MODEL, "labels": ["x".repeat(65)] }), 422, INVALID, "label"),
+        (json!({ "model": MODEL, "labels": vec!["x"; 17] }), 422, INVALID, "labels"),
         (
             json!({ "model": MODEL, "profiling": { "nsys": { "trac": ["nvtx"] } } }),
             422,
-            "invalid_request",
+            INVALID,
             "did you mean nsys.trace?",
         ),
         (
             json!({ "model": MODEL, "profiling": { "ncu": { "sections": ["--export"] } } }),
             422,
-            "invalid_request",
+            INVALID,
             "ncu.sections",
         ),
         (
             json!({ "model": MODEL, "profiling": { "nvml": { "hz": 0 } } }),
             422,
-            "invalid_request",
+            INVALID,
             "between 1 and 100",
         ),
-        (json!({ "model": "" }), 422, "invalid_request", "model"),
-        (json!([MODEL]), 422, "invalid_request", ""),
+        (json!({ "model": "" }), 422, INVALID, "model"),
+        (json!([MODEL]), 422, INVALID, ""),
         (
             json!({ "model": "deepseek-ocr-tin" }),
             404,
@@ -129,7 +127,7 @@ async fn the_error_of_an_invalid_body_names_the_field() {
             "device_not_found",
             "cpu",
         ),
-        (json!({ "model": MODEL, "device": "GPU-1" }), 422, "invalid_request", "UUID"),
+        (json!({ "model": MODEL, "device": "GPU-1" }), 422, INVALID, "UUID"),
         (json!({ "model": MODEL, "dtype": "bf16" }), 409, "dtype_unavailable", "f32"),
     ];
     for (body, status, code, expected) in cases {

@@ -145,6 +145,10 @@ impl Headline {
 
     fn timed(&self, label: &'static str, time: &StatedTime) -> Tile {
         let traced = if self.only_traced { ", traced" } else { "" };
+        let samples = match self.samples.len() {
+            0 => String::new(),
+            samples => format!(" of {samples} samples"),
+        };
         let note = match time {
             StatedTime::Requests(it) => {
                 let requests = quantity(it.n, "request");
@@ -158,18 +162,14 @@ impl Headline {
                     outliers => format!(" with {}", quantity(outliers, "outlier")),
                 };
                 format!(
-                    "median of {}{traced}; mean {} ms{outliers}",
+                    "median of {}{samples}{traced}; mean {} ms{outliers}",
                     quantity(u64::from(it.ms.n), noun),
                     figure(mean.mean)
                 )
             }
             StatedTime::Mean(it) => {
-                let of = match self.samples.len() {
-                    0 => String::new(),
-                    samples => format!(" of {samples} samples"),
-                };
                 let spread = it.std.map(|std| {
-                    format!("± {} over {}{of}", figure(std), quantity(it.n.into(), "repeat"))
+                    format!("± {} over {}{samples}", figure(std), quantity(it.n.into(), "repeat"))
                 });
                 spread.unwrap_or_else(|| "one repeat".into()) + traced
             }

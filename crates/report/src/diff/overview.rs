@@ -3,13 +3,14 @@
 use llmprof_analyze::compare::{
     Change, ChangeVerdict, Diff,
     claims::{self, Claim},
+    ledger::LedgerStageChange,
 };
-use llmprof_core::domain::savings::Promise;
+use llmprof_core::domain::{savings::Promise, units::Nanos};
 
-use super::StoredReport;
+use super::{ROWS, StoredReport};
 use crate::{
     charts::svg::{self, Bar},
-    format::{decimals, ms},
+    format::{UNKNOWN, decimals, ms},
     tables::ReportTable,
 };
 
@@ -104,6 +105,31 @@ pub(super) fn claims_table(claims: &[Claim]) -> ReportTable {
         ]);
     }
     table
+}
+
+/// Changes of the ledgers: a sentence per stage, and the parts.
+pub(super) fn ledger_table(stages: &[LedgerStageChange]) -> ReportTable {
+    let columns = ["Cause", "Stage", "Kernel", "Operator", "#A ms", "#B ms", "#Change ms"];
+    let summaries: Vec<&str> = stages.iter().map(|it| it.summary.as_str()).collect();
+    let caption = format!("{}.", summaries.join("; "));
+    let mut table = ReportTable::new("ledger", "Where the time changed", caption, &columns);
+    let text = |name: &Option<String>| name.clone().unwrap_or_else(|| UNKNOWN.into());
+    for (stage, it) in stages.iter().flat_map(|of| of.changes.iter().map(move |it| (of, it))) {
+        let sign = if it.change_ns > 0 { "+" } else { "" };
+        let time = |ns: i64| ms(Nanos(ns).as_ms());
+        table.row([
+            it.cause.as_str().to_owned(),
+            stage.stage.clone(),
+            text(&it.kernel),
+            text(&it.operator),
+            time(it.a_ns),
+            time(it.b_ns),
+            format!("{sign}{}", time(it.change_ns)),
+        ]);
+    }
+    table
+        .or_gap("The ledgers are equal.", "Compare runs that differ.")
+        .first(ROWS, "the others changed less")
 }
 
 /// Bars of the largest changes of stages; empty where nothing changed.
