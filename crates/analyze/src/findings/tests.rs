@@ -158,8 +158,9 @@ fn with_cause(cause: LedgerCause, saving_ns: i64) -> Analysis {
 
 #[test]
 fn each_cause_of_the_ledger_is_one_finding_with_its_kernels() {
-    // The profiler's own work and unrecorded waits are not savings.
-    let without = [LedgerCause::ProfilerOverhead, LedgerCause::UnrecordedWait];
+    // No change of the program is known to save these.
+    let without =
+        [LedgerCause::ProfilerOverhead, LedgerCause::UnrecordedWait, LedgerCause::GapUnknown];
     let is_saving = |it: &&LedgerCause| it.is_cause() && !without.contains(it);
     for cause in LedgerCause::ALL.iter().filter(is_saving) {
         let id = format!("ledger_{cause}");

@@ -344,7 +344,7 @@ const fn gap_cause(reason: GapReason) -> LedgerCause {
         GapReason::InGraph => LedgerCause::GapInGraph,
         GapReason::Queued => LedgerCause::GapQueued,
         GapReason::Unrecorded => LedgerCause::UnrecordedWait,
-        GapReason::Unknown => LedgerCause::Unexplained,
+        GapReason::Unknown => LedgerCause::GapUnknown,
     }
 }
 

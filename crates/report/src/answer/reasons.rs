@@ -209,6 +209,7 @@ const fn plain(cause: LedgerCause) -> &'static str {
         LedgerCause::Latency => "waiting for data with too little other work",
         LedgerCause::ProfilerOverhead => "the profiler's own work, which an unprofiled run lacks",
         LedgerCause::UnrecordedWait => "a wait whose reason lies before the recording",
+        LedgerCause::GapUnknown => "the GPU idles, and the capture does not record why",
         LedgerCause::GapLongCall => {
             "the GPU idles while the host is in a long call, or loads code, and launches nothing"
         }

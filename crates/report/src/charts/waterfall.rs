@@ -82,8 +82,7 @@ fn steps(stage: &LedgerStage, rows: &[&LedgerRow]) -> Vec<Step> {
     }
     for row in sorted(|it| it.cause.is_cause()) {
         // No kernel runs in these.
-        let is_idle = row.cause.is_gap() || row.cause.is_of_recording();
-        let class = if is_idle { "w-gap" } else { "w-cause" };
+        let class = if row.cause.is_idle() { "w-gap" } else { "w-cause" };
         add(label(row.cause), class, row.ns);
     }
     if rest > 0 {

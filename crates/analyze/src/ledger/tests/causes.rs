@@ -175,3 +175,13 @@ fn possible_constants_have_no_part_in_a_floor() {
     assert_eq!(of(Some(UncountedOperations::HalfPrecision)), Some(5.0));
     assert_eq!((of(Some(UncountedOperations::TensorCores)), of(None)), (None, None));
 }
+
+#[test]
+fn a_gap_before_work_without_a_recorded_launch_is_idle_time_of_an_unknown_reason() {
+    let sketch = "range 1 decode_all 0..40000\ncall 1 1 1000..2000\nkernel 1 a 3000..9000 7\n\
+                  kernel 2 b 45000..49000 7";
+    let trace = Trace { nsys: Some(capture(sketch)), ..Trace::default() };
+    let rows = analyze(&trace, None, None).ledger.rows;
+    let unknown = rows.iter().find(|it| it.cause == LedgerCause::GapUnknown);
+    assert_eq!(unknown.map(|it| (it.ns, it.max_saving_ns)), Some((31_000, 0)));
+}

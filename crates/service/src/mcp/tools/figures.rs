@@ -137,6 +137,7 @@ fn of_cause(cause: &str) -> Option<&'static str> {
             "idle time of the GPU in which the first recorded work of a stream, already launched, \
              waited for a reason that the capture does not record"
         }
+        "gap_unknown" => "idle time of the GPU before work whose launch is not recorded",
         "gap_long_call" => {
             "idle time of the GPU in which the host was inside one call of at least 1 ms that \
              launched nothing"

@@ -1,0 +1,124 @@
+//! The causes of the ledger: floor, reasons for the time above it, and what no evidence explains.
+
+use llmprof_core::domain::named_values::named_values;
+
+use crate::timeline::activity;
+
+named_values! {
+    /// A row of the ledger, in the order in which rows are listed and causes are assigned.
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    LedgerCause {
+        /// The time that the stage needs at least.
+        Floor = "floor",
+        /// Copies, fills and casts that no operator needs.
+        CopiesAndCasts = "copies_and_casts",
+        /// Kernels of collective operations until the last rank has started.
+        CollectiveWait = "collective_wait",
+        /// Kernels of collective operations from then on.
+        CollectiveTransfer = "collective_transfer",
+        /// Kernels of collective operations that are not joined across ranks.
+        Collectives = "collectives",
+        /// More bytes of device memory than necessary.
+        MoreBytes = "more_bytes",
+        /// Matrix products without tensor cores, or in a dtype with a lower ceiling.
+        TensorCores = "tensor_cores",
+        /// Parts of GEMM tiles without results.
+        Tiles = "tiles",
+        /// Too few blocks to fill the GPU: in the last wave, or in the whole grid.
+        Waves = "waves",
+        /// Instructions other than the operator's products keep the SMs busy.
+        Instructions = "instructions",
+        /// Traffic of caches and memory beyond the floor, such as activations between kernels.
+        MemoryTraffic = "memory_traffic",
+        /// Warps wait, and no unit is at its roof.
+        Latency = "latency",
+        /// Gaps while the profiler worked for itself, which no change of the program saves.
+        ProfilerOverhead = "profiler_overhead",
+        /// Gaps in which the first recorded work of a stream, already launched, waited. The capture
+        /// does not record the reason, so no change of the program is known to save them.
+        UnrecordedWait = "unrecorded_wait",
+        /// Gaps before work whose launch the capture does not record, so no change of the program
+        /// is known to save them.
+        GapUnknown = "gap_unknown",
+        /// Gaps in which the host was inside one call of at least a millisecond that launched
+        /// nothing: it loads, tunes, compiles or allocates.
+        GapLongCall = "gap_long_call",
+        /// Gaps until the host called the launch.
+        GapHost = "gap_host",
+        /// Gaps while the launching call ran.
+        GapLaunch = "gap_launch",
+        /// The same where the call launched a graph.
+        GapGraphLaunch = "gap_graph_launch",
+        /// Gaps while the host waited in the driver.
+        GapSync = "gap_sync",
+        /// Gaps while the host copied.
+        GapCopy = "gap_copy",
+        /// Gaps between two nodes of one launch of a CUDA graph.
+        GapInGraph = "gap_in_graph",
+        /// Gaps before work that was launched earlier.
+        GapQueued = "gap_queued",
+        /// Time in which only work of other stages ran.
+        OtherStages = "other_stages",
+        /// Time without evidence of a cause.
+        Unexplained = "unexplained",
+        /// Unprofiled time minus traced time.
+        PassDifference = "pass_difference",
+    }
+}
+
+impl LedgerCause {
+    /// True for a cause of time above the floor.
+    pub fn is_cause(self) -> bool {
+        !matches!(self, Self::Floor | Self::Unexplained | Self::PassDifference)
+    }
+
+    /// Name of a graph that was traced as a whole, among the kernels of members and rows.
+    pub const WHOLE_GRAPH: &str = activity::WHOLE_GRAPH;
+
+    /// True for time that the recording adds, or whose reason lies before it.
+    pub const fn is_of_recording(self) -> bool {
+        matches!(self, Self::ProfilerOverhead | Self::UnrecordedWait)
+    }
+
+    /// True for idle time of the GPU by the program.
+    pub fn is_gap(self) -> bool {
+        (Self::GapLongCall..=Self::GapQueued).contains(&self)
+    }
+
+    /// True for idle time of the GPU, by the program or not.
+    pub fn is_idle(self) -> bool {
+        self.is_gap() || self.is_of_recording() || self == Self::GapUnknown
+    }
+
+    /// The cause in words, in tables, charts and findings.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Floor => "the floor",
+            Self::CopiesAndCasts => "copies, fills and casts",
+            Self::CollectiveWait => "waiting for other ranks in collective operations",
+            Self::CollectiveTransfer => "transfer of collective operations",
+            Self::Collectives => "collective operations",
+            Self::MoreBytes => "more bytes than necessary",
+            Self::TensorCores => "products without the tensor cores' rate",
+            Self::Tiles => "partial tiles",
+            Self::Waves => "too few blocks to fill the GPU",
+            Self::Instructions => "instructions besides the products",
+            Self::MemoryTraffic => "traffic of activations",
+            Self::Latency => "latency that the warps do not hide",
+            Self::ProfilerOverhead => "the profiler's own work",
+            Self::UnrecordedWait => "a wait from before the recording",
+            Self::GapUnknown => "gaps whose reason is not recorded",
+            Self::GapLongCall => "long calls of the host",
+            Self::GapHost => "gaps in which the host launched nothing",
+            Self::GapLaunch => "gaps while launching",
+            Self::GapGraphLaunch => "gaps while launching a graph",
+            Self::GapSync => "gaps in synchronising calls",
+            Self::GapCopy => "gaps in copying calls",
+            Self::GapInGraph => "gaps inside a replayed graph",
+            Self::GapQueued => "gaps before work already launched",
+            Self::OtherStages => "work of other stages",
+            Self::Unexplained => "unexplained",
+            Self::PassDifference => "difference of the passes",
+        }
+    }
+}
