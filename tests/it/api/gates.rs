@@ -89,6 +89,19 @@ async fn a_gate_of_slower_is_inconclusive_if_no_time_was_measured() {
     assert_eq!(alone["verdict"], PASSED, "{alone}");
 }
 
+#[tokio::test]
+async fn without_a_revision_later_runs_are_not_of_the_baseline() {
+    let api = Api::new().await;
+    let mut runs = Vec::new();
+    for tpot in [10.0, 10.1, 13.0, 13.1] {
+        runs.push(measured(&api, json!({}), "H200", Some(tpot)).await);
+    }
+    let body = json!({ "name": "main", "run_id": runs[1] });
+    assert_eq!(send(&api, "/baselines", &body).await.status, 200);
+    let found = gate(&api, json!({ "runs": [runs[3]], "fail_on": { "tpot": 3 } })).await;
+    assert_eq!(found["baseline_runs"], json!([runs[1], runs[0]]), "{found}");
+}
+
 #[test]
 fn a_gate_with_invalid_arguments_or_without_a_service_exits_with_3() {
     let folder = tempfile::tempdir().unwrap();

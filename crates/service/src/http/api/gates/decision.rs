@@ -141,8 +141,12 @@ async fn sides(
     let mut earlier = app.store.points(&series, None, RECENT).await?;
     earlier.retain(|it| !gate.runs.contains(&it.run));
     let build = target.build_key(&changes);
-    let others =
-        earlier.iter().filter(|it| it.run != target.run && it.build_key(&changes) == build);
+    // Without a revision, later runs may be of another build, such as the candidate of a gate.
+    let is_of_target = |it: &&StoredPoint| match target.revision {
+        Some(_) => it.run != target.run,
+        None => it.run < target.run,
+    };
+    let others = earlier.iter().filter(is_of_target).filter(|it| it.build_key(&changes) == build);
     let others: Vec<StoredPoint> = others.take(MAX_RUNS - 1).cloned().collect();
     let is_candidate = gate.runs.contains(&target.run);
     let baseline: Vec<StoredPoint> =
