@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     findings::findings,
-    percentiles::{LatencyMetric, LatencyRecord, LatencyTally, LoadRecord},
+    percentiles::{LatencyMetric, LatencyRecord, LatencyTally, LoadRecord, LoadTally},
     steps::join,
     window::window_findings,
 };
@@ -74,13 +74,13 @@ pub fn requests(loads: &[RequestLoad]) -> Requests {
     for pass in LoadPass::ALL {
         let mut tally = LatencyTally::default();
         for load in loads.iter().filter(|load| load.pass == *pass) {
-            let mut own = LatencyTally::default();
+            let mut own = LoadTally::default();
             for record in &load.requests {
                 tally.add(record);
                 own.add(record);
                 tables.rows.push(row(*pass, load.repeat, record));
             }
-            tables.loads.extend(own.load(*pass, load.repeat));
+            tables.loads.extend(own.record(*pass, load.repeat));
         }
         tables.latency.extend(tally.records(*pass));
     }

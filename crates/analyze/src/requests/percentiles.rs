@@ -63,15 +63,56 @@ pub struct LoadRecord {
     pub tokens_per_s: Option<f64>,
 }
 
+/// Number and time of the requests of one load.
+#[derive(Debug, Clone, Default)]
+pub struct LoadTally {
+    complete: u64,
+    failed: u64,
+    output_tokens: u64,
+    first_ns: Option<i64>,
+    last_ns: i64,
+}
+
+impl LoadTally {
+    /// Adds one request.
+    pub fn add(&mut self, record: &RequestRecord) {
+        let first = self.first_ns.get_or_insert(record.intended_ns);
+        *first = record.intended_ns.min(*first);
+        self.last_ns = self.last_ns.max(record.ended_ns);
+        self.output_tokens += record.output_tokens();
+        match record.failure {
+            Some(_) => self.failed += 1,
+            None => self.complete += 1,
+        }
+    }
+
+    /// Requests with a complete response, and failed ones.
+    pub const fn counts(&self) -> (u64, u64) {
+        (self.complete, self.failed)
+    }
+
+    /// The requests and their rates; `None` of no request.
+    pub fn record(&self, pass: LoadPass, repeat: u32) -> Option<LoadRecord> {
+        let ms = Nanos(self.last_ns.saturating_sub(self.first_ns?)).as_ms();
+        let rate = |count: u64| ratio(1e3 * count as f64, ms);
+        Some(LoadRecord {
+            pass,
+            repeat,
+            complete: self.complete,
+            failed: self.failed,
+            output_tokens: self.output_tokens,
+            ms,
+            requests_per_s: rate(self.complete),
+            tokens_per_s: rate(self.output_tokens),
+        })
+    }
+}
+
 /// Latencies of the requests of a pass, milliseconds.
 #[derive(Debug, Clone, Default)]
 pub struct LatencyTally {
     values: [Vec<f64>; LatencyMetric::ALL.len()],
-    complete: u64,
-    output_tokens: u64,
-    first_ns: Option<i64>,
-    last_ns: i64,
-    failed: u64,
+    load: LoadTally,
     first_failure: Option<(RequestFailure, String)>,
 }
 
@@ -79,18 +120,13 @@ impl LatencyTally {
     /// Adds one request.
     pub fn add(&mut self, record: &RequestRecord) {
         let since = |ns: i64| Nanos(ns.saturating_sub(record.intended_ns)).as_ms();
-        let first = self.first_ns.get_or_insert(record.intended_ns);
-        *first = record.intended_ns.min(*first);
-        self.last_ns = self.last_ns.max(record.ended_ns);
-        self.output_tokens += record.output_tokens();
+        self.load.add(record);
         self.push(LatencyMetric::SendDelay, since(record.sent_ns));
         if let Some(failure) = record.failure {
-            self.failed += 1;
             self.first_failure
                 .get_or_insert_with(|| (failure, record.message.clone().unwrap_or_default()));
             return;
         }
-        self.complete += 1;
         if let Some(first) = record.first_token_ns {
             self.push(LatencyMetric::FirstToken, since(first));
         }
@@ -110,30 +146,14 @@ impl LatencyTally {
         self.values[metric as usize].push(ms);
     }
 
-    /// Requests with a complete response, and failed ones.
-    pub fn counts(&self) -> (u64, u64) {
-        (self.complete, self.failed)
+    /// Number and time of the requests.
+    pub const fn load(&self) -> &LoadTally {
+        &self.load
     }
 
     /// Reason of the first failure.
     pub fn first_failure(&self) -> Option<&(RequestFailure, String)> {
         self.first_failure.as_ref()
-    }
-
-    /// Its requests and rates, as one load; `None` of no request.
-    pub fn load(&self, pass: LoadPass, repeat: u32) -> Option<LoadRecord> {
-        let ms = Nanos(self.last_ns.saturating_sub(self.first_ns?)).as_ms();
-        let rate = |count: u64| ratio(1e3 * count as f64, ms);
-        Some(LoadRecord {
-            pass,
-            repeat,
-            complete: self.complete,
-            failed: self.failed,
-            output_tokens: self.output_tokens,
-            ms,
-            requests_per_s: rate(self.complete),
-            tokens_per_s: rate(self.output_tokens),
-        })
     }
 
     /// One record for each latency that has values.

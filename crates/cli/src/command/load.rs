@@ -129,7 +129,7 @@ pub fn run(command: &LoadCommand) -> Result<ExitCode> {
         .build()
         .context("cannot start the runtime")?;
     let (tally, end) = runtime.block_on(send(plan, out))?;
-    let (complete, failed) = tally.counts();
+    let (complete, failed) = tally.load().counts();
     if let Some((failure, message)) = tally.first_failure() {
         eprintln!("llmprof: {failed} requests failed; the first: {failure}: {message}");
     }
@@ -244,8 +244,8 @@ fn write_line(file: &mut BufWriter<File>, line: &LoadLine) -> Result<()> {
 
 /// The table of latencies in the terminal.
 fn summary(tally: LatencyTally, end: LoadEnd) -> String {
-    let (complete, failed) = tally.counts();
-    let load = tally.load(LoadPass::Unprofiled, 0);
+    let (complete, failed) = tally.load().counts();
+    let load = tally.load().record(LoadPass::Unprofiled, 0);
     let rates = load.and_then(|it| it.requests_per_s.zip(it.tokens_per_s));
     let mut text = format!("{complete} requests complete, {failed} failed");
     if end.is_stopped {

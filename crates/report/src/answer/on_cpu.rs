@@ -117,12 +117,17 @@ mod tests {
         report["aggregates"]["loads"] =
             json!([load(0, "unprofiled"), load(1, "unprofiled"), load(0, "traced")]);
         assert_eq!(
-            answer(report).sentences,
+            answer(report.clone()).sentences,
             [
                 "The first token of a request takes 3.00 ms: the median of 8 requests; p99 5.00 \
                  ms.",
                 "The server completes 2.67 requests and 26.7 output tokens per second.",
             ]
         );
+        report["request_latency"][0]["n"] = 1.into();
+        report["aggregates"]["loads"][1]["failed"] = 3.into();
+        let it = answer(report);
+        assert_eq!(it.sentences[0], "The first token of a request takes 3.00 ms, of one request.");
+        assert_eq!(it.sentences[2], "3 of 11 requests failed: the times are of the other 8.");
     }
 }
