@@ -39,6 +39,7 @@ use llmprof_core::{
 use serde::{Deserialize, Serialize};
 
 use self::cited::Row;
+pub(crate) use self::ran::is_on_cpu;
 pub use self::{
     cited::{Cited, Source},
     reasons::Reason,
@@ -155,6 +156,11 @@ struct AnswerRecords<'a> {
     ran: Option<Cited>,
 }
 
+/// True for a run that used no GPU.
+pub(super) fn is_of_cpu(facts: &RunFacts, analysis: &Analysis) -> bool {
+    is_on_cpu(&identity(facts, analysis), facts.environment)
+}
+
 /// The answer of an analysis.
 pub fn of_analysis(facts: &RunFacts, analysis: &Analysis) -> Answer {
     let model = identity(facts, analysis);
@@ -176,7 +182,7 @@ pub fn of_analysis(facts: &RunFacts, analysis: &Analysis) -> Answer {
         ranges: &analysis.sums.ranges,
         only_traced: analysis.only_traced,
         findings: &analysis.findings,
-        on_cpu: ran::is_on_cpu(&model, facts.environment),
+        on_cpu: is_on_cpu(&model, facts.environment),
         ran: ran::ran(&ran::Subject {
             model: &model,
             command: facts.spec.call().map(|it| it.command.as_str()),
@@ -188,6 +194,7 @@ pub fn of_analysis(facts: &RunFacts, analysis: &Analysis) -> Answer {
                 analysis.device_totals.as_ref(),
             ),
             only_traced: analysis.only_traced,
+            is_timed: analysis.command.as_ref().is_some_and(CommandTiming::is_unprofiled),
         }),
     })
 }
@@ -201,6 +208,7 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
         || !it.request_latency.is_empty()
         || it.aggregates.devices.is_some()
         || it.aggregates.command.is_some();
+    let timing = it.aggregates.command.as_ref();
     let subject = it.model.as_ref().zip(it.environment.as_ref());
     let command = it.spec.as_ref().and_then(|spec| Some(spec.call()?.command.as_str()));
     let records = AnswerRecords {
@@ -213,7 +221,7 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
         stage_shares: &it.stage_shares,
         latencies: &it.request_latency,
         loads: &it.aggregates.loads,
-        command: it.aggregates.command.as_ref(),
+        command: timing,
         operators: &it.operators,
         device_totals: it.aggregates.devices.as_ref(),
         longest_kernel: it.kernels_topk.first(),
@@ -221,7 +229,7 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
         ranges: &it.ranges,
         only_traced: it.only_traced,
         findings: &it.findings,
-        on_cpu: subject.is_some_and(|(model, environment)| ran::is_on_cpu(model, environment)),
+        on_cpu: subject.is_some_and(|(model, environment)| is_on_cpu(model, environment)),
         ran: subject.and_then(|(model, environment)| {
             ran::ran(&ran::Subject {
                 model,
@@ -234,6 +242,7 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
                     it.aggregates.devices.as_ref(),
                 ),
                 only_traced: it.only_traced,
+                is_timed: timing.is_some_and(CommandTiming::is_unprofiled),
             })
         }),
     };
@@ -332,6 +341,9 @@ fn own_work(ledger: &Ledger, row: &LedgerRow) -> Option<(f64, Cited)> {
     })
 }
 
+/// A traced pass that is shorter by more than this percentage shows that the times vary.
+const UNEVEN_PCT: f64 = 25.0;
+
 /// Tracing shortens nothing: a shorter pass is noise.
 fn overhead_text(it: &OverheadRecord) -> Option<Cited> {
     let share = it.overhead_pct?;
@@ -339,6 +351,11 @@ fn overhead_text(it: &OverheadRecord) -> Option<Cited> {
     let stage = Cited::name(in_sentence(times::spoken(&it.stage)));
     let [traced, plain] = [("traced_ms", it.traced_ms), ("plain_ms", it.plain_ms)]
         .map(|(column, ms)| row.figure(column, ms).short());
+    if share < -UNEVEN_PCT {
+        let text = "The times of {} are uncertain: {} ms under the profiler and {} ms without \
+                    differ by more than tracing explains. Raise warmup and repeats.";
+        return Some(Cited::of(text, [stage, traced, plain]));
+    }
     if share < 0.0 {
         let parts = [stage, traced, plain];
         return Some(Cited::of("Tracing did not make {} longer: {} ms, and {} ms without.", parts));

@@ -2,7 +2,10 @@
 
 pub mod times;
 
-use llmprof_analyze::{compare::student::Estimate, power::StagePower, requests::LoadRecord, stats};
+use llmprof_analyze::{
+    compare::student::Estimate, power::StagePower, requests::LoadRecord,
+    stages::command::CommandTiming, stats,
+};
 use llmprof_core::{
     domain::{
         headline::{FigureName, Headline, SeriesIdentity, SeriesPoint},
@@ -13,7 +16,7 @@ use llmprof_core::{
 };
 
 use self::times::TimeRecords;
-use super::{charts::tiles::gpu_busy_pct, profile::LLMProfileReport};
+use super::{answer::is_on_cpu, charts::tiles::gpu_busy_pct, profile::LLMProfileReport};
 
 /// The point of a run in its series.
 pub fn point(report: &LLMProfileReport) -> SeriesPoint {
@@ -110,7 +113,7 @@ fn identity(report: &LLMProfileReport) -> SeriesIdentity {
     let inputs: Vec<&str> = report.inputs.iter().map(|it| it.sha256.as_str()).collect();
     let inputs = workload.map(|it| format!("{} {}", it.inputs_manifest, inputs.join(" ")));
     let graph = model.decode_graph.map(|it| if it { "replayed" } else { "eager" }.to_owned());
-    let timed = if report.only_traced { "traced" } else { "unprofiled" };
+    let timed = timed_pass(report);
     let facts: [(&str, Option<String>); 17] = [
         ("kind", Some(spec.kind().to_string())),
         ("name", Some(spec.name().to_owned())),
@@ -134,11 +137,18 @@ fn identity(report: &LLMProfileReport) -> SeriesIdentity {
     facts.into_iter().filter_map(|(name, fact)| Some((name.to_owned(), fact?))).collect()
 }
 
+/// The pass that was timed: a command has unprofiled times even if its stages are traced.
+pub(super) fn timed_pass(report: &LLMProfileReport) -> &'static str {
+    let command = report.aggregates.command.as_ref();
+    let is_timed = command.is_some_and(CommandTiming::is_unprofiled);
+    if report.only_traced && !is_timed { "traced" } else { "unprofiled" }
+}
+
 /// The product name of the GPU, or of the processor for a run on the CPU. An index such as `cuda:0`
 /// is not a product.
 pub(super) fn device(report: &LLMProfileReport) -> Option<String> {
     let environment = &report.environment;
-    if report.model.device.as_deref() == Some("cpu") {
+    if is_on_cpu(&report.model, environment) {
         return Some(format!("cpu: {}, {} usable", environment.cpu.as_deref()?, environment.cpus?));
     }
     if let Some(product) = environment.device.as_ref().and_then(|device| device.product.clone()) {

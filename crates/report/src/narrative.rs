@@ -9,11 +9,15 @@ use llmprof_core::domain::finding::{Finding, Severity};
 
 use super::format::{figure, pct, quantity, scaled};
 
-/// Sentences on where the time went, most general first.
-pub fn narrative(analysis: &Analysis) -> Vec<String> {
+/// Sentences on where the time went, most general first. The first page of a run on the CPU has its
+/// operators.
+pub fn narrative(analysis: &Analysis, on_cpu: bool) -> Vec<String> {
     [whole(analysis), vision(analysis)]
         .into_iter()
-        .chain(STAGES.map(|stage| operators(analysis, stage)))
+        .chain(STAGES.map(|stage| match on_cpu {
+            true => covered(analysis, stage),
+            false => operators(analysis, stage),
+        }))
         .chain([kernels(analysis)])
         .chain(STAGES.map(|stage| whole_graphs(analysis, stage)))
         .chain([utilisation(analysis), proof(analysis)])
@@ -104,6 +108,11 @@ fn operators(analysis: &Analysis, stage: &str) -> Option<String> {
     ))
 }
 
+fn covered(analysis: &Analysis, stage: &str) -> Option<String> {
+    let covered = pct(analysis.operators.work.get(stage)?.covered_pct?);
+    Some(format!("Operators account for {covered} of {stage}."))
+}
+
 fn kernels(analysis: &Analysis) -> Option<String> {
     let first = analysis.kernels.measured().find(|it| !it.stage.is_empty())?;
     let (name, stage) = (&first.kernel_name, &first.stage);
@@ -171,7 +180,7 @@ mod tests {
             let rows = [(PREFILL, &[10.0][..]), (DECODE, &vec![10.0; decode_steps])];
             let rows = rows.map(row).into();
             let stages = Stages { rows, wall_ms: Spread::of([20.0]), ..Stages::default() };
-            narrative(&Analysis { stages, ..Analysis::default() }).into_iter().next()
+            narrative(&Analysis { stages, ..Analysis::default() }, false).into_iter().next()
         };
         let pass = "One pass takes 20.0 ms: prefill 10.0 ms (50.0 %), then decode_all 10.0 ms \
                     (50.0 %).";

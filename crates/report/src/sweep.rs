@@ -14,6 +14,7 @@ use llmprof_core::domain::sweep::{SweepFigures, SweepOperator, SweepRidge, Sweep
 use serde_json::{Value, json};
 
 use super::{
+    answer::is_on_cpu,
     headline,
     profile::LLMProfileReport,
     tables::csv::{CsvTable, stored_cell},
@@ -67,8 +68,8 @@ fn operators(report: &LLMProfileReport) -> Vec<SweepOperator> {
 
 /// The ridge point by the datasheet, else as measured. Caches of a CPU hold weights: it has none.
 fn ridge(report: &LLMProfileReport) -> Option<SweepRidge> {
-    let is_on_cpu = report.model.device.as_deref() == Some("cpu");
-    let ceilings = report.ceilings.as_ref().filter(|_| !is_on_cpu)?;
+    let on_cpu = is_on_cpu(&report.model, &report.environment);
+    let ceilings = report.ceilings.as_ref().filter(|_| !on_cpu)?;
     let of = |source: &str, flops: Option<f64>, bytes: Option<f64>| {
         let flops_per_byte = ratio(flops?, bytes?)?;
         Some(SweepRidge { flops_per_byte, source: source.into() })

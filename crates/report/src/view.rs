@@ -280,7 +280,7 @@ pub(super) fn page<'a>(
         step_slices: tables::step_slices(analysis)
             .first(ALL_ROWS, "all are in the table decode_step.slices"),
         steps: tables::run_steps(facts),
-        narrative: narrative::narrative(analysis),
+        narrative: narrative::narrative(analysis, answer::is_of_cpu(facts, analysis)),
         recommendations: narrative::recommendations(&findings),
         findings,
         missing: missing(facts),

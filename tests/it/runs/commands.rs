@@ -232,6 +232,8 @@ async fn stages_that_a_command_prints_are_those_of_its_unprofiled_pass() {
         "{run:#}"
     );
     assert_eq!(report["only_traced"], false);
+    let diff = service.json(&format!("/runs/{id}/diff/{id}")).await;
+    assert_eq!(diff["diff"]["comparable"], true, "the device is the processor: {diff}");
 }
 
 #[tokio::test]

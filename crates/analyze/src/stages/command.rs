@@ -47,6 +47,11 @@ pub fn timing(trace: &CommandTrace) -> CommandTiming {
 }
 
 impl CommandTiming {
+    /// True if an unprofiled pass was timed.
+    pub fn is_unprofiled(&self) -> bool {
+        self.plain_ms.is_some()
+    }
+
     /// Tracing overhead of the whole command.
     pub fn overhead(&self) -> Option<OverheadRecord> {
         let (plain_ms, traced_ms) = (self.plain_ms?.mean, self.traced_ms?.mean);

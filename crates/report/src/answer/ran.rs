@@ -22,10 +22,12 @@ pub struct Subject<'a> {
     /// GPUs with work; `None` if unknown.
     pub used_gpus: Option<u64>,
     pub only_traced: bool,
+    /// Unprofiled passes have times too.
+    pub is_timed: bool,
 }
 
 /// True where no GPU was used.
-pub fn is_on_cpu(model: &ModelIdentity, environment: &Environment) -> bool {
+pub(crate) fn is_on_cpu(model: &ModelIdentity, environment: &Environment) -> bool {
     let is_cpu = |it: &Device| it.is_cpu();
     model.device.as_deref() == Some(CPU) || environment.device.as_ref().is_some_and(is_cpu)
 }
@@ -64,7 +66,9 @@ pub fn ran(subject: &Subject) -> Option<Cited> {
         .profiler
         .clone()
         .or_else(|| Some(format!("nsys {}", environment.nsys.as_ref()?)));
-    let tool = tool.filter(|_| subject.only_traced).map(|it| format!(", recorded by {it}"));
+    let tool = tool
+        .filter(|_| subject.only_traced && !subject.is_timed)
+        .map(|it| format!(", recorded by {it}"));
     let parts = [name, machine, versions, tool.unwrap_or_default()].map(Cited::name);
     let [name, machine, versions, tool] = parts;
     Some(Cited::of("{}{} ran on {}{}{}.", [name, facts, machine, versions, tool]))

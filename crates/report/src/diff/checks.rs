@@ -5,7 +5,11 @@
 use llmprof_analyze::compare::{ComparabilityCheck, RUN_DRIFT_PCT, VerdictEffect};
 use llmprof_core::domain::subject::Subject;
 
-use crate::{format::count, headline::device, profile::LLMProfileReport};
+use crate::{
+    format::count,
+    headline::{self, device},
+    profile::LLMProfileReport,
+};
 
 type Report = LLMProfileReport;
 
@@ -33,9 +37,7 @@ pub fn checks(a: &Report, b: &Report) -> Vec<ComparabilityCheck> {
         both("weights", Never, |it| it.model.weights.clone()),
         both("device", UnlessSame, device),
         both("driver", Never, |it| it.environment.driver.clone()),
-        both("pass that was timed", WhereDifferent, |it| {
-            Some(if it.only_traced { "traced" } else { "unprofiled" }.into())
-        }),
+        both("pass that was timed", WhereDifferent, |it| Some(headline::timed_pass(it).into())),
         both("stage ranges", WhereDifferent, |it| {
             Some(rules(it, |rules| &rules.0, "by their standard names"))
         }),

@@ -23,7 +23,7 @@ pub(super) fn is_changed(change: &Change) -> bool {
     matches!(change.verdict, Faster | Slower | OnlyInA | OnlyInB)
 }
 
-/// The verdict, by table: `Times: 1 slower, 1 unchanged; largest: decode_all +0.31 ms. ...`.
+/// The verdict, by table: `Times: 1 slower, 1 within noise; largest: decode_all +0.31 ms. ...`.
 pub(super) fn verdict(diff: &Diff) -> String {
     if !diff.comparable {
         return "No verdict: the runs are not comparable".into();
@@ -43,7 +43,7 @@ fn counts(name: &str, rows: &[Change]) -> String {
     let verdicts = [
         ("slower", &[Slower][..]),
         ("faster", &[Faster]),
-        ("unchanged", &[WithinNoise]),
+        ("within noise", &[WithinNoise]),
         ("of unknown noise", &[Unknown]),
         ("not comparable", &[NotComparable]),
         ("in one run only", &[OnlyInA, OnlyInB]),
@@ -197,12 +197,12 @@ mod tests {
         let compared = diff(vec![], &side(6.0), &side(6.31), &[]);
         assert_eq!(
             verdict(&compared),
-            "Times: 1 slower, 1 unchanged; largest: decode_all +0.310 ms (+5.2 %)"
+            "Times: 1 slower, 1 within noise; largest: decode_all +0.310 ms (+5.2 %)"
         );
         let chart = bars(&compared);
         assert!(chart.contains("k-attention") && chart.matches("class=\"track\"").count() == 1);
         let same = diff(vec![], &side(6.0), &side(6.0), &[]);
-        assert_eq!(verdict(&same), "Times: 2 unchanged");
+        assert_eq!(verdict(&same), "Times: 2 within noise");
         assert_eq!((bars(&same), same.stages.iter().any(is_changed)), (String::new(), false));
     }
 }

@@ -10,7 +10,7 @@ use super::{
     Aggregates, CaptureRules, GemmsFile, KernelsFile, LLMProfileReport, ModelIdentity,
     SCHEMA_VERSION, StagesFile,
 };
-use crate::{RunFacts, all_findings, narrative};
+use crate::{RunFacts, all_findings, answer::is_of_cpu, narrative};
 
 /// Records of a long list that the report keeps; its `*_total` counts all of them.
 const MAX_RECORDS: usize = 200;
@@ -82,7 +82,7 @@ pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfi
         memory: top(&analysis.memory),
         power: analysis.power.clone(),
         outputs: analysis.outputs,
-        notes: narrative::narrative(analysis),
+        notes: narrative::narrative(analysis, is_of_cpu(facts, analysis)),
         findings: all_findings(facts, trace, analysis),
         inputs: facts.inputs.to_vec(),
         steps: facts.steps.to_vec(),
