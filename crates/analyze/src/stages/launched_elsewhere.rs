@@ -1,5 +1,5 @@
-//! Stages whose ranges see none of the work done for them: other threads launch it, it is launched
-//! at other times, or the ranges lie inside those of another stage.
+//! Stages whose ranges launch none of the work done for them: other threads launch it, the program
+//! launches it at other times, or the ranges lie inside ranges of another stage.
 //!
 //! A push/pop range is open on its thread alone. GPU times of a stage without any launch of its own
 //! are not those of its work.
@@ -27,9 +27,9 @@ struct IdleInstance {
     times: Interval,
 }
 
-/// Stages that launched nothing, with the number of kernels and graphs that other threads of their
-/// processes launched meanwhile outside every stage: 0 of stages without any, in a capture that
-/// has work and the launch of all of it.
+/// Stages that launched nothing, with the number of kernels, copies and graphs that other threads
+/// of their processes launched meanwhile outside every stage: 0 of stages without any, in a capture
+/// that has work and the launch of all of it.
 pub fn launched_elsewhere(capture: &Capture) -> BTreeMap<String, u64> {
     let mut found = BTreeMap::new();
     let stages = idle_stages(capture);
@@ -43,7 +43,7 @@ pub fn launched_elsewhere(capture: &Capture) -> BTreeMap<String, u64> {
     }
     let idle = idle_instances(capture, &stages);
     let mut calls = capture.trace.cuda_calls.reader();
-    for join in capture.kernel_joins().chain(capture.graph_joins()) {
+    for join in all_joins(capture) {
         if join.instance != NONE || !join.has_call() {
             continue;
         }
@@ -107,12 +107,12 @@ pub fn findings(elsewhere: &BTreeMap<String, u64>, capture: &Capture) -> Vec<Fin
     });
     let launched = |(stage, kernels): (&String, &u64)| {
         let message = format!(
-            "The threads with the ranges of {stage} launched no work, while other threads of the \
-             process launched {kernels} kernels: the GPU times of {stage} are unknown."
+            "The threads with the ranges of {stage} launched no work, while other threads \
+             launched {kernels} kernels, copies or graphs: the GPU times of {stage} are unknown."
         );
         Finding::new(catalogue::STAGE_LAUNCHED_ELSEWHERE, message)
             .with("stage", stage)
-            .with("kernels launched by other threads", kernels)
+            .with("launched by other threads", kernels)
             .advise(
                 "Open the range on the thread that launches the work, or use start/end ranges \
                  (nvtxRangeStart), which are open on all threads of the process.",
@@ -176,7 +176,8 @@ mod tests {
         assert_eq!(ids(&found), ["stage_without_work"]);
         assert!(found.ledger.rows.iter().all(|it| it.stage != "decode_all"));
         assert!(found.ledger.rows.iter().any(|it| it.stage == "prefill"));
-        assert!(ids(&of(&format!("{sketch}\nkernel 3 c 25..29 7"))).is_empty());
+        let unknown = of(&format!("{sketch}\nkernel 3 c 25..29 7"));
+        assert!(ids(&unknown).is_empty());
         assert!(ids(&of("range 1 prefill 0..20")).is_empty(), "the capture has no work");
     }
 

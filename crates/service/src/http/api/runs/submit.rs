@@ -255,8 +255,8 @@ pub(crate) async fn check(
     }
 }
 
-/// Returns true if a body names a command, whose fields differ from those of a model. Refuses one
-/// that names neither, or both.
+/// Returns true if a body names a command in place of a model: the two have other fields. Refuses a
+/// body that names neither, or both.
 fn names_command(body: &[u8]) -> Result<bool, ApiError> {
     #[derive(Deserialize)]
     struct NamedSubject {
