@@ -164,6 +164,8 @@ mod tests {
         assert!(found.ledger.rows.iter().all(|it| it.stage != "prefill"));
         let crossing = stages.replace("range 1 prefill", "cross 1 prefill");
         assert!(ids(&of(&format!("{crossing}\n{work}"))).is_empty());
+        let copy = work.replace("kernel 1 a 3..9 7", "copy 1 100 3..9");
+        assert_eq!(ids(&of(&format!("{stages}\n{copy}"))), ["stage_launched_elsewhere"]);
         let both = format!("{stages}\n{work}\ncall 1 3 12..13\nkernel 3 a 14..19 7");
         assert!(ids(&of(&both)).is_empty(), "its own thread launches work too");
     }
