@@ -36,7 +36,7 @@ use llmprof_core::{
 };
 
 use super::{Analysis, power::Power};
-use crate::timeline::gpu::EarlyStart;
+use crate::{stages::in_sentence, timeline::gpu::EarlyStart};
 
 /// Tolerance for rounding of a share, in points.
 const ROUNDING_PCT: f64 = 1e-6;
@@ -371,7 +371,7 @@ fn early(it: &EarlyStart) -> Option<Finding> {
         "{} kernels, copies or graphs of {} start before their launching call, by up to {:.3} ms: \
          the stage's window, busy and idle time, and decode steps with such work, are omitted.",
         it.count,
-        it.stage,
+        in_sentence(&it.stage),
         it.worst_ns as f64 / 1e6,
     );
     let found = Finding::new(catalogue::DEVICE_CLOCK_DIFFERS, message)

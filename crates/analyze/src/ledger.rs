@@ -207,14 +207,8 @@ pub fn ledger(analysis: &Analysis, input: &LedgerInput) -> Ledger {
     let l2_bytes = gpu.and_then(|gpu| gpu.l2_bytes);
     let evidence = KernelEvidence::of(analysis, input, gpu);
     let mut names: Vec<&str> = STAGES.to_vec();
-    names.extend(
-        input
-            .splits
-            .stages
-            .iter()
-            .map(|it| it.stage.as_str())
-            .filter(|it| !it.is_empty() && !STAGES.contains(it)),
-    );
+    let measured = input.splits.stages.iter().map(|it| it.stage.as_str());
+    names.extend(measured.filter(|it| !STAGES.contains(it)));
     let mut ledger = Ledger::default();
     for stage in names {
         let split = input.splits.stages.iter().find(|it| it.stage == stage);

@@ -19,7 +19,10 @@ use std::collections::BTreeMap;
 
 use llmprof_core::{
     domain::units::Nanos,
-    trace::event::{DECODE_STEP, Output, StageRange},
+    trace::{
+        command::Timed,
+        event::{DECODE_STEP, Output, StageRange},
+    },
 };
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +43,20 @@ pub const DECODE: &str = "decode_all";
 pub const STAGES: [&str; 2] = [PREFILL, DECODE];
 /// Parts of prefill reported as notes.
 pub const VISION_PARTS: [&str; 4] = ["vision", "sam", "clip", "projector"];
+
+/// Name of the whole recording of a capture without stages, and of work outside all stages.
+pub const NO_STAGE: &str = "";
+
+/// A stage, or the timed part of a command, in the middle of a sentence.
+pub fn in_sentence(stage: &str) -> &str {
+    match stage {
+        NO_STAGE => "the recording",
+        DECODE => "decode",
+        it if it == Timed::Process.as_str() => "the whole process",
+        it if it == Timed::Client.as_str() => "the client of the server",
+        it => it,
+    }
+}
 
 /// Times of one stage over the measured repeats.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -24,9 +24,7 @@ use llmprof_analyze::{
     operators::OperatorRecord,
     requests::{LatencyRecord, LoadRecord},
     stages::{
-        StageTiming,
-        command::{CommandTiming, in_sentence},
-        overhead::OverheadRecord,
+        StageTiming, command::CommandTiming, in_sentence, overhead::OverheadRecord,
         step_times::StepTimes,
     },
     step_batches::StepBatch,
@@ -52,7 +50,7 @@ use super::{
 };
 
 /// Caveat of times without an unprofiled pass.
-const PROFILED: &str = "Times of stages and steps are of a profiled pass and include its \
+const PROFILED: &str = "Times of stages, steps and the GPU are of a profiled pass and include its \
                         overhead: time the program without a profiler before quoting them.";
 
 /// The first part of a report.
@@ -286,7 +284,7 @@ fn answer(records: &AnswerRecords) -> Answer {
     withheld.retain(|text| !unknown.iter().any(|it| it.contains(text)));
     unknown.splice(0..0, withheld);
     let mut overhead: Vec<Cited> = Vec::new();
-    if records.only_traced && !records.stages.is_empty() {
+    if records.only_traced && !(records.stages.is_empty() && ledger.stages.is_empty()) {
         overhead.push(Cited::words(PROFILED));
     }
     let own = ledger.rows.iter().filter_map(|it| own_work(ledger, it));
@@ -319,7 +317,7 @@ fn unknown(ledger: &Ledger) -> Vec<String> {
     let text = |(text, stages): (&str, Vec<&str>)| match stages.len() == ledger.stages.len() {
         true => text.to_owned(),
         false => {
-            let stages: Vec<&str> = stages.into_iter().map(times::spoken).collect();
+            let stages: Vec<&str> = stages.into_iter().map(in_sentence).collect();
             format!("{}: {text}", stages.join(", "))
         }
     };
@@ -335,7 +333,7 @@ fn own_work(ledger: &Ledger, row: &LedgerRow) -> Option<(f64, Cited)> {
     let share = time.share_of(&times::row_of(stage).ns("measured_ns", stage.measured_ns))?;
     (share.pct() >= STATED_PCT).then(|| {
         let pct = share.pct();
-        let parts = [share.text(), Cited::name(times::spoken(&row.stage))];
+        let parts = [share.text(), Cited::name(in_sentence(&row.stage))];
         let text = "{} of {} is the profiler's own work, which an unprofiled run lacks.";
         (pct, Cited::of(text, parts))
     })
@@ -348,7 +346,7 @@ const UNEVEN_PCT: f64 = 25.0;
 fn overhead_text(it: &OverheadRecord) -> Option<Cited> {
     let share = it.overhead_pct?;
     let row = Row::of("overhead").with("stage", &it.stage);
-    let stage = Cited::name(in_sentence(times::spoken(&it.stage)));
+    let stage = Cited::name(in_sentence(&it.stage));
     let [traced, plain] = [("traced_ms", it.traced_ms), ("plain_ms", it.plain_ms)]
         .map(|(column, ms)| row.figure(column, ms).short());
     if share < -UNEVEN_PCT {

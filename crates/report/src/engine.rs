@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, sync::LazyLock};
 
+use llmprof_analyze::stages::in_sentence;
 use minijinja::{
     AutoEscape, Environment, State, UndefinedBehavior, syntax::SyntaxConfig, value::Value,
 };
@@ -50,6 +51,7 @@ fn engine() -> Environment<'static> {
             false => html::prose(text),
         })
     });
+    engine.add_filter("in_sentence", |stage: &str| in_sentence(stage).to_owned());
     for (name, source) in TEMPLATES {
         engine
             .add_template(name, source)

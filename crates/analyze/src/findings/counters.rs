@@ -14,7 +14,7 @@ use crate::{
     Analysis,
     kernels::counters::CounterRecord,
     roofline::{AT_ROOF_PCT, RooflinePoint},
-    stages::STAGES,
+    stages::{STAGES, in_sentence},
 };
 
 /// A kernel matters from this share of its stage's kernel time, percent.
@@ -89,7 +89,8 @@ fn launches_unlike_profiled(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         let most = configs.values().max_by(|a, b| ms(a).total_cmp(&ms(b)))?;
         let message = format!(
             "No counters stand for {weight:.0} % of the kernel time of {stage}: its kernels were \
-             profiled in launches of other durations, which do other work."
+             profiled in launches of other durations, which do other work.",
+            stage = in_sentence(stage)
         );
         let found = Finding::new(catalogue::LAUNCHES_UNLIKE_PROFILED, message)
             .with("kernels and launch configurations", configs.len())
@@ -115,7 +116,8 @@ fn tensor_work_uncounted(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         let weight = kernel_time_pct(analysis, stage, ms).filter(|share| *share >= MATTERS_PCT)?;
         let message = format!(
             "Kernels with {weight:.0} % of the kernel time of {stage} are not in the roofline: \
-             their tensor core operations were not counted."
+             their tensor core operations were not counted.",
+            stage = in_sentence(stage)
         );
         let longest = kernels().max_by(|a, b| {
             a.timeline_total_ms.unwrap_or(0.0).total_cmp(&b.timeline_total_ms.unwrap_or(0.0))

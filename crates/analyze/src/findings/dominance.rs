@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Analysis,
-    stages::{DECODE, PREFILL, STAGES},
+    stages::{DECODE, PREFILL, STAGES, in_sentence},
 };
 
 /// One part dominates another from this multiple of its time.
@@ -74,7 +74,11 @@ fn operator_dominates(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             return None;
         }
         let time = if longest.on_device { "kernel time" } else { "time" };
-        let message = format!("{} takes {share:.0} % of the {time} of {stage}.", first.path);
+        let message = format!(
+            "{} takes {share:.0} % of the {time} of {stage}.",
+            first.path,
+            stage = in_sentence(stage)
+        );
         // Host times are of the timed repeats, device times of those of the traced pass.
         let timed = f64::from(analysis.stages.repeats.max(1));
         let repeats = if longest.on_device { traced_repeats(analysis, stage) } else { Some(timed) };
@@ -108,7 +112,10 @@ fn time_between_operators(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             .stages
             .row(stage)
             .and_then(|row| stage_saving(analysis, stage, row.ms.mean * outside_pct / 100.0));
-        let message = format!("{outside_pct:.0} % of {stage} is outside operators, in host code.");
+        let message = format!(
+            "{outside_pct:.0} % of {stage} is outside operators, in host code.",
+            stage = in_sentence(stage)
+        );
         Some(
             Finding::new(catalogue::TIME_BETWEEN_OPERATORS, message)
                 .with("stage", stage)

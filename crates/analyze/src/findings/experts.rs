@@ -8,7 +8,7 @@ use llmprof_core::{
 use super::Rule;
 use crate::{
     Analysis,
-    stages::{STAGES, experts::ExpertUse},
+    stages::{STAGES, experts::ExpertUse, in_sentence},
     stats::percent,
 };
 
@@ -60,7 +60,8 @@ fn expert_imbalance(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             .filter(|share| layers.len() >= 3 && *share < IMBALANCED_PCT)?;
         let message = format!(
             "In {stage}, layer {} hits {share:.0} % as many experts as the median layer.",
-            lowest.layer
+            lowest.layer,
+            stage = in_sentence(stage)
         );
         Some(
             Finding::new(catalogue::EXPERT_IMBALANCE, message)

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     Analysis,
     kernels::KernelRecord,
-    stages::{DECODE, STAGES},
+    stages::{DECODE, STAGES, in_sentence},
     stats::percent,
 };
 
@@ -60,7 +60,10 @@ fn named(
     let total_ms = records.iter().map(|it| it.total_ms).sum();
     let weight =
         kernel_time_pct(analysis, stage, total_ms).filter(|share| *share >= MATTERS_PCT)?;
-    let message = format!("{subject} take {weight:.0} % of the kernel time of {stage}.");
+    let message = format!(
+        "{subject} take {weight:.0} % of the kernel time of {stage}.",
+        stage = in_sentence(stage)
+    );
     let mut found =
         Finding::new(id, message).with("calls", records.iter().map(|it| it.calls).sum::<u64>());
     for (index, it) in records.iter().take(LISTED_KERNELS).enumerate() {
@@ -102,7 +105,8 @@ fn tiny_kernels(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         let weight = kernel_time_pct(analysis, stage, total_ms)?;
         let message = format!(
             "{of_calls:.0} % of the kernels of {stage} are shorter than {:.0} µs.",
-            TINY_MS * 1e3
+            TINY_MS * 1e3,
+            stage = in_sentence(stage)
         );
         let mut found = Finding::new(catalogue::TINY_KERNELS, message)
             .with("tiny launches", tiny_calls)

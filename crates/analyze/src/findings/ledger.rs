@@ -23,7 +23,7 @@ use super::{
 use crate::{
     Analysis,
     ledger::{LedgerCause, LedgerRow},
-    stages::DECODE,
+    stages::{DECODE, in_sentence},
     stats::percent,
 };
 
@@ -82,11 +82,8 @@ fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
     let saving =
         Saving { stage: row.stage.clone(), ms: Some(Nanos(row.max_saving_ns).as_ms()), pct };
     let (ms, share) = (Nanos(row.ns).as_ms(), row.share_pct.unwrap_or(0.0));
-    let message = format!(
-        "{}: {ms:.3} ms above the floor, {share:.0} % of the stage, by {}.",
-        row.stage,
-        row.cause.words()
-    );
+    let message =
+        format!("{share:.0} % of {}, {ms:.3} ms: {}.", in_sentence(&row.stage), row.cause.words());
     let is_of_cause = |id: &FindingId| id.id.strip_prefix("ledger_") == Some(row.cause.as_str());
     let id = RULES.iter().map(|rule| rule.id).find(is_of_cause)?;
     let mut found = Finding::new(id, message)
@@ -119,7 +116,10 @@ fn unexplained(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         let share = row.share_pct.filter(|share| *share >= UNEXPLAINED_PCT)?;
         let stage = analysis.ledger.stages.iter().find(|it| it.stage == row.stage)?;
         stage.floor_of?;
-        let message = format!("No evidence explains {share:.0} % of the time of {}.", row.stage);
+        let message = format!(
+            "No evidence explains {share:.0} % of the time of {}.",
+            in_sentence(&row.stage)
+        );
         let mut found = Finding::new(catalogue::LEDGER_UNEXPLAINED, message)
             .with("ms", format!("{:.3}", Nanos(row.ns).as_ms()));
         for (at, (name, ns, evidence)) in kernels(analysis, row).into_iter().enumerate() {

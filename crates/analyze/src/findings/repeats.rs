@@ -12,7 +12,7 @@ use super::{Rule, saving::stage_saving};
 use crate::{
     Analysis,
     events::Events,
-    stages::{self, DECODE, PREFILL, STAGES, command::in_sentence},
+    stages::{self, DECODE, PREFILL, STAGES, in_sentence},
     stats::{Spread, ratio},
 };
 
@@ -129,7 +129,8 @@ fn warmup_short(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         let times = ratio(first.1, others.max).filter(|times| *times >= COLD_RATIO)?;
         let message = format!(
             "The first repeat of {stage} took {times:.1} times as long as the slowest of the \
-             others."
+             others.",
+            stage = in_sentence(stage)
         );
         let mean = analysis.stages.row(stage)?.ms.mean;
         Some(

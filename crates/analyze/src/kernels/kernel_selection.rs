@@ -30,7 +30,7 @@ use crate::{
         LaunchConfig,
         durations::{Durations, Length},
     },
-    stages::{DECODE, STAGES},
+    stages::{DECODE, NO_STAGE, STAGES},
     stats::percent,
     timeline::capture::Capture,
 };
@@ -43,8 +43,6 @@ pub use samples::TracedProgram;
 const PARTS: [u32; 7] = [64, 32, 16, 8, 4, 2, 1];
 /// Maximum length of the symbols of a process, in bytes: an argument on Linux has at most 128 KiB.
 const MAX_SYMBOL_BYTES: usize = 100_000;
-/// Label of launches outside all stages: of all launches of a program without stages.
-const NO_STAGE: &str = "";
 
 /// Selects launches until `ncu.target_pct` of each stage's kernel time is covered, or of all kernel
 /// time in a program without stages; in the first repeat of the first sample: a runner runs only

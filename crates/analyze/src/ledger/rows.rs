@@ -14,6 +14,7 @@ use super::{
     work::StageSums,
 };
 use crate::{
+    stages::NO_STAGE,
     stats::{percent, ratio},
     timeline::gpu::split::GapSum,
 };
@@ -103,7 +104,9 @@ impl StageRows<'_> {
     fn add_missing(&self, sums: &StageSums, is_of_amd: bool, missing: &mut Vec<String>) {
         // Counters are read from ncu, which knows no GPU of AMD.
         let of = |nvidia: &'static str, amd: &'static str| if is_of_amd { amd } else { nvidia };
-        if !self.floors.is_model && !sums.is_any_floor {
+        // The work of a model is known by stage.
+        let has_name = self.times.stage != NO_STAGE;
+        if !self.floors.is_model && !sums.is_any_floor && has_name {
             missing.push(format!(
                 "How fast it could be is unknown: state the model by its config.json \
                  (`model_config`){}.",

@@ -25,10 +25,13 @@ use llmprof_core::{
     trace::{runtime_call::CallKind, timeline::process_of},
 };
 
-use crate::timeline::{
-    capture::{Capture, Join},
-    launches::Cursor,
-    open_ranges::{NONE, StageInstance},
+use crate::{
+    stages::in_sentence,
+    timeline::{
+        capture::{Capture, Join},
+        launches::Cursor,
+        open_ranges::{NONE, StageInstance},
+    },
 };
 
 /// Name of a cold first instance in the notes of a stage.
@@ -181,7 +184,7 @@ pub fn findings(cold: &[ColdInstance]) -> Vec<Finding> {
         let message = format!(
             "The first instance of {} was cold: it took {} ms, {} times the median of later ones, \
              and counts as warm-up.",
-            it.stage,
+            in_sentence(&it.stage),
             figure(it.ms),
             figure(times)
         );

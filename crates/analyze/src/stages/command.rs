@@ -66,15 +66,6 @@ impl CommandTiming {
     }
 }
 
-/// A stage, or the timed part of a command, in the middle of a sentence.
-pub fn in_sentence(stage: &str) -> &str {
-    match stage {
-        it if it == Timed::Process.as_str() => "the whole process",
-        it if it == Timed::Client.as_str() => "the client of the server",
-        it => it,
-    }
-}
-
 /// Findings on data that a command does not report and the model runner would.
 pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let Some(command) = &analysis.command else { return Vec::new() };

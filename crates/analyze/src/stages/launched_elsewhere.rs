@@ -13,6 +13,7 @@ use llmprof_core::{
 
 use crate::{
     kernels::is_measured,
+    stages::in_sentence,
     timeline::{
         capture::{Capture, Join},
         interval::Interval,
@@ -98,17 +99,19 @@ pub fn findings(elsewhere: &BTreeMap<String, u64>, capture: &Capture) -> Vec<Fin
     let nothing: Vec<&str> =
         elsewhere.iter().filter(|it| *it.1 == 0).map(|it| it.0.as_str()).collect();
     let without_work = (!nothing.is_empty()).then(|| {
-        let stages = nothing.join(" and ");
+        let stages: Vec<&str> = nothing.iter().copied().map(in_sentence).collect();
+        let stages = stages.join(" and ");
         let message = format!(
             "No work of a GPU was launched in the ranges of {stages}: all work of the capture was \
              launched outside them, and the GPU times of {stages} are unknown."
         );
-        Finding::new(catalogue::STAGE_WITHOUT_WORK, message).with("stages", stages)
+        Finding::new(catalogue::STAGE_WITHOUT_WORK, message).with("stages", nothing.join(", "))
     });
     let launched = |(stage, kernels): (&String, &u64)| {
         let message = format!(
             "The threads with the ranges of {stage} launched no work, while other threads \
-             launched {kernels} kernels, copies or graphs: the GPU times of {stage} are unknown."
+             launched {kernels} kernels, copies or graphs: the GPU times of {stage} are unknown.",
+            stage = in_sentence(stage)
         );
         Finding::new(catalogue::STAGE_LAUNCHED_ELSEWHERE, message)
             .with("stage", stage)

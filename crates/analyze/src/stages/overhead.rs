@@ -7,7 +7,7 @@ use llmprof_core::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    stages::{DECODE, Stages, command::in_sentence},
+    stages::{DECODE, Stages, in_sentence},
     stats::percent,
 };
 

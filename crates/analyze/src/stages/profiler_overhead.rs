@@ -13,6 +13,7 @@ use llmprof_core::{
 
 use crate::{
     kernels::is_measured,
+    stages::in_sentence,
     stats::percent,
     timeline::{capture::Capture, interval::IntervalSet},
 };
@@ -43,7 +44,8 @@ pub fn findings(capture: &Capture) -> Vec<Finding> {
         let ms = Nanos(inside).as_ms();
         let message = format!(
             "The profiler's own work took {ms:.3} ms during {stage}, {pct:.0} % of it: its gaps \
-             are not those of the program alone."
+             are not those of the program alone.",
+            stage = in_sentence(stage)
         );
         found.push(
             Finding::new(catalogue::PROFILER_OVERHEAD, message)

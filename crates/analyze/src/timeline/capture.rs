@@ -8,17 +8,19 @@ use llmprof_core::trace::{
     kernel::TracedKernel,
     packed::PackedRows,
     runtime_call::CallKind,
-    timeline::{ApiCall, GraphLaunch, MemoryOp, Timeline},
+    timeline::{ApiCall, GraphLaunch, MemoryOp, ON_HOST, Timeline, process_of},
 };
 use rayon::prelude::*;
 
 use crate::{
     kernels::{OUTSIDE, WARMUP},
     timeline::{
+        activity::activities,
         framework_nests::FrameworkIndex,
         launches::Cursor,
         open_ranges::{EXCLUDED, NONE, OpenStages},
         running::each_running,
+        stage_spans::extended,
     },
 };
 
@@ -67,7 +69,7 @@ pub struct Capture<'a> {
     copies: Arc<Joins>,
     graphs: Arc<Joins>,
     /// Operators of a framework; `None` for a timeline without their calls.
-    pub framework: Option<FrameworkIndex>,
+    pub framework: Option<Arc<FrameworkIndex>>,
     /// Label of work launched outside all stages.
     outside: &'static str,
 }
@@ -108,7 +110,7 @@ impl<'a> Capture<'a> {
         let mut capture =
             Self { trace, stages, kernels, copies, graphs, framework: None, outside: "" };
         if !trace.framework.is_empty() || !trace.graph_captures.graphs.is_empty() {
-            capture.framework = Some(FrameworkIndex::of(&capture));
+            capture.framework = Some(Arc::new(FrameworkIndex::of(&capture)));
         }
         capture
     }
@@ -129,6 +131,34 @@ impl<'a> Capture<'a> {
             framework: None,
             outside: "",
         }
+    }
+
+    /// A capture without stages as one stage without a name: from the first recorded work of a GPU
+    /// to the last, in each process that has any. `None` with stages, without work, and where work
+    /// has no times.
+    pub fn as_whole(&self) -> Option<Self> {
+        if !self.stages.instances.is_empty() || self.trace.lacks_times() {
+            return None;
+        }
+        let work = activities(self).filter(|it| it.device != ON_HOST);
+        let window = work.fold(None, |all, it| Some(extended(all, (it.start_ns, it.end_ns))))?;
+        let stages = OpenStages::whole(self.trace, window);
+        let joins = |joins: &Joins, places: &mut dyn Iterator<Item = i64>| {
+            let whole = |(join, place): (Join, i64)| {
+                let instance = match join.instance {
+                    EXCLUDED => EXCLUDED,
+                    _ => stages.of_place(process_of(place)).unwrap_or(NONE),
+                };
+                [join.call.into(), instance.into()]
+            };
+            Arc::new(Joins(joins.iter().zip(places).map(whole).collect()))
+        };
+        let trace = self.trace;
+        let kernels = joins(&self.kernels, &mut trace.kernels.iter().map(|it| it.global_pid));
+        let copies = joins(&self.copies, &mut trace.copies.iter().map(|it| it.global_pid));
+        let graphs = joins(&self.graphs, &mut trace.graphs.iter().map(|it| it.global_pid));
+        let (framework, outside) = (self.framework.clone(), self.outside);
+        Some(Self { trace, stages, kernels, copies, graphs, framework, outside })
     }
 
     /// All kernels in the order of the timeline.

@@ -7,7 +7,7 @@ mod groups;
 mod nests;
 mod unclosed;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 pub use self::{
     groups::{OpenSets, TooDeep},
@@ -20,6 +20,7 @@ use llmprof_core::trace::{
 };
 
 use super::{
+    activity::used_devices,
     interval::{Interval, IntervalSet},
     steps::{Step, StepSource, steps},
 };
@@ -171,6 +172,27 @@ impl OpenStages {
         }
         stages.empty_uncounted();
         stages
+    }
+
+    /// One stage without a name in each process with work, open all the time; it lasts as long as
+    /// the work of the capture.
+    pub fn whole(trace: &Timeline, (start_ns, end_ns): Interval) -> Self {
+        let places: BTreeSet<i64> = used_devices(trace).into_iter().map(|it| it.0).collect();
+        let of = |place| StageInstance { label: 0, start_ns, end_ns, place, estimated: false };
+        let instances = places.into_iter().map(of).collect();
+        let mut stages = Self { labels: vec![String::new()], instances, ..Self::default() };
+        for thread in threads(trace) {
+            if let Some(instance) = stages.of_place(process_of(thread)) {
+                let always = Segments { from: vec![i64::MIN], value: vec![instance] };
+                stages.threads.insert(thread, always);
+            }
+        }
+        stages
+    }
+
+    /// The first instance of a place.
+    pub fn of_place(&self, place: i64) -> Option<u32> {
+        self.instances.iter().position(|it| it.place == place).map(|at| at as u32)
     }
 
     /// The index of a label, which is added where it is new.

@@ -88,8 +88,10 @@ impl TimelineTables {
             walls,
             launched_elsewhere,
         } = &mut tables;
+        let whole = capture.as_whole();
         rayon::scope(|scope| {
-            scope.spawn(|_| (*stage_gpu, *splits) = gpu::device_tables(capture));
+            let timed = whole.as_ref().unwrap_or(capture);
+            scope.spawn(move |_| (*stage_gpu, *splits) = gpu::device_tables(timed));
             scope.spawn(|_| *coverage = coverage::by_stage(capture));
             scope.spawn(|_| *launched_elsewhere = launched_elsewhere::launched_elsewhere(capture));
             scope.spawn(|_| *walls = time_shares::stage_walls(capture));

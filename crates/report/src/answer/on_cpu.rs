@@ -2,13 +2,12 @@
 
 use llmprof_analyze::{
     operators::{MODULE, OperatorRecord},
-    stages::StageTiming,
+    stages::{StageTiming, in_sentence},
 };
 
 use super::{
     AnswerRecords,
     cited::{Cited, Row},
-    times::spoken,
 };
 use crate::format::{share, short_name};
 
@@ -38,7 +37,7 @@ fn of_stage(operators: &[OperatorRecord], stage: &StageTiming) -> Option<Cited> 
         Cited::of("{} ({})", [Cited::name(short_name(&it.path)), pct])
     });
     let listed = Cited::list(listed, ", ");
-    let name = Cited::name(spoken(&stage.stage));
+    let name = Cited::name(in_sentence(&stage.stage));
     (!shares.is_empty()).then(|| Cited::of("In {}, most time goes to {}.", [name, listed]))
 }
 

@@ -2,7 +2,7 @@
 
 use llmprof_analyze::{
     stages::{
-        DECODE,
+        DECODE, in_sentence,
         step_times::{OUTLIER_MEDIANS, OutlierStep, StepTimes},
     },
     step_batches::StepBatch,
@@ -12,7 +12,7 @@ use llmprof_core::{domain::finding::catalogue, trace::engine_steps::StepClass};
 use super::{
     AnswerRecords,
     cited::{Cited, Figure},
-    times::{row_of_steps, spoken},
+    times::row_of_steps,
 };
 use crate::format::{count, short_name};
 
@@ -64,7 +64,7 @@ pub fn sentence(records: &AnswerRecords, steps: &StepTimes) -> Option<Cited> {
     let all = match steps.are_steps() {
         true => n.quantity("decode step"),
         false => {
-            let stage = Cited::name(spoken(&steps.stage));
+            let stage = Cited::name(in_sentence(&steps.stage));
             Cited::of("{} of {}", [n.quantity("instance"), stage])
         }
     };

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use llmprof_analyze::{
     ledger::{LedgerCause, LedgerMember, LedgerRow, LedgerStage},
-    stages::DECODE,
+    stages::{DECODE, in_sentence},
 };
 use llmprof_core::domain::{
     finding::{
@@ -19,8 +19,7 @@ use serde::{Serialize, Serializer};
 use super::{
     AnswerRecords,
     cited::{Cited, Figure},
-    outliers,
-    times::{named_wait, row_of, row_of_cause, spoken},
+    times::{is_mean_stated, named_wait, row_of, row_of_cause},
 };
 use crate::format::{figure, short_name};
 
@@ -104,7 +103,7 @@ fn reason(records: &AnswerRecords, time: &CauseTime, row: &LedgerRow) -> Option<
     let ledger = records.ledger;
     let stage = ledger.stages.iter().find(|it| it.stage == row.stage)?;
     let measured = row_of(stage).ns("measured_ns", stage.measured_ns);
-    let name = Cited::name(spoken(&row.stage));
+    let name = Cited::name(in_sentence(&row.stage));
     let (whole, base) = match named_wait(ledger, stage, &measured) {
         Some(wait) => {
             (measured.minus(&wait), Cited::of("{} without its unrecorded wait", [name.clone()]))
@@ -118,12 +117,13 @@ fn reason(records: &AnswerRecords, time: &CauseTime, row: &LedgerRow) -> Option<
     let share = time.figure().share_of(&whole).filter(|it| it.pct() >= least)?;
     let at_most = if let CauseTime::AtMost(_) = time { "At most " } else { "" };
     let cause = Cited::words(plain(row.cause));
-    let text = Cited::of("{}{} of {}: {}.", [Cited::words(at_most), share.text(), base, cause]);
+    let text =
+        Cited::of("{}{} of {}: {}.", [Cited::words(at_most), share.text(), base.clone(), cause]);
     let advice = advice(records.findings, row).map(|advice| match row.max_saving_ns {
         0 => Cited::name(advice),
         ns => {
             let saving = row_of_cause(row).ns("max_saving_ns", ns);
-            let saving = saved(records, stage, &saving, &whole);
+            let saving = saved(records, stage, &saving, (&whole, &base));
             Cited::of("{} {}", [Cited::name(advice), saving.unwrap_or_default()])
         }
     });
@@ -132,28 +132,28 @@ fn reason(records: &AnswerRecords, time: &CauseTime, row: &LedgerRow) -> Option<
     Some(Reason { text, evidence, advice: advice.unwrap_or_default() })
 }
 
-/// The upper bound of a saving, in the unit of the times that the page has: of a step where their
-/// number is known, as a share where sentences on steps have the times, else of the whole stage.
+/// The upper bound of a saving: of the time that the page states, in its unit, or as a share where
+/// sentences on steps or a median have the times.
 fn saved(
     records: &AnswerRecords,
     stage: &LedgerStage,
     saving: &Figure,
-    whole: &Figure,
+    (whole, base): (&Figure, &Cited),
 ) -> Option<Cited> {
-    let name = Cited::name(spoken(&stage.stage));
+    if !is_mean_stated(records, &stage.stage) {
+        let share = saving.share_of(whole)?.text();
+        return Some(Cited::of("This saves at most {} of {}.", [share, base.clone()]));
+    }
     if let Some(steps) = stage.steps.filter(|it| *it > 1 && stage.stage == DECODE) {
         let steps = row_of(stage).count("steps", steps);
         let [saving, whole] = [saving.over(&steps)?.short(), whole.over(&steps)?.short()];
-        let text = "This saves at most {} of {} ms of a decode step on average.";
-        return Some(Cited::of(text, [saving, whole]));
+        return Some(Cited::of(
+            "This saves at most {} of {} ms of a decode step.",
+            [saving, whole],
+        ));
     }
-    Some(match outliers::batches(records, &stage.stage).next().is_some() {
-        true => Cited::of("This saves at most {} of {}.", [saving.share_of(whole)?.text(), name]),
-        false => {
-            let parts = [saving.clone().short(), whole.clone().short(), name];
-            Cited::of("This saves at most {} of {} ms of {}.", parts)
-        }
-    })
+    let parts = [saving.clone().short(), whole.clone().short(), base.clone()];
+    Some(Cited::of("This saves at most {} of {} ms of {}.", parts))
 }
 
 /// The largest kernel or gap of a cause, with its evidence.

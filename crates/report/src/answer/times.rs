@@ -8,7 +8,7 @@ use super::{
 };
 use llmprof_analyze::{
     ledger::{FloorOf, Ledger, LedgerCause, LedgerRow, LedgerStage},
-    stages::{DECODE, PREFILL, StageTiming, step_times::StepTimes},
+    stages::{DECODE, NO_STAGE, PREFILL, StageTiming, in_sentence, step_times::StepTimes},
 };
 
 /// Min share of a stage, percent, of an unrecorded wait that a sentence names.
@@ -33,6 +33,10 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     for stage in &records.ledger.stages {
         let cells = row_of(stage);
         let steps = stage.steps.filter(|steps| is_known(&stage.stage, steps));
+        if stage.stage == NO_STAGE {
+            all.extend(floor(stage, None));
+            continue;
+        }
         let time = StageTime {
             stage: &stage.stage,
             waits: has_unrecorded_wait(records.ledger, &stage.stage),
@@ -65,7 +69,7 @@ pub fn row_of(stage: &LedgerStage) -> Row {
 /// complete.
 pub fn unknown(records: &AnswerRecords) -> Option<String> {
     let stages: Vec<&str> = without_ledger(records).map(|it| it.stage.as_str()).collect();
-    let stages: Vec<&str> = stages.into_iter().map(spoken).collect();
+    let stages: Vec<&str> = stages.into_iter().map(in_sentence).collect();
     let stages = stages.join(" and ");
     let text = match (why_untimed(records.findings), records.only_traced) {
         _ if records.on_cpu => format!(
@@ -90,16 +94,12 @@ fn without_ledger<'a>(records: &'a AnswerRecords) -> impl Iterator<Item = &'a St
     records.stages.iter().filter(move |it| !known(&it.stage))
 }
 
-/// A stage in the middle of a sentence.
-pub fn spoken(stage: &str) -> &str {
-    if stage == DECODE { "decode" } else { stage }
-}
-
 /// A stage at the start of a sentence.
 fn named(stage: &str) -> &str {
     match stage {
         PREFILL => "Prefill",
         DECODE => "Decode",
+        NO_STAGE => "The recording",
         other => other,
     }
 }
@@ -113,7 +113,7 @@ fn of_stage(records: &AnswerRecords, time: &StageTime) -> Vec<Cited> {
         None => Some(time.ms.clone()),
     };
     let Some(per_step) = per_step else { return vec![] };
-    let typical = steps.filter(|it| it.typical_ms().is_some());
+    let typical = steps.filter(|_| !is_mean_stated(records, time.stage) && !has_batches);
     let mut all = Vec::new();
     match typical {
         _ if has_batches => {}
@@ -126,6 +126,13 @@ fn of_stage(records: &AnswerRecords, time: &StageTime) -> Vec<Cited> {
     all.extend(between.and_then(|it| between_steps(it, &per_step, typical.is_some())));
     all.extend(steps.and_then(|it| outliers::sentence(records, it)));
     all
+}
+
+/// True if the mean of a stage is the time that the page states.
+pub fn is_mean_stated(records: &AnswerRecords, stage: &str) -> bool {
+    let has_batches = outliers::batches(records, stage).next().is_some();
+    let steps = records.step_times.iter().find(|it| it.stage == stage);
+    !has_batches && steps.is_none_or(|it| it.typical_ms().is_none())
 }
 
 pub fn row_of_steps(steps: &StepTimes) -> Row {
@@ -159,7 +166,7 @@ fn median(steps: &StepTimes, time: &StageTime) -> Cited {
 fn between_steps(steps: &StepTimes, per_step: &Figure, is_stated: bool) -> Option<Cited> {
     let step = row_of_steps(steps).figure("ms.mean", steps.ms.mean);
     let between = per_step.minus(&step).share_of(per_step)?.text();
-    let stage = Cited::name(spoken(DECODE));
+    let stage = Cited::name(in_sentence(DECODE));
     Some(match is_stated {
         true => Cited::of(
             "{} of {} lies between its steps: decode takes {} ms per step.",
@@ -246,7 +253,7 @@ pub fn unrecorded_waits(ledger: &Ledger) -> Vec<Cited> {
         Some(Cited::of(
             "{} of {} is a wait before the first recorded work of a stream: the capture does not \
              record its reason. The rest takes {} ms.",
-            [share.text(), Cited::name(spoken(&stage.stage)), measured.minus(&wait).short()],
+            [share.text(), Cited::name(in_sentence(&stage.stage)), measured.minus(&wait).short()],
         ))
     };
     ledger.stages.iter().filter_map(wait).collect()

@@ -3,7 +3,7 @@
 use llmprof_analyze::{
     kernels::KernelRecord,
     kernels::nsys_sums::RangeSum,
-    stages::StageTiming,
+    stages::{NO_STAGE, StageTiming},
     stats::percent,
     timeline::device_totals::{DeviceTotals, TransferTotal},
 };
@@ -186,5 +186,5 @@ pub fn unknown(records: &AnswerRecords) -> Option<String> {
 
 fn is_without_stages(records: &AnswerRecords) -> bool {
     let stages: &[StageTiming] = records.stages;
-    stages.is_empty() && records.ledger.stages.is_empty()
+    stages.is_empty() && records.ledger.stages.iter().all(|it| it.stage == NO_STAGE)
 }

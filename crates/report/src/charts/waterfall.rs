@@ -4,7 +4,10 @@
 
 use std::fmt::Write;
 
-use llmprof_analyze::ledger::{LedgerCause, LedgerRow, LedgerStage};
+use llmprof_analyze::{
+    ledger::{LedgerCause, LedgerRow, LedgerStage},
+    stages::in_sentence,
+};
 use llmprof_core::domain::units::Nanos;
 
 use super::svg;
@@ -34,7 +37,7 @@ pub fn waterfall(stage: &LedgerStage, rows: &[&LedgerRow]) -> String {
         return String::new();
     }
     let id = format!("ledger-{}", stage.stage.replace(|it: char| !it.is_ascii_alphanumeric(), "-"));
-    let title = format!("Gap ledger of {}", stage.stage);
+    let title = format!("Gap ledger of {}", in_sentence(&stage.stage));
     let described: Vec<String> =
         steps.iter().map(|it| format!("{} {} ms", it.label, ms(Nanos(it.ns).as_ms()))).collect();
     let mut drawing = svg::open(&id, &title, &described.join("; "), steps.len() * ROW);

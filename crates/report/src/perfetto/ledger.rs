@@ -3,7 +3,10 @@
 
 use std::io::{self, Write};
 
-use llmprof_analyze::ledger::{Ledger, LedgerCause, LedgerMember, LedgerRow};
+use llmprof_analyze::{
+    ledger::{Ledger, LedgerCause, LedgerMember, LedgerRow},
+    stages::in_sentence,
+};
 
 use super::packets::{Arg, Packets, Track};
 
@@ -14,7 +17,7 @@ pub fn ledger<W: Write>(
     ledger: &Ledger,
 ) -> io::Result<()> {
     for stage in &ledger.stages {
-        let row = packets.row(process, &format!("ledger of {}", stage.stage))?;
+        let row = packets.row(process, &format!("ledger of {}", in_sentence(&stage.stage)))?;
         let mut at = 0u64;
         for cause in ledger.of_stage(&stage.stage) {
             let Ok(ns @ 1..) = u64::try_from(cause.ns) else { continue };

@@ -3,6 +3,7 @@
 use llmprof_analyze::{
     Analysis,
     ledger::{Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage},
+    stages::in_sentence,
 };
 
 use super::{
@@ -129,7 +130,7 @@ pub fn ledger(analysis: &Analysis) -> ReportTable {
 /// Remarks on one stage.
 fn notes(ledger: &Ledger, stage: &LedgerStage) -> Vec<String> {
     let ms = |ns: i64| decimals(ns as f64 / 1e6, 3);
-    let name = &stage.stage;
+    let name = in_sentence(&stage.stage);
     let mut notes = Vec::new();
     let source = |of: &Option<String>| of.clone().unwrap_or_else(|| UNKNOWN.into());
     if stage.floor_of.is_some() {
@@ -155,7 +156,7 @@ fn notes(ledger: &Ledger, stage: &LedgerStage) -> Vec<String> {
             ms(stage.capped_ns)
         ));
     }
-    let rest = ledger.of_stage(name).find(|it| it.cause == LedgerCause::Unexplained);
+    let rest = ledger.of_stage(&stage.stage).find(|it| it.cause == LedgerCause::Unexplained);
     if let Some(largest) = rest.and_then(|it| it.largest.as_ref()) {
         notes.push(format!("{name}: largest unexplained part: {}.", short_name(largest)));
     }

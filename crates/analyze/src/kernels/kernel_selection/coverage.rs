@@ -10,7 +10,8 @@ use llmprof_core::{
     trace::counter::LaunchCounters,
 };
 
-use super::{CounterPlan, KernelPair, NO_STAGE, SelectedStage};
+use super::{CounterPlan, KernelPair, SelectedStage};
+use crate::stages::NO_STAGE;
 use crate::stats::percent;
 
 /// Kernels that a finding lists; further ones are counted.

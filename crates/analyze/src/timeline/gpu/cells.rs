@@ -264,7 +264,10 @@ impl GpuCells {
             lane.waited_from = first.waited_from(&it, &mut calls);
             lane.advance(Some(&it), &mut calls, &self.waits, take);
             if let Some(instance) = capture.stages.instances.get(it.join.instance as usize) {
-                let launched_ns = calls.get(it.join.call).start_ns;
+                let launched_ns = match it.join.has_call() {
+                    true => calls.get(it.join.call).start_ns,
+                    false => it.start_ns,
+                };
                 let cell = self.place(instance.label, it.device);
                 take(LaneEvent::Work { cell, work: &it, launched_ns });
             } else if !it.join.has_call() {

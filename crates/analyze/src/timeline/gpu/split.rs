@@ -134,7 +134,7 @@ impl<'a> SplitSums<'a> {
     pub fn new(capture: &'a Capture<'a>, nests: &'a [(i64, RangeNest)]) -> Self {
         let names = WorkNames {
             trace: capture.trace,
-            framework: capture.framework.as_ref(),
+            framework: capture.framework.as_deref(),
             nests,
             entries: OpenAt::new(capture, nests),
             of_entry: HashMap::default(),

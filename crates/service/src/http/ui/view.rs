@@ -5,6 +5,7 @@
 use std::sync::LazyLock;
 
 use jiff::Timestamp;
+use llmprof_analyze::stages::in_sentence;
 use llmprof_report::format;
 use minijinja::{
     AutoEscape, Environment, Error, HtmlEscape, UndefinedBehavior, context,
@@ -67,6 +68,7 @@ fn engine() -> Environment<'static> {
     engine.add_filter("prose", |text: &str| {
         Value::from_safe_string(llmprof_report::html::prose(text))
     });
+    engine.add_filter("in_sentence", |stage: &str| in_sentence(stage).to_owned());
     engine.add_filter("time", |text: &str| time(text));
     engine.add_filter("duration", |from: &str, to: Option<&str>| duration(from, to));
     engine.add_filter("bytes", format::bytes);

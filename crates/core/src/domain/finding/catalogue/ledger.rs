@@ -5,8 +5,8 @@ use super::*;
 findings! {
     LEDGER_COPIES_AND_CASTS = "ledger_copies_and_casts", [Warning],
         fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
-        advice: "Keep one dtype and layout through the chain of operators, and data on the \
-                 device.",
+        advice: "Keep data on the device, in one dtype and layout through the chain of operators. \
+                 Copy to and from the host in pinned memory, next to kernels.",
         saving: "the cause's time in which its kernels run alone; of gaps, at most the \
                  unprofiled ones";
     LEDGER_COLLECTIVE_WAIT = "ledger_collective_wait", [Warning],
