@@ -3,8 +3,9 @@
 
     tests/gpu/first_page.py LLMPROF [--python PYTHON] [--out DIR]
 
-Records first_page_program.py with nsys and with the profiler of PyTorch, as it is and with two
-delayed steps, and checks the sentences of `llmprof analyze` against the clock of the program. Then
+Records first_page_program.py with nsys and with the profiler of PyTorch, as it is, with two delayed
+steps, and with waits between its steps, named as those of an engine or not at all, and checks the
+sentences of `llmprof analyze` against the clock of the program. Then
 makes faults in a copy of the export of nsys: a clock of the GPU that is late, early or drifts,
 kernels without a time, a kernel that outlasts its successors. Each has to be named, and the times of
 stages have to equal the times in the export without the fault, or be absent. Prints a row for each check and
@@ -127,6 +128,33 @@ truth, trace = by_pytorch("svd", "--delay", "svd")
 text, report = page(trace)
 check_steps("PyTorch, 2 products on the CPU", truth, text, report)
 check_cause("PyTorch, 2 products on the CPU", truth, text, "svd")
+
+def check_waits(recording, truth, text, report):
+    """The largest reason is the wait of the host, with its time."""
+    first = re.search(r"^1\. \*\*(.*?)\*\*", text, re.M)
+    first = first.group(1) if first else "-"
+    stages = {it["stage"]: it for it in report.get("ledger_stages", [])}
+    stage = next((it for it in ("between steps", "") if it in stages), None)
+    check(recording, "largest reason", "the GPU idles while the host ...", first,
+          stage is not None and "the GPU idles while the host" in first)
+    if stage is None:
+        return
+    causes = [it for it in report["ledger"] if it["stage"] == stage]
+    measured = stages[stage]["measured_ns"]
+    check(recording, "causes add up, ns", measured, sum(it["ns"] for it in causes),
+          measured == sum(it["ns"] for it in causes))
+    idle = sum(it["ns"] for it in causes if it["cause"] in ("gap_host", "gap_sync")) / 1e6
+    want = statistics.mean(truth["waits_ms"]) if stage else sum(truth["waits_ms"])
+    allowed = 0.1 * want if stage else 0.1 * want + sum(truth["steps_ms"])
+    check(recording, "idle time of the GPU by the host, ms", f"{want:.3f}", f"{idle:.3f}",
+          -0.05 * want <= idle - want <= allowed)
+
+
+for tool, record in (("nsys", by_nsys), ("PyTorch", by_pytorch)):
+    for names in ("steps", "none"):
+        truth, capture = record(f"waits-{names}", "--names", names, "--wait-ms", "3")
+        text, report = page(capture)
+        check_waits(f"{tool}, 3 ms between steps, names: {names}", truth, text, report)
 
 DEVICE = ["KERNEL", "MEMCPY", "MEMSET"]
 

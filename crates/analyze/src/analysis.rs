@@ -321,6 +321,7 @@ impl Analysis {
         self.processes = tables.processes;
         self.engine_steps = tables.engine_steps;
         self.step_batches = step_batches::step_batches(&self.engine_steps);
+        self.stages.of_engine(&self.step_batches);
         if let (Some(nsys), Some(command)) = (&trace.nsys, &trace.command) {
             requests::join(&mut self.engine_steps, nsys, &command.loads);
         }

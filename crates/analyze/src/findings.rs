@@ -12,7 +12,7 @@ mod experts;
 mod gemms;
 mod host;
 mod kernels;
-mod ledger;
+pub mod ledger;
 mod power;
 mod reference;
 mod repeats;

@@ -62,6 +62,9 @@ pub struct LedgerStage {
     pub traced_ns: Option<i64>,
     /// Decode steps of one repeat.
     pub steps: Option<u64>,
+    /// Instances that a capture alone shows; `None` for timed repeats, which each have the stage.
+    #[serde(default)]
+    pub instances: Option<u64>,
     /// `None` where no floor is known.
     pub floor_of: Option<FloorOf>,
     pub floor_ns: Option<i64>,

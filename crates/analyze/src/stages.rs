@@ -21,6 +21,7 @@ use llmprof_core::{
     domain::units::Nanos,
     trace::{
         command::Timed,
+        engine_steps::StepClass,
         event::{DECODE_STEP, Output, StageRange},
     },
 };
@@ -33,6 +34,7 @@ use super::{
 use crate::{
     events::EventSource,
     stages::cold::{COLD_PART, ColdInstance},
+    step_batches::StepBatch,
 };
 
 /// The stage that ends with the first token.
@@ -47,10 +49,14 @@ pub const VISION_PARTS: [&str; 4] = ["vision", "sam", "clip", "projector"];
 /// Name of the whole recording of a capture without stages, and of work outside all stages.
 pub const NO_STAGE: &str = "";
 
+/// Name of the time between the steps that an engine names.
+pub const BETWEEN_STEPS: &str = "between steps";
+
 /// A stage, or the timed part of a command, in the middle of a sentence.
 pub fn in_sentence(stage: &str) -> &str {
     match stage {
         NO_STAGE => "the recording",
+        BETWEEN_STEPS => "the time between steps",
         DECODE => "decode",
         it if it == Timed::Process.as_str() => "the whole process",
         it if it == Timed::Client.as_str() => "the client of the server",
@@ -124,6 +130,25 @@ pub struct Stages {
 }
 
 impl Stages {
+    /// Leaves out times of one request: a step of an engine serves many, and requests wait for it.
+    pub fn of_engine(&mut self, batches: &[StepBatch]) {
+        let has = |class: StepClass| batches.iter().any(|it| it.class == class);
+        if has(StepClass::Prefill) {
+            self.first_token_ms = None;
+        }
+        let mut decode = batches.iter().filter(|it| it.class == StepClass::Decode);
+        if has(StepClass::Decode) && decode.all(|it| it.has_unrecorded_waits) {
+            self.step_ms = None;
+        }
+        if has(StepClass::Decode) {
+            self.per_token_ms = None;
+            self.decode_tokens_per_s = None;
+        }
+        if !batches.is_empty() {
+            self.tokens_per_s = None;
+        }
+    }
+
     /// The row of one stage.
     pub fn row(&self, stage: &str) -> Option<&StageTiming> {
         self.rows.iter().find(|row| row.stage == stage)

@@ -43,9 +43,12 @@ pub struct StepBatch {
     /// Part of that time in which the device ran its work, percent, mean.
     pub busy_pct: Option<f64>,
     /// Tokens that a step computed or generated, of all requests, over `period_ms`, or over its own
-    /// time if that is `null`; `null` where the tokens of a step are unknown or its
-    /// time is not its own.
+    /// time if that is `null`: a rate while it runs. `null` where the tokens of a step are unknown or
+    /// its time is not its own.
     pub tokens_per_s: Option<f64>,
+    /// True if unrecorded waits are a part of the times, which have no others.
+    #[serde(default)]
+    pub has_unrecorded_waits: bool,
 }
 
 /// The only row, or the one with the most steps if it has several: no figure stands for steps of
@@ -155,6 +158,7 @@ fn batch(
         period_ms,
         busy_pct: busy.and_then(|it| Some(Spread::of(it)?.mean)),
         tokens_per_s: each.and_then(|each| ratio(each * 1e3, period_ms.unwrap_or(mean_ms))),
+        has_unrecorded_waits: all().any(is_cut),
     })
 }
 

@@ -24,7 +24,7 @@ use llmprof_analyze::{
     operators::OperatorRecord,
     requests::{LatencyRecord, LoadRecord},
     stages::{
-        StageTiming, command::CommandTiming, in_sentence, overhead::OverheadRecord,
+        BETWEEN_STEPS, StageTiming, command::CommandTiming, in_sentence, overhead::OverheadRecord,
         step_times::StepTimes,
     },
     step_batches::StepBatch,
@@ -314,7 +314,8 @@ fn unknown(ledger: &Ledger) -> Vec<String> {
             }
         }
     }
-    let text = |(text, stages): (&str, Vec<&str>)| match stages.len() == ledger.stages.len() {
+    let named = ledger.stages.iter().filter(|it| it.stage != BETWEEN_STEPS).count();
+    let text = |(text, stages): (&str, Vec<&str>)| match stages.len() == named {
         true => text.to_owned(),
         false => {
             let stages: Vec<&str> = stages.into_iter().map(in_sentence).collect();
@@ -354,7 +355,7 @@ fn overhead_text(it: &OverheadRecord) -> Option<Cited> {
                     differ by more than tracing explains. Raise warmup and repeats.";
         return Some(Cited::of(text, [stage, traced, plain]));
     }
-    if share < 0.0 {
+    if share < 0.0 || traced.as_str() == plain.as_str() {
         let parts = [stage, traced, plain];
         return Some(Cited::of("Tracing did not make {} longer: {} ms, and {} ms without.", parts));
     }

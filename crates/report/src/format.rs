@@ -48,7 +48,12 @@ pub fn short_ms(value: f64) -> String {
 
 /// A share of a sentence, percent, with its sign.
 pub fn share(value: f64) -> String {
-    if value >= 10.0 { format!("{value:.0} %") } else { pct(value) }
+    match value {
+        // Not all, though it would round to it.
+        99.5..100.0 => pct(value.min(99.9)),
+        10.0.. => format!("{value:.0} %"),
+        _ => pct(value),
+    }
 }
 
 /// A name in a sentence.

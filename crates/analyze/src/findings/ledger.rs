@@ -23,7 +23,7 @@ use super::{
 use crate::{
     Analysis,
     ledger::{LedgerCause, LedgerRow},
-    stages::{DECODE, in_sentence},
+    stages::{BETWEEN_STEPS, DECODE, in_sentence},
     stats::percent,
 };
 
@@ -94,7 +94,21 @@ fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
         let text = format!("{name}, {:.3} ms: {evidence}", Nanos(ns).as_ms());
         found = found.with(&format!("kernel ({})", at + 1), text);
     }
+    if let Some(advice) = advice(row) {
+        found = found.advise(advice);
+    }
     Some(found.saves(Some(saving)))
+}
+
+/// What to try against a cause; `None` if there is nothing. Between steps, an engine schedules.
+pub fn advice(row: &LedgerRow) -> Option<&'static str> {
+    if row.stage == BETWEEN_STEPS && row.cause.is_gap() {
+        return Some(
+            "Schedule the next step while the GPU works on this one (asynchronous or overlapped \
+             scheduling), and keep sampled tokens on the device.",
+        );
+    }
+    catalogue::named(&format!("ledger_{}", row.cause.as_str()))?.advice
 }
 
 /// The largest kernels of a row with their time, and the evidence of their largest member.

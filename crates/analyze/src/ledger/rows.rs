@@ -14,9 +14,9 @@ use super::{
     work::StageSums,
 };
 use crate::{
-    stages::NO_STAGE,
+    stages::{BETWEEN_STEPS, NO_STAGE},
     stats::{percent, ratio},
-    timeline::gpu::split::GapSum,
+    timeline::gpu::{long_calls::LOADING, split::GapSum},
 };
 
 /// Members of a row that are listed; the rest is one more.
@@ -84,6 +84,11 @@ impl StageRows<'_> {
             measured_ns,
             traced_ns,
             steps: self.times.steps,
+            instances: self
+                .times
+                .split
+                .filter(|_| self.times.is_only_traced)
+                .map(|it| it.instances),
             floor_of,
             floor_ns: floor_of.map(|_| floor_ns),
             // A floor of a part of the work is not the floor of the stage.
@@ -104,12 +109,16 @@ impl StageRows<'_> {
     fn add_missing(&self, sums: &StageSums, is_of_amd: bool, missing: &mut Vec<String>) {
         // Counters are read from ncu, which knows no GPU of AMD.
         let of = |nvidia: &'static str, amd: &'static str| if is_of_amd { amd } else { nvidia };
+        if self.times.stage == BETWEEN_STEPS {
+            return;
+        }
         // The work of a model is known by stage.
         let has_name = self.times.stage != NO_STAGE;
         if !self.floors.is_model && !sums.is_any_floor && has_name {
             missing.push(format!(
-                "How fast it could be is unknown: state the model by its config.json \
-                 (`model_config`){}.",
+                "How fast it could be is unknown: state the model and what it computed \
+                 (`--model-config FILE --prompt-tokens N --new-tokens N --batch N`; of an import, \
+                 `model_config` and the same){}.",
                 of(", or collect counters with ncu", "")
             ));
         }
@@ -129,7 +138,7 @@ impl StageRows<'_> {
                 "Why single kernels take their time is unknown: {}.",
                 of(
                     "collect counters with ncu, or sample GPU metrics with nsys",
-                    "counters can be read on GPUs of NVIDIA only"
+                    "llmprof reads counters on GPUs of NVIDIA only"
                 )
             ));
         }
@@ -284,7 +293,7 @@ fn signed_share(ns: i64, of: i64) -> Option<f64> {
 const LONGEST_MEANS: f64 = 2.0;
 
 /// Number, mean and longest of gaps on all GPUs, over the instances of their stage.
-pub fn gaps_text(cause: LedgerCause, gaps: &GapSum, instances: u64) -> String {
+pub fn gaps_text(cause: LedgerCause, call: Option<&str>, gaps: &GapSum, instances: u64) -> String {
     let length = |us: f64| match us {
         1000.0.. => format!("{} ms", figure(us / 1e3)),
         _ => format!("{} us", figure(us)),
@@ -297,8 +306,9 @@ pub fn gaps_text(cause: LedgerCause, gaps: &GapSum, instances: u64) -> String {
         true => format!("{} on average, the longest {}", length(mean_us), length(longest_us)),
         false => format!("{} on average", length(mean_us)),
     };
-    let place = match cause {
-        LedgerCause::GapLongCall => "with this call of the host",
+    let place = match (cause, call.is_some_and(|call| call.starts_with(LOADING))) {
+        (LedgerCause::GapLongCall, true) => "up to this call of the host",
+        (LedgerCause::GapLongCall, false) => "with this call of the host",
         _ => "after this work",
     };
     match (gaps.count, instances) {
@@ -359,7 +369,7 @@ mod tests {
     #[test]
     fn one_long_gap_is_named_next_to_the_mean() {
         let text = |count, ns, longest_ns| {
-            gaps_text(LedgerCause::GapHost, &GapSum { count, ns, longest_ns }, 10)
+            gaps_text(LedgerCause::GapHost, None, &GapSum { count, ns, longest_ns }, 10)
         };
         let of_ten = "10 gaps after this work over 10 instances";
         let (mean, longest) = (text(10, 30_000_000, 3_000_000), text(10, 30_000_000, 29_100_000));

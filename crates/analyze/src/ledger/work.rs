@@ -143,17 +143,20 @@ impl StageRows<'_> {
             let after = gap.after.as_ref();
             let name = after.map(|of| group_of(of, nsys, &mut classes).0.name);
             let call = gap.call.and_then(|at| input.splits.host_calls.get(at as usize)).cloned();
-            (gap_cause(gap.reason), call.or_else(|| after.and_then(path)), name, *sum)
+            ((gap_cause(gap.reason), call.or_else(|| after.and_then(path)), name), *sum)
         };
-        let mut gaps: Vec<_> = split.gaps.iter().map(named).collect();
-        gaps.sort();
-        for (cause, path, name, sum) in gaps {
+        // Of one name: a gap does not depend on the grid of the work before it.
+        let mut gaps: BTreeMap<_, GapSum> = BTreeMap::new();
+        for (name, sum) in split.gaps.iter().map(named) {
+            gaps.entry(name).or_default().append(&sum);
+        }
+        for ((cause, path, name), sum) in gaps {
             let mut member = self.member(cause, path, name);
             member.ns = parts.next(sum.ns);
             member.max_saving_ns = if cause.is_gap() { member.ns } else { 0 };
             member.calls = sum.count as f64 * self.times.scale.ratio();
             member.samples = sum.count;
-            member.evidence = gaps_text(cause, &sum, split.instances);
+            member.evidence = gaps_text(cause, member.operator.as_deref(), &sum, split.instances);
             let is_profiler = cause == LedgerCause::ProfilerOverhead;
             sums.add(
                 member,

@@ -80,7 +80,7 @@ pub fn requests(loads: &[RequestLoad]) -> Requests {
                 own.add(record);
                 tables.rows.push(row(*pass, load.repeat, record));
             }
-            tables.loads.extend(own.record(*pass, load.repeat));
+            tables.loads.extend(own.record(*pass, load.repeat, load.header.as_ref()));
         }
         tables.latency.extend(tally.records(*pass));
     }

@@ -2,7 +2,7 @@
 
 use llmprof_core::{
     domain::{named_values::named_values, units::Nanos},
-    trace::requests::{LoadPass, RequestFailure, RequestRecord},
+    trace::requests::{LoadHeader, LoadPass, RequestFailure, RequestRecord},
 };
 use serde::{Deserialize, Serialize};
 
@@ -61,6 +61,12 @@ pub struct LoadRecord {
     pub requests_per_s: Option<f64>,
     /// Output tokens over it, per second.
     pub tokens_per_s: Option<f64>,
+    /// Requests at the same time, of a closed loop.
+    #[serde(default)]
+    pub concurrency: Option<u32>,
+    /// Mean arrivals per second, of an open loop.
+    #[serde(default)]
+    pub rate_per_s: Option<f64>,
 }
 
 /// Number and time of the requests of one load.
@@ -92,7 +98,12 @@ impl LoadTally {
     }
 
     /// The requests and their rates; `None` of no request.
-    pub fn record(&self, pass: LoadPass, repeat: u32) -> Option<LoadRecord> {
+    pub fn record(
+        &self,
+        pass: LoadPass,
+        repeat: u32,
+        header: Option<&LoadHeader>,
+    ) -> Option<LoadRecord> {
         let ms = Nanos(self.last_ns.saturating_sub(self.first_ns?)).as_ms();
         let rate = |count: u64| ratio(1e3 * count as f64, ms);
         Some(LoadRecord {
@@ -104,6 +115,8 @@ impl LoadTally {
             ms,
             requests_per_s: rate(self.complete),
             tokens_per_s: rate(self.output_tokens),
+            concurrency: header.and_then(|it| it.concurrency),
+            rate_per_s: header.and_then(|it| it.rate_per_s),
         })
     }
 }

@@ -8,19 +8,17 @@ use llmprof_core::trace::{
     kernel::TracedKernel,
     packed::PackedRows,
     runtime_call::CallKind,
-    timeline::{ApiCall, GraphLaunch, MemoryOp, ON_HOST, Timeline, process_of},
+    timeline::{ApiCall, GraphLaunch, MemoryOp, Timeline, process_of},
 };
 use rayon::prelude::*;
 
 use crate::{
     kernels::{OUTSIDE, WARMUP},
     timeline::{
-        activity::activities,
         framework_nests::FrameworkIndex,
         launches::Cursor,
         open_ranges::{EXCLUDED, NONE, OpenStages},
         running::each_running,
-        stage_spans::extended,
     },
 };
 
@@ -133,32 +131,29 @@ impl<'a> Capture<'a> {
         }
     }
 
-    /// A capture without stages as one stage without a name: from the first recorded work of a GPU
-    /// to the last, in each process that has any. `None` with stages, without work, and where work
-    /// has no times.
-    pub fn as_whole(&self) -> Option<Self> {
-        if !self.stages.instances.is_empty() || self.trace.lacks_times() {
-            return None;
-        }
-        let work = activities(self).filter(|it| it.device != ON_HOST);
-        let window = work.fold(None, |all, it| Some(extended(all, (it.start_ns, it.end_ns))))?;
-        let stages = OpenStages::whole(self.trace, window);
-        let joins = |joins: &Joins, places: &mut dyn Iterator<Item = i64>| {
-            let whole = |(join, place): (Join, i64)| {
-                let instance = match join.instance {
-                    EXCLUDED => EXCLUDED,
-                    _ => stages.of_place(process_of(place)).unwrap_or(NONE),
-                };
+    /// The same timeline under other stages: `instance` gives that of each piece of work from the
+    /// present one, its process and its start.
+    pub fn restaged(&self, stages: OpenStages, instance: impl Fn(u32, i64, i64) -> u32) -> Self {
+        let trace = self.trace;
+        let joins = |joins: &Joins, work: &mut dyn Iterator<Item = (i64, i64)>| {
+            let join = |(join, (place, start_ns)): (Join, (i64, i64))| {
+                let instance = instance(join.instance, process_of(place), start_ns);
                 [join.call.into(), instance.into()]
             };
-            Arc::new(Joins(joins.iter().zip(places).map(whole).collect()))
+            Arc::new(Joins(joins.iter().zip(work).map(join).collect()))
         };
-        let trace = self.trace;
-        let kernels = joins(&self.kernels, &mut trace.kernels.iter().map(|it| it.global_pid));
-        let copies = joins(&self.copies, &mut trace.copies.iter().map(|it| it.global_pid));
-        let graphs = joins(&self.graphs, &mut trace.graphs.iter().map(|it| it.global_pid));
-        let (framework, outside) = (self.framework.clone(), self.outside);
-        Some(Self { trace, stages, kernels, copies, graphs, framework, outside })
+        let mut kernels = trace.kernels.iter().map(|it| (it.global_pid, it.start_ns));
+        let mut copies = trace.copies.iter().map(|it| (it.global_pid, it.start_ns));
+        let mut graphs = trace.graphs.iter().map(|it| (it.global_pid, it.start_ns));
+        Self {
+            trace,
+            kernels: joins(&self.kernels, &mut kernels),
+            copies: joins(&self.copies, &mut copies),
+            graphs: joins(&self.graphs, &mut graphs),
+            stages,
+            framework: self.framework.clone(),
+            outside: self.outside,
+        }
     }
 
     /// All kernels in the order of the timeline.

@@ -16,7 +16,7 @@
 
 mod cells;
 mod gap_sums;
-mod long_calls;
+pub mod long_calls;
 mod overlap;
 pub mod split;
 mod waits;
@@ -139,6 +139,18 @@ pub struct StageGpus {
     pub unattributed: Vec<String>,
     /// Stages without busy and idle time, because a graph ran meanwhile whose GPU is unknown.
     pub unplaced: Vec<String>,
+}
+
+impl StageGpus {
+    /// Adds the rows of other stages.
+    pub fn append(&mut self, other: Self) {
+        let Self { totals, devices, early, unattributed, unplaced } = other;
+        self.totals.extend(totals);
+        self.devices.extend(devices);
+        self.early.extend(early);
+        self.unattributed.extend(unattributed);
+        self.unplaced.extend(unplaced);
+    }
 }
 
 /// Measures GPU activity in each stage, and divides the windows of stages.

@@ -26,3 +26,4 @@ pub mod stage_spans;
 pub mod steps;
 pub mod tables;
 pub mod time_shares;
+pub mod unnamed;

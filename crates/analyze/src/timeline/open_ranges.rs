@@ -7,7 +7,7 @@ mod groups;
 mod nests;
 mod unclosed;
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 pub use self::{
     groups::{OpenSets, TooDeep},
@@ -20,7 +20,6 @@ use llmprof_core::trace::{
 };
 
 use super::{
-    activity::used_devices,
     interval::{Interval, IntervalSet},
     steps::{Step, StepSource, steps},
 };
@@ -174,25 +173,24 @@ impl OpenStages {
         stages
     }
 
-    /// One stage without a name in each process with work, open all the time; it lasts as long as
-    /// the work of the capture.
-    pub fn whole(trace: &Timeline, (start_ns, end_ns): Interval) -> Self {
-        let places: BTreeSet<i64> = used_devices(trace).into_iter().map(|it| it.0).collect();
-        let of = |place| StageInstance { label: 0, start_ns, end_ns, place, estimated: false };
-        let instances = places.into_iter().map(of).collect();
-        let mut stages = Self { labels: vec![String::new()], instances, ..Self::default() };
-        for thread in threads(trace) {
-            if let Some(instance) = stages.of_place(process_of(thread)) {
-                let always = Segments { from: vec![i64::MIN], value: vec![instance] };
-                stages.threads.insert(thread, always);
-            }
-        }
-        stages
-    }
-
-    /// The first instance of a place.
-    pub fn of_place(&self, place: i64) -> Option<u32> {
-        self.instances.iter().position(|it| it.place == place).map(|at| at as u32)
+    /// Instances of one stage, in the order of their starts. On the threads of its process, the
+    /// first of each is open all the time.
+    pub fn of_one(label: &str, trace: &Timeline, times: Vec<(i64, Interval)>) -> Self {
+        let of = |(place, (start_ns, end_ns))| StageInstance {
+            label: 0,
+            start_ns,
+            end_ns,
+            place,
+            estimated: false,
+        };
+        let instances: Vec<StageInstance> = times.into_iter().map(of).collect();
+        let first = |process| instances.iter().position(|it| process_of(it.place) == process);
+        let always = |thread| {
+            let from = (vec![i64::MIN], vec![first(process_of(thread))? as u32]);
+            Some((thread, Segments { from: from.0, value: from.1 }))
+        };
+        let threads = threads(trace).into_iter().filter_map(always).collect();
+        Self { labels: vec![label.to_owned()], instances, threads, ..Self::default() }
     }
 
     /// The index of a label, which is added where it is new.

@@ -14,6 +14,7 @@ use super::{
     processes::{self, Processes},
     regions::{self, Region},
     time_shares::{self, StageWalls},
+    unnamed,
 };
 use crate::{
     collectives::{self, CollectiveTables},
@@ -24,7 +25,7 @@ use crate::{
     },
     limited::Limited,
     stages::{
-        DECODE,
+        DECODE, NO_STAGE,
         coverage::{self, StageCoverage},
         launched_elsewhere,
         stage_calls::{self, StageCalls},
@@ -88,10 +89,18 @@ impl TimelineTables {
             walls,
             launched_elsewhere,
         } = &mut tables;
-        let whole = capture.as_whole();
+        let (whole, between) =
+            rayon::join(|| unnamed::whole(capture), || unnamed::between_steps(capture));
         rayon::scope(|scope| {
             let timed = whole.as_ref().unwrap_or(capture);
-            scope.spawn(move |_| (*stage_gpu, *splits) = gpu::device_tables(timed));
+            let between = between.as_ref();
+            scope.spawn(move |_| {
+                (*stage_gpu, *splits) = gpu::device_tables(timed);
+                if let Some((gpus, more)) = between.map(gpu::device_tables) {
+                    stage_gpu.append(gpus);
+                    splits.append(more);
+                }
+            });
             scope.spawn(|_| *coverage = coverage::by_stage(capture));
             scope.spawn(|_| *launched_elsewhere = launched_elsewhere::launched_elsewhere(capture));
             scope.spawn(|_| *walls = time_shares::stage_walls(capture));
@@ -121,8 +130,11 @@ impl TimelineTables {
             return;
         }
         let is_partial = |stage: &str| partial.contains(&stage);
-        self.stage_gpu.totals.retain(|it| !is_partial(&it.stage));
-        self.stage_gpu.devices.retain(|it| !is_partial(&it.stage));
+        // All work without a launching call is of the recording as a whole.
+        let is_whole = self.coverage.iter().any(|it| it.stage == NO_STAGE && !it.lost());
+        let is_kept = |stage: &str| !is_partial(stage) || (stage == NO_STAGE && is_whole);
+        self.stage_gpu.totals.retain(|it| is_kept(&it.stage));
+        self.stage_gpu.devices.retain(|it| is_kept(&it.stage));
         self.device.operators.retain(|(stage, _), _| !is_partial(stage));
         self.step = self.step.take().filter(|_| !is_partial(DECODE));
         // A range may launch into any stage.

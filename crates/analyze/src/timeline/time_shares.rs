@@ -33,6 +33,12 @@ pub struct StageShare {
     pub device_ms: Option<f64>,
     /// Share of the capture's device time, percent.
     pub device_share_pct: Option<f64>,
+    /// Outside all stages: the part of `wall_ms` before the first stage starts, and the part after
+    /// the last one has ended.
+    #[serde(default)]
+    pub before_ms: Option<f64>,
+    #[serde(default)]
+    pub after_ms: Option<f64>,
 }
 
 /// Wall time of the stages of a capture.
@@ -44,6 +50,8 @@ pub struct StageWalls {
     window: Option<Interval>,
     /// Covered by any stage.
     covered_ns: i64,
+    /// First start and last end of all stages.
+    covered: Option<Interval>,
 }
 
 /// The wall time of all stages; none where only a part of the capture counts.
@@ -64,6 +72,8 @@ pub fn stage_walls(capture: &Capture) -> StageWalls {
     let window = ranges.chain(work).chain(spans.iter().copied());
     let window = window.fold(None, |window, it| Some(extended(window, it)));
     let covered_ns_of_all = covered_ns(of_label.values().flatten().copied());
+    let covered = of_label.values().flatten();
+    let covered = covered.fold(None, |all, it| Some(extended(all, *it)));
     let stage = |(label, spans): (usize, Vec<Interval>)| {
         let wall = covered_ns(spans.iter().copied());
         (capture.stages.labels[label].clone(), (spans.len() as u64, wall))
@@ -72,6 +82,7 @@ pub fn stage_walls(capture: &Capture) -> StageWalls {
         stages: of_label.into_iter().map(stage).collect(),
         window,
         covered_ns: covered_ns_of_all,
+        covered,
     }
 }
 
@@ -94,6 +105,8 @@ pub fn stage_shares(walls: &StageWalls, kernels: &[StageKernels]) -> Vec<StageSh
             wall_share_pct: percent(wall_ns as f64, whole as f64),
             device_ms,
             device_share_pct: device_ms.zip(total).and_then(|(part, all)| percent(part, all)),
+            before_ms: None,
+            after_ms: None,
         };
     let stages = walls.stages.iter();
     let mut rows: Vec<StageShare> =
@@ -102,7 +115,11 @@ pub fn stage_shares(walls: &StageWalls, kernels: &[StageKernels]) -> Vec<StageSh
     let named = kernels.iter().filter(|it| walls.stages.contains_key(&it.stage));
     let inside: Option<f64> = named.map(|it| it.busy_ms).sum();
     let outside = total.zip(inside).map(|(all, inside)| (all - inside).max(0.0));
-    rows.push(row(OUTSIDE_STAGES, None, whole - walls.covered_ns, outside));
+    rows.push(StageShare {
+        before_ms: walls.covered.map(|it| Nanos(it.0 - first).as_ms()),
+        after_ms: walls.covered.map(|it| Nanos(last - it.1).as_ms()),
+        ..row(OUTSIDE_STAGES, None, whole - walls.covered_ns, outside)
+    });
     rows
 }
 

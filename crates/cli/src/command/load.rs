@@ -245,7 +245,7 @@ fn write_line(file: &mut BufWriter<File>, line: &LoadLine) -> Result<()> {
 /// The table of latencies in the terminal.
 fn summary(tally: LatencyTally, end: LoadEnd) -> String {
     let (complete, failed) = tally.load().counts();
-    let load = tally.load().record(LoadPass::Unprofiled, 0);
+    let load = tally.load().record(LoadPass::Unprofiled, 0, None);
     let rates = load.and_then(|it| it.requests_per_s.zip(it.tokens_per_s));
     let mut text = format!("{complete} requests complete, {failed} failed");
     if end.is_stopped {

@@ -12,7 +12,7 @@ use llmprof_core::{domain::finding::catalogue, trace::engine_steps::StepClass};
 use super::{
     AnswerRecords,
     cited::{Cited, Figure},
-    times::row_of_steps,
+    times::{has_unrecorded_wait, row_of_steps},
 };
 use crate::format::{count, short_name};
 
@@ -52,11 +52,16 @@ fn has_one_batch(steps: &StepTimes, records: &AnswerRecords) -> bool {
 }
 
 /// Steps of a stage that take more than twice the median, with the calls of the host and the work
-/// of the GPU in them.
+/// of the GPU in them. A sentence of its own explains a step that waits for a reason from before
+/// the recording.
 pub fn sentence(records: &AnswerRecords, steps: &StepTimes) -> Option<Cited> {
     let is_named =
         steps.longest.iter().any(|it| it.host_call.is_some() || it.longest_work.is_some());
-    if steps.outliers == 0 || (!is_named && steps.excess_ms < EXCESS_PART * steps.ms.total()) {
+    let is_wait = steps.outliers == 1 && has_unrecorded_wait(records.ledger, &steps.stage);
+    if steps.outliers == 0
+        || is_wait
+        || (!is_named && steps.excess_ms < EXCESS_PART * steps.ms.total())
+    {
         return None;
     }
     let row = row_of_steps(steps);

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use llmprof_analyze::{
+    findings,
     ledger::{LedgerCause, LedgerMember, LedgerRow, LedgerStage},
     stages::{DECODE, in_sentence},
 };
@@ -25,6 +26,9 @@ use crate::format::{figure, short_name};
 
 /// Listed reasons.
 const REASONS: usize = 3;
+/// Min part of the time of all reasons, of a reason that is listed because it is the largest of its
+/// stage.
+const LEAST_PART: f64 = 0.01;
 /// Min share of its stage, percent, of a listed reason.
 const LISTED_PCT: f64 = 1.0;
 /// The same of time without a cause.
@@ -83,19 +87,24 @@ pub fn reasons(records: &AnswerRecords) -> Vec<Reason> {
         .filter(|it| is_reason(it.cause))
         .map(|it| (CauseTime::of(it), it))
         .collect();
-    let longest = |a: &CauseTime, b: &CauseTime| b.figure().value().total_cmp(&a.figure().value());
-    rows.sort_by(|a, b| longest(&a.0, &b.0));
+    // Over all instances: a stage may have one, and another one hundreds.
+    let total = |(time, row): &(CauseTime, &LedgerRow)| {
+        let stage = ledger.stages.iter().find(|it| it.stage == row.stage);
+        time.figure().value() * stage.and_then(|it| it.instances).unwrap_or(1) as f64
+    };
+    rows.sort_by(|a, b| total(b).total_cmp(&total(a)));
+    let all: f64 = rows.iter().map(total).sum();
     let mut stages: BTreeSet<&str> = BTreeSet::new();
-    let (first, others): (Vec<_>, Vec<_>) =
-        rows.into_iter().partition(|(_, row)| stages.insert(&row.stage));
-    let mut listed: Vec<(CauseTime, Reason)> = first
+    let (first, others): (Vec<_>, Vec<_>) = rows
+        .into_iter()
+        .partition(|it| stages.insert(&it.1.stage) && total(it) >= LEAST_PART * all);
+    let mut listed: Vec<(f64, Reason)> = first
         .into_iter()
         .chain(others)
-        .filter_map(|(time, row)| Some((reason(records, &time, row)?, time)))
-        .map(|(reason, time)| (time, reason))
+        .filter_map(|it| Some((total(&it), reason(records, &it.0, it.1)?)))
         .take(REASONS)
         .collect();
-    listed.sort_by(|a, b| longest(&a.0, &b.0));
+    listed.sort_by(|a, b| b.0.total_cmp(&a.0));
     listed.into_iter().map(|it| it.1).collect()
 }
 
@@ -188,8 +197,7 @@ fn advice<'a>(findings: &'a [Finding], row: &LedgerRow) -> Option<&'a str> {
         }
         _ => None,
     };
-    let cause = || catalogue::named(&format!("ledger_{}", row.cause.as_str()))?.advice;
-    known.or_else(cause).filter(|_| row.max_saving_ns > 0)
+    known.or_else(|| findings::ledger::advice(row)).filter(|_| row.max_saving_ns > 0)
 }
 
 /// A cause as something that happens.
@@ -223,5 +231,75 @@ const fn plain(cause: LedgerCause) -> &'static str {
         LedgerCause::OtherStages => "only work of other stages runs",
         LedgerCause::Unexplained => "the GPU works, and why it takes this time is not measured",
         LedgerCause::PassDifference => "difference of the passes",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::stored_answer;
+
+    fn stage(name: &str, ms: u64, instances: u64) -> Value {
+        json!({
+            "stage": name, "measured_ns": 1_000_000 * ms, "traced_ns": 1_000_000 * ms,
+            "instances": instances, "capped_operators": 0, "capped_ns": 0, "overlap_ns": 0,
+            "missing": []
+        })
+    }
+
+    fn row(stage: &str, cause: &str, ms: u64, share: f64) -> Value {
+        json!({
+            "stage": stage, "cause": cause, "ns": 1_000_000 * ms, "share_pct": share, "members": 1,
+            "pass": "nsys", "counter": "", "samples": 1, "max_saving_ns": 1_000_000 * ms
+        })
+    }
+
+    fn reasons(stages: &[Value], rows: &[Value]) -> Vec<(String, String)> {
+        let report = json!({
+            "ledger_stages": stages, "ledger": rows, "ledger_members": [], "only_traced": true
+        });
+        let answer = stored_answer(&serde_json::to_vec(&report).unwrap()).unwrap().remove(0);
+        let text = |it: &super::Reason| (it.text.to_string(), it.advice.to_string());
+        answer.reasons.iter().map(text).collect()
+    }
+
+    #[test]
+    fn the_largest_reason_is_that_of_most_time_over_all_instances() {
+        let stages = [stage("prefill", 50, 1), stage("decode_all", 10, 256)];
+        let rows = [
+            row("prefill", "gap_host", 40, 80.0),
+            row("prefill", "gap_copy", 9, 18.0),
+            row("decode_all", "gap_sync", 5, 50.0),
+            row("decode_all", "gap_launch", 1, 10.0),
+        ];
+        let found = reasons(&stages, &rows);
+        let starts: Vec<&str> = found.iter().map(|it| &it.0[..12]).collect();
+        assert_eq!(starts, ["50 % of deco", "10 % of deco", "80 % of pref"], "1.5 % of all time");
+        let without_prefill = [stage("prefill", 5, 1), stages[1].clone()];
+        let rows = [row("prefill", "gap_host", 5, 100.0), rows[2].clone(), rows[3].clone()];
+        let found = reasons(&without_prefill, &rows);
+        assert_eq!(found.len(), 3, "{found:?}");
+        assert!(found[2].0.starts_with("100 % of prefill"), "{found:?}");
+    }
+
+    #[test]
+    fn an_engine_that_idles_between_steps_has_to_schedule_earlier() {
+        let found = reasons(
+            &[stage("between steps", 2, 19)],
+            &[row("between steps", "gap_host", 2, 100.0)],
+        );
+        let (text, advice) = &found[0];
+        assert!(text.starts_with("100 % of the time between steps: the GPU idles"), "{text}");
+        assert!(advice.starts_with("Schedule the next step while the GPU works"), "{advice}");
+        assert!(advice.ends_with("This saves at most 2.00 of 2.00 ms of the time between steps."));
+    }
+
+    #[test]
+    fn the_time_of_a_capture_without_stages_is_that_of_the_recording() {
+        let found = reasons(&[stage("", 100, 1)], &[row("", "copies_and_casts", 96, 96.0)]);
+        let (text, advice) = &found[0];
+        assert_eq!(text, "96 % of the recording: copying, filling and converting data.");
+        assert!(advice.ends_with("at most 96.0 of 100 ms of the recording."), "{advice}");
     }
 }

@@ -21,11 +21,18 @@ const STATED_WARMUP_PCT: f64 = 5.0;
 /// Least share of device time outside all stages that is stated, percent.
 const STATED_PCT: f64 = 1.0;
 
+/// Least part of the time outside all stages that is stated to lie before the first or after the
+/// last of them.
+const PLACED_PART: f64 = 0.5;
+/// Least share of wall time outside the steps of an engine that is stated, percent.
+const STATED_WALL_PCT: f64 = 5.0;
+
 /// The steps by class, and the time outside them.
 pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     let mut all = of_batches(records.step_batches, records.ledger);
     all.extend(outliers::of_batches(records));
-    all.extend(records.stage_shares.iter().find_map(outside));
+    let has_steps = !records.step_batches.is_empty();
+    all.extend(records.stage_shares.iter().find_map(|it| outside(it, has_steps)));
     all.extend(records.stage_shares.iter().find_map(warmup));
     all
 }
@@ -39,7 +46,8 @@ fn of_batches(batches: &[StepBatch], ledger: &Ledger) -> Vec<Cited> {
     }
     let of_class = of_class.iter().map(|((class, mode), rows)| {
         let stage = class.stage();
-        let waits = stage.is_some_and(|it| times::has_unrecorded_wait(ledger, it));
+        let is_named = stage.is_some_and(|it| times::has_unrecorded_wait(ledger, it));
+        let waits = is_named && rows.iter().any(|it| it.has_unrecorded_waits);
         of_steps(*class, *mode, rows, waits)
     });
     of_class.collect()
@@ -86,7 +94,7 @@ fn of_steps(class: StepClass, mode: Option<&str>, rows: &[&StepBatch], waits: bo
         (_, false, None) if steps.value() == 2.0 => Cited::of("{} and {} ms", [least, most]),
         (_, true, _) => Cited::of("{} ms each{}{}", [most, period, rate]),
         (_, _, Some(common)) => {
-            let typical = typical(common, rows.len() > 1);
+            let typical = typical(common, rows);
             Cited::of("{}{}{}; all take {} to {} ms", [typical, period, rate, least, most])
         }
         (_, _, None) => Cited::of("{} to {} ms each", [least, most]),
@@ -107,17 +115,31 @@ fn counted(figure: Figure) -> Cited {
     figure.shown(|it| count(it as u64))
 }
 
-/// The median of the most common steps: none stands for steps of different requests.
-fn typical(it: &StepBatch, has_others: bool) -> Cited {
+/// The median of the most common steps: none stands for steps of different requests or contexts.
+fn typical(it: &StepBatch, rows: &[&StepBatch]) -> Cited {
     let row = row_of(it);
-    let requests = it.requests.filter(|_| has_others).map(|requests| {
+    let differ = |of: fn(&StepBatch) -> Option<u64>| rows.iter().any(|row| of(row) != of(it));
+    let requests = it.requests.filter(|_| differ(|it| it.requests)).map(|requests| {
         Cited::of(" with {}", [row.count("requests", requests).quantity("request")])
     });
+    let is_alone = rows.iter().filter(|row| row.requests == it.requests).count() == 1;
+    let context = it.context_min.zip(it.context_max).filter(|_| !is_alone);
+    let context = context.map(|(least, most)| {
+        let [least, most] =
+            [("context_min", least), ("context_max", most)].map(|it| row.count(it.0, it.1));
+        match least.value() == most.value() {
+            true => Cited::of(" with a context of {}", [least.quantity("token")]),
+            false => {
+                Cited::of(" with contexts of {} to {}", [counted(least), most.quantity("token")])
+            }
+        }
+    });
     Cited::of(
-        "{} ms{} (median of {})",
+        "{} ms{}{} (median of {})",
         [
             row.figure("p50_ms", it.p50_ms).short(),
             requests.unwrap_or_default(),
+            context.unwrap_or_default(),
             row.count("steps", it.steps).quantity("step"),
         ],
     )
@@ -140,7 +162,11 @@ fn range(rows: &[&StepBatch], least: Column, most: Column) -> Option<(Figure, Fi
 
 fn rate(it: &StepBatch) -> Option<Cited> {
     let rate = row_of(it).figure("tokens_per_s", it.typical_tokens_per_s()?).decimals(0);
-    Some(Cited::of(", {} tokens per second", [rate]))
+    Some(match it.period_ms {
+        Some(_) => Cited::of(", {} tokens per second", [rate]),
+        // The time to the next step is unknown.
+        None => Cited::of(", {} tokens per second while it runs", [rate]),
+    })
 }
 
 /// The time of the warm-up, if it is a part that matters.
@@ -153,16 +179,31 @@ fn warmup(it: &StageShare) -> Option<Cited> {
     ))
 }
 
-/// The time outside all stages, where some work ran in it.
-fn outside(it: &StageShare) -> Option<Cited> {
-    let device = it.device_share_pct.filter(|share| *share >= STATED_PCT)?;
+/// The time outside all stages, where some work ran in it, or much of it lies between the steps of
+/// an engine.
+fn outside(it: &StageShare, has_steps: bool) -> Option<Cited> {
+    let is_much = |pct: f64| has_steps && pct >= STATED_WALL_PCT;
+    let device = it.device_share_pct?;
+    let is_stated = device >= STATED_PCT || it.wall_share_pct.is_some_and(is_much);
     let row = Row::of("stage_shares").with("stage", &it.stage);
     let device = row.figure("device_share_pct", device).shown(short_share);
     let wall = it.wall_share_pct.map(|wall| row.figure("wall_share_pct", wall).shown(short_share));
-    (it.stage == OUTSIDE_STAGES).then(|| match wall {
+    let place = |(ms, column, place): (Option<f64>, &'static str, &'static str)| {
+        let ms = ms.filter(|ms| *ms > PLACED_PART * it.wall_ms)?;
+        let text = ", {} ms of wall time {}";
+        Some(Cited::of(text, [row.figure(column, ms).short(), Cited::words(place)]))
+    };
+    let place = place((it.before_ms, "before_ms", "before the first one"))
+        .or_else(|| place((it.after_ms, "after_ms", "after the last one")))
+        .unwrap_or_default();
+    (it.stage == OUTSIDE_STAGES && is_stated).then(|| match wall {
+        Some(wall) if it.device_ms == Some(0.0) => Cited::of(
+            "{} of all wall time is outside the stages{}: no GPU works in it.",
+            [wall, place],
+        ),
         Some(wall) => Cited::of(
-            "{} of all device time and {} of all wall time are outside the stages.",
-            [device, wall],
+            "{} of all wall time and {} of all device time are outside the stages{}.",
+            [wall, device, place],
         ),
         None => Cited::of("{} of all device time is outside the stages.", [device]),
     })
@@ -189,6 +230,7 @@ mod tests {
             period_ms: None,
             busy_pct: None,
             tokens_per_s,
+            has_unrecorded_waits: false,
         }
     }
 
@@ -198,8 +240,8 @@ mod tests {
         assert_eq!(
             of_batches(&rows, &Ledger::default()),
             ["4 decode steps of 4 to 8 requests with contexts of 400 to 800 tokens: 2.00 ms \
-                 with 4 requests (median of 3 steps), 2,000 tokens per second; all take 2.00 to \
-                 4.00 ms."]
+                 with 4 requests (median of 3 steps), 2,000 tokens per second while it runs; \
+                 all take 2.00 to 4.00 ms."]
         );
         let rows = [row(Some(4), &[2.0], Some(2000.0)), row(None, &[4.0], None)];
         let text = of_batches(&rows, &Ledger::default());
@@ -224,6 +266,47 @@ mod tests {
         );
         rows[0].period_ms = Some(3.1);
         assert!(!of_batches(&rows, &Ledger::default())[0].as_str().contains("one every"));
+    }
+
+    #[test]
+    fn a_median_of_one_context_names_it() {
+        let rows = [
+            row(Some(1), &[2.0, 2.0, 2.0], None),
+            StepBatch {
+                context_min: Some(800),
+                context_max: Some(900),
+                ..row(Some(1), &[4.0], None)
+            },
+        ];
+        let text = of_batches(&rows, &Ledger::default());
+        assert_eq!(
+            text,
+            ["4 decode steps of 1 request with contexts of 100 to 900 tokens: 2.00 ms with a \
+              context of 100 tokens (median of 3 steps); all take 2.00 to 4.00 ms."]
+        );
+    }
+
+    #[test]
+    fn time_outside_the_stages_of_an_engine_is_stated_without_work_of_a_gpu_and_has_its_place() {
+        let share = |device: f64, before_ms: f64| StageShare {
+            stage: OUTSIDE_STAGES.into(),
+            instances: None,
+            wall_ms: 67.0,
+            wall_share_pct: Some(67.0),
+            device_ms: Some(device),
+            device_share_pct: Some(device),
+            before_ms: Some(before_ms),
+            after_ms: Some(0.0),
+        };
+        let text = |it: &StageShare, has_steps| Some(outside(it, has_steps)?.to_string());
+        assert_eq!(
+            text(&share(0.0, 1.0), true).as_deref(),
+            Some("67 % of all wall time is outside the stages: no GPU works in it.")
+        );
+        assert_eq!(text(&share(0.0, 1.0), false), None);
+        let named = "67 % of all wall time and 20 % of all device time are outside the stages, \
+                     60.0 ms of wall time before the first one.";
+        assert_eq!(text(&share(20.0, 60.0), false).as_deref(), Some(named));
     }
 
     #[test]

@@ -8,8 +8,12 @@ use super::{
 };
 use llmprof_analyze::{
     ledger::{FloorOf, Ledger, LedgerCause, LedgerRow, LedgerStage},
-    stages::{DECODE, NO_STAGE, PREFILL, StageTiming, in_sentence, step_times::StepTimes},
+    stages::{
+        BETWEEN_STEPS, DECODE, NO_STAGE, PREFILL, StageTiming, in_sentence, step_times::StepTimes,
+    },
 };
+
+use llmprof_core::trace::engine_steps::StepClass;
 
 /// Min share of a stage, percent, of an unrecorded wait that a sentence names.
 const NAMED_PCT: f64 = 1.0;
@@ -33,7 +37,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     for stage in &records.ledger.stages {
         let cells = row_of(stage);
         let steps = stage.steps.filter(|steps| is_known(&stage.stage, steps));
-        if stage.stage == NO_STAGE {
+        if [NO_STAGE, BETWEEN_STEPS].contains(&stage.stage.as_str()) {
             all.extend(floor(stage, None));
             continue;
         }
@@ -73,8 +77,8 @@ pub fn unknown(records: &AnswerRecords) -> Option<String> {
     let stages = stages.join(" and ");
     let text = match (why_untimed(records.findings), records.only_traced) {
         _ if records.on_cpu => format!(
-            "How fast {stages} could be is unknown on a CPU: run it on a host with a GPU, in mode \
-             light or deep."
+            "How fast {stages} could be is unknown on a CPU, whose kernels and memory are not \
+             measured: a host with a GPU has them, in mode light or deep."
         ),
         (Some(why), _) => format!("How fast {stages} could be is unknown. {why}"),
         (None, true) => format!(
@@ -91,7 +95,9 @@ pub fn unknown(records: &AnswerRecords) -> Option<String> {
 
 fn without_ledger<'a>(records: &'a AnswerRecords) -> impl Iterator<Item = &'a StageTiming> {
     let known = |stage: &str| records.ledger.stages.iter().any(|it| it.stage == stage);
-    records.stages.iter().filter(move |it| !known(&it.stage))
+    // Idle steps have no work to time.
+    let is_idle = |stage: &str| stage == StepClass::Idle.as_str();
+    records.stages.iter().filter(move |it| !known(&it.stage) && !is_idle(&it.stage))
 }
 
 /// A stage at the start of a sentence.

@@ -69,10 +69,10 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     }
     let row = Row::of("aggregates");
     let gpus = match totals.devices {
-        1 => Cited::words("The GPU works"),
+        1 => Cited::words("The GPU computes or copies"),
         gpus => {
             let gpus = row.count("devices.devices", gpus).shown(|it| count(it as u64));
-            Cited::of("{} GPUs work", [gpus])
+            Cited::of("{} GPUs compute or copy", [gpus])
         }
     };
     let busy = totals.busy_pct.map(|pct| {

@@ -131,6 +131,7 @@ mod tests {
             period_ms: Some(2.5),
             busy_pct: None,
             tokens_per_s: None,
+            has_unrecorded_waits: false,
         }
     }
 

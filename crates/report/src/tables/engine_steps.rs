@@ -8,8 +8,8 @@ use llmprof_core::trace::engine_steps::StepClass;
 use super::{
     report_table::ReportTable,
     schema::{
-        TableCell, TableColumn, count, millis, nested, number, percent, spread_columns, summed,
-        text,
+        TableCell, TableColumn, count, flag, millis, nested, number, percent, spread_columns,
+        summed, text,
     },
 };
 
@@ -93,6 +93,7 @@ pub fn batch_columns() -> Vec<TableColumn<StepBatch>> {
         millis("period_ms", "One every, ms", |it: &StepBatch| it.period_ms.into()),
         percent("busy_pct", "GPU busy", |it| it.busy_pct.into()),
         number("tokens_per_s", "Tokens/s", 1, |it| it.tokens_per_s.into()),
+        flag("has_unrecorded_waits", "With unrecorded waits", |it| it.has_unrecorded_waits.into()),
     ]);
     columns
 }

@@ -94,6 +94,7 @@ pub fn stage_columns() -> Vec<TableColumn<LedgerStage>> {
         nanos("measured_ns", "Measured ms", |it| it.measured_ns.into()),
         nanos("traced_ns", "Traced ms", |it| it.traced_ns.into()),
         count("steps", "Steps", |it| it.steps.into()),
+        count("instances", "Instances", |it| it.instances.into()),
         text("floor_of", "Floor of", |it| it.floor_of.map(|of| of.as_str()).into()),
         nanos("floor_ns", "Floor ms", |it| it.floor_ns.into()),
         number("times_floor", "Times floor", 2, |it| it.times_floor.into()),

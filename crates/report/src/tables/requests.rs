@@ -70,6 +70,8 @@ pub fn load_columns() -> Vec<TableColumn<LoadRecord>> {
         millis("ms", "Ms", |it| it.ms.into()),
         number("requests_per_s", "Requests/s", 2, |it| it.requests_per_s.into()),
         number("tokens_per_s", "Tokens/s", 1, |it| it.tokens_per_s.into()),
+        count("concurrency", "At the same time", |it| it.concurrency.map(u64::from).into()),
+        number("rate_per_s", "Arrive/s", 2, |it| it.rate_per_s.into()),
     ]
 }
 

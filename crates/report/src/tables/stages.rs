@@ -45,6 +45,8 @@ pub fn share_columns() -> Vec<TableColumn<StageShare>> {
         percent("wall_share_pct", "Share of wall time", |it| it.wall_share_pct.into()),
         millis("device_ms", "Device ms", |it| it.device_ms.into()),
         percent("device_share_pct", "Share of device time", |it| it.device_share_pct.into()),
+        millis("before_ms", "Before the first stage ms", |it| it.before_ms.into()),
+        millis("after_ms", "After the last stage ms", |it| it.after_ms.into()),
     ]
 }
 

@@ -36,6 +36,13 @@ pub struct GapSum {
 }
 
 impl GapSum {
+    /// Adds other gaps.
+    pub fn append(&mut self, other: &Self) {
+        self.count += other.count;
+        self.ns = self.ns.saturating_add(other.ns);
+        self.longest_ns = self.longest_ns.max(other.longest_ns);
+    }
+
     pub fn add(&mut self, ns: i64) {
         self.count += 1;
         self.ns = self.ns.saturating_add(ns);

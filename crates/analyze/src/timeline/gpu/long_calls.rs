@@ -16,6 +16,9 @@ use super::super::{device_time::is_operator, interval::Interval};
 /// microseconds.
 pub const LONG_CALL_NS: i64 = 1_000_000;
 
+/// Start of the names of calls that load code. The host chooses or builds it before the call.
+pub const LOADING: &str = "loading of code by";
+
 /// Max calls compared with a gap, latest first.
 const MAX_COMPARED: usize = 4096;
 
@@ -54,7 +57,7 @@ impl<'a> LongCalls<'a> {
                 all.add(call.global_tid, span, name);
             }
             if loads_code(name) {
-                let number = all.number(format!("loading of code by {name}").into());
+                let number = all.number(format!("{LOADING} {name}").into());
                 all.loads.entry(call.global_tid).or_default().push((span, number));
             }
         }

@@ -97,6 +97,31 @@ pub struct WindowSplits {
     pub long_gaps: Vec<LongGap>,
 }
 
+impl WindowSplits {
+    /// Adds other stages of the same capture.
+    pub fn append(&mut self, other: Self) {
+        let first_operator = self.operators.len() as u32;
+        let first_call = self.host_calls.len() as u32;
+        self.operators.extend(other.operators);
+        self.host_calls.extend(other.host_calls);
+        let renamed =
+            |it: WorkOf| WorkOf { operator: it.operator.map(|at| at + first_operator), ..it };
+        let moved = |it: WindowSplit| {
+            let gap = |it: GapAfter| GapAfter {
+                after: it.after.map(renamed),
+                call: it.call.map(|at| at + first_call),
+                ..it
+            };
+            let work = it.work.into_iter().map(|(of, time)| (renamed(of), time)).collect();
+            let gaps = it.gaps.into_iter().map(|(of, sum)| (gap(of), sum)).collect();
+            WindowSplit { work, gaps, ..it }
+        };
+        self.stages.extend(other.stages.into_iter().map(moved));
+        let calls = other.long_gaps.into_iter();
+        self.long_gaps.extend(calls.map(|it| LongGap { call: it.call + first_call, ..it }));
+    }
+}
+
 /// Idle time of a GPU in which the host was inside a long call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LongGap {
@@ -180,7 +205,8 @@ impl<'a> SplitSums<'a> {
                         (GapReason::Host, Some((call, _))) => {
                             GapAfter { reason: GapReason::LongCall, after: None, call: Some(call) }
                         }
-                        (GapReason::Launch, _) if is_graph => {
+                        // A graph that was submitted in the gap starts some time after its call.
+                        (GapReason::Launch | GapReason::Queued, _) if is_graph => {
                             GapAfter { reason: GapReason::GraphLaunch, after, call: None }
                         }
                         _ => GapAfter { reason, after, call: None },

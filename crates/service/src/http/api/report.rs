@@ -34,18 +34,11 @@ use crate::http::{
         },
     },
     extract::{
-        content_negotiation::requested,
-        params::{FilePath, RunPath},
+        content_negotiation::{ReportQuery, TableFormat},
+        params::{FilePath, Params, RunPath},
     },
     state::App,
 };
-
-/// Media types with their files. Programs that accept everything get data; browsers prefer HTML.
-const FILES: &[(&str, &str, &str)] = &[
-    ("application", "json", layout::REPORT_JSON),
-    ("text", "html", layout::REPORT_HTML),
-    ("text", "markdown", layout::REPORT_MD),
-];
 
 fn short_example() -> Value {
     without_nulls(serde_json::to_value(example_report()).unwrap_or_default())
@@ -99,9 +92,10 @@ pub(super) fn example_report() -> LLMProfileReport {
 
 /// Read the report of a run
 #[utoipa::path(get, path = "/runs/{run_id}/report", tag = "artifacts", operation_id = "get_report",
-    params(("run_id" = RunId, Path)),
+    params(("run_id" = RunId, Path), ReportQuery),
     responses(
-        (status = 200, description = "The report, as HTML, Markdown or JSON by `Accept`",
+        (status = 200,
+            description = "The report, as HTML, Markdown or JSON by `format` or `Accept`",
             content(
                 (String = "text/html",
                     example = json!("<!doctype html>\n<html lang=\"en\">...</html>\n")),
@@ -112,10 +106,15 @@ pub(super) fn example_report() -> LLMProfileReport {
 pub async fn report(
     State(app): State<App>,
     RunPath(id): RunPath,
+    Params(query): Params<ReportQuery>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let run = runs::find(&app, id).await?;
-    let file = requested(&headers, FILES)?;
+    let file = match query.format(&headers)? {
+        TableFormat::Html => layout::REPORT_HTML,
+        TableFormat::Md => layout::REPORT_MD,
+        TableFormat::Json | TableFormat::Csv => layout::REPORT_JSON,
+    };
     runs::require_ended(&run)?;
     let Some(artifact) = app.store.artifact(id, file).await? else {
         let message =

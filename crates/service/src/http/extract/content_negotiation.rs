@@ -5,7 +5,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Deserialize;
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 use crate::http::error::{ApiError, ErrorCode};
 
@@ -31,6 +31,24 @@ impl TableFormat {
             Self::Csv => ("text", "csv"),
             Self::Html => ("text", "html"),
         }
+    }
+}
+
+/// Format of a report.
+#[derive(Debug, Clone, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ReportQuery {
+    /// `html`, `md` or `json`; by `Accept` when absent.
+    #[param(value_type = Option<String>, pattern = "^(html|md|json)$")]
+    format: Option<TableFormat>,
+}
+
+impl ReportQuery {
+    /// The requested format: programs that accept everything get data; browsers prefer HTML.
+    pub fn format(&self, headers: &HeaderMap) -> Result<TableFormat, ApiError> {
+        let offered = [TableFormat::Json, TableFormat::Html, TableFormat::Md];
+        requested_format(self.format, headers, &offered)
     }
 }
 

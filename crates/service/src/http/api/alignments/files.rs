@@ -20,22 +20,19 @@ use crate::http::{
         },
     },
     extract::{
-        content_negotiation::requested,
-        params::{AlignmentFile, AlignmentPath},
+        content_negotiation::{ReportQuery, TableFormat},
+        params::{AlignmentFile, AlignmentPath, Params},
     },
     state::App,
 };
 
-/// Media types with the extensions of their files, the one for browsers first.
-const EXTENSIONS: &[(&str, &str, &str)] =
-    &[("application", "json", "json"), ("text", "html", "html"), ("text", "markdown", "md")];
-
 /// Read the report of an alignment: every check with its evidence
 #[utoipa::path(get, path = "/alignments/{alignment_id}/report", tag = "alignments",
     operation_id = "get_alignment_report",
-    params(("alignment_id" = AlignmentId, Path)),
+    params(("alignment_id" = AlignmentId, Path), ReportQuery),
     responses(
-        (status = 200, description = "The report, as HTML, Markdown or JSON by `Accept`",
+        (status = 200,
+            description = "The report, as HTML, Markdown or JSON by `format` or `Accept`",
             content(
                 (String = "text/html",
                     example = json!("<!doctype html>\n<html lang=\"en\">...</html>\n")),
@@ -46,10 +43,15 @@ const EXTENSIONS: &[(&str, &str, &str)] =
 pub async fn report(
     State(app): State<App>,
     AlignmentPath(id): AlignmentPath,
+    Params(query): Params<ReportQuery>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let found = find(&app, id).await?;
-    let extension = requested(&headers, EXTENSIONS)?;
+    let extension = match query.format(&headers)? {
+        TableFormat::Html => "html",
+        TableFormat::Md => "md",
+        TableFormat::Json | TableFormat::Csv => "json",
+    };
     if !found.state.is_final() {
         let message = format!("the alignment has not ended; follow it at /alignments/{id}/events");
         return Err(ApiError::new(ErrorCode::AlignmentNotFinished, message));

@@ -1,0 +1,196 @@
+//! Time of a capture that no stage has: all of it if it has no stages, and the time between the
+//! steps of an engine.
+
+use std::collections::BTreeMap;
+
+use llmprof_core::trace::{
+    stage::WARMUP,
+    timeline::{ON_HOST, process_of},
+};
+
+use super::{
+    activity::{activities, used_devices},
+    capture::Capture,
+    interval::Interval,
+    open_ranges::{EXCLUDED, NONE, OpenStages},
+    stage_spans::{extended, stage_spans},
+    steps::StepSource,
+};
+use crate::stages::{BETWEEN_STEPS, NO_STAGE};
+
+/// A capture without stages as one stage without a name: from the first recorded work of a GPU to
+/// the last, in each process that has any. `None` with stages, without work, and where work has no
+/// times.
+pub fn whole<'a>(capture: &Capture<'a>) -> Option<Capture<'a>> {
+    if !capture.stages.instances.is_empty() || capture.trace.lacks_times() {
+        return None;
+    }
+    let work = activities(capture).filter(|it| it.device != ON_HOST);
+    let window = work.fold(None, |all, it| Some(extended(all, (it.start_ns, it.end_ns))))?;
+    let mut places: Vec<i64> = used_devices(capture.trace).into_iter().map(|it| it.0).collect();
+    places.dedup();
+    let stages = places.iter().map(|place| (*place, window)).collect();
+    let stages = OpenStages::of_one(NO_STAGE, capture.trace, stages);
+    Some(capture.restaged(stages, |instance, process, _| match instance {
+        EXCLUDED => EXCLUDED,
+        _ => places.binary_search(&process).map_or(NONE, |at| at as u32),
+    }))
+}
+
+/// The time between consecutive steps that an engine names, as a stage, with the work that no step
+/// launched in it. `None` without such time. A cold step has none before and after it.
+pub fn between_steps<'a>(capture: &Capture<'a>) -> Option<Capture<'a>> {
+    let all = &capture.stages;
+    if !all.steps.iter().any(|it| it.source == StepSource::Named) || capture.trace.lacks_times() {
+        return None;
+    }
+    // End of the last step of each place; `None` after a warm-up.
+    let mut last: BTreeMap<i64, Option<i64>> = BTreeMap::new();
+    let mut gaps: Vec<(i64, Interval)> = Vec::new();
+    for (it, (start, end)) in all.instances.iter().zip(stage_spans(capture)) {
+        if it.start_ns >= it.end_ns {
+            continue;
+        }
+        let until = last.entry(it.place).or_default();
+        if all.labels[it.label] == WARMUP {
+            *until = None;
+            continue;
+        }
+        if let Some(from) = until.filter(|from| *from < start) {
+            gaps.push((it.place, (from, start)));
+        }
+        *until = Some(until.map_or(end, |until| until.max(end)));
+    }
+    if gaps.is_empty() {
+        return None;
+    }
+    gaps.sort_by_key(|it| it.1);
+    let mut of_process: BTreeMap<i64, Vec<(Interval, u32)>> = BTreeMap::new();
+    for (at, (place, gap)) in gaps.iter().enumerate() {
+        of_process.entry(process_of(*place)).or_default().push((*gap, at as u32));
+    }
+    let gap_at = |process: i64, t: i64| {
+        let gaps = of_process.get(&process)?;
+        let at = gaps.partition_point(|it| it.0.0 <= t).checked_sub(1)?;
+        (t < gaps[at].0.1).then_some(gaps[at].1)
+    };
+    let stages = OpenStages::of_one(BETWEEN_STEPS, capture.trace, gaps);
+    Some(capture.restaged(stages, |instance, process, start_ns| match instance {
+        NONE => gap_at(process, start_ns).unwrap_or(EXCLUDED),
+        _ => EXCLUDED,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use llmprof_core::trace::{Trace, timeline::ApiCall};
+
+    use super::*;
+    use crate::{
+        Analysis, analyze,
+        kernels::tests::capture,
+        ledger::{LedgerCause, LedgerStage},
+    };
+
+    fn of(sketch: &str) -> Analysis {
+        analyze(&Trace { nsys: Some(capture(sketch)), ..Trace::default() }, None, None)
+    }
+
+    fn stage<'a>(analysis: &'a Analysis, name: &str) -> Option<&'a LedgerStage> {
+        analysis.ledger.stages.iter().find(|it| it.stage == name)
+    }
+
+    fn ns(analysis: &Analysis, name: &str, cause: LedgerCause) -> i64 {
+        let rows = analysis.ledger.of_stage(name).filter(|it| it.cause == cause);
+        rows.map(|it| it.ns).sum()
+    }
+
+    fn sum(analysis: &Analysis, name: &str) -> i64 {
+        analysis.ledger.of_stage(name).map(|it| it.ns).sum()
+    }
+
+    /// Kernels at 10 to 40, 60 to 100, and 130 to 150 without a call.
+    const NO_STAGES: &str = "call 1 1 0..1\nkernel 1 a 10..40 7\ncall 1 2 50..51
+        kernel 2 b 60..100 7\nkernel 3 c 130..150 7";
+
+    #[test]
+    fn all_time_of_a_capture_without_stages_has_causes_from_its_first_work_to_its_last() {
+        let found = of(NO_STAGES);
+        assert_eq!(stage(&found, NO_STAGE).map(|it| it.measured_ns), Some(140));
+        assert_eq!(sum(&found, NO_STAGE), 140);
+        assert_eq!(ns(&found, NO_STAGE, LedgerCause::GapHost), 10, "until the call at 50");
+        assert_eq!(ns(&found, NO_STAGE, LedgerCause::GapUnknown), 30, "work without a call");
+        let with_stage = of(&format!("range 1 prefill 0..200\n{NO_STAGES}"));
+        assert!(stage(&with_stage, NO_STAGE).is_none());
+    }
+
+    #[test]
+    fn two_processes_that_share_a_gpu_have_its_time_once() {
+        let mut trace = capture(NO_STAGES);
+        let other = capture("call 1 1 0..1\nkernel 1 a 150..160 9");
+        let moved = |pid: i64| pid + (1 << 24);
+        let calls = other.cuda_calls.iter();
+        let calls = calls.map(|it| ApiCall { global_tid: moved(it.global_tid), ..it });
+        trace.cuda_calls = trace.cuda_calls.iter().chain(calls).collect();
+        let kernels = other.kernels.map(|_, it| it.global_pid = moved(it.global_pid));
+        trace.kernels = trace.kernels.iter().chain(kernels.iter()).collect();
+        let found = analyze(&Trace { nsys: Some(trace), ..Trace::default() }, None, None);
+        let stage = stage(&found, NO_STAGE).unwrap();
+        assert_eq!((stage.measured_ns, stage.instances), (150, Some(2)));
+        assert_eq!(sum(&found, NO_STAGE), 150);
+    }
+
+    #[test]
+    fn a_capture_without_work_has_no_ledger() {
+        assert!(of("call 1 1 0..1\ncall 1 2 5..6").ledger.stages.is_empty());
+        assert!(of("").ledger.stages.is_empty());
+    }
+
+    /// A step of 100 ns every 300 ns, whose kernel ends with it; `between` is launched outside.
+    fn steps(between: &str) -> String {
+        let step = |at: i64| {
+            let (start, id) = (300 * at, at + 1);
+            let name = "execute_context_0(0)_generation_8(8)";
+            format!(
+                "range 1 {name} {start}..{}\ncall 1 {id} {}..{}\nkernel {id} k {}..{} 7",
+                start + 100,
+                start + 5,
+                start + 10,
+                start + 20,
+                start + 100,
+            )
+        };
+        let steps: Vec<String> = (0..4).map(step).collect();
+        format!("{}\n{between}\n{}", steps[0], steps[1..].join("\n"))
+    }
+
+    #[test]
+    fn the_time_between_the_steps_of_an_engine_has_causes_and_the_work_launched_in_it() {
+        let found = of(&steps("call 1 90 110..112\nkernel 90 sample 120..150 7"));
+        let between = stage(&found, BETWEEN_STEPS).unwrap();
+        assert_eq!((between.measured_ns, between.instances), (200, Some(3)), "{between:?}");
+        assert_eq!(sum(&found, BETWEEN_STEPS), 200);
+        let members = found.ledger.members.iter().filter(|it| it.stage == BETWEEN_STEPS);
+        let kernels: Vec<_> = members.filter(|it| it.cause == LedgerCause::Waves).collect();
+        assert!(kernels.iter().all(|it| it.kernel.as_deref() == Some("sample")), "{kernels:?}");
+        let idle: i64 = found
+            .ledger
+            .of_stage(BETWEEN_STEPS)
+            .filter(|it| it.cause.is_idle())
+            .map(|it| it.ns)
+            .sum();
+        assert_eq!(idle, 190, "one kernel of 30 in three gaps of 200");
+        assert_eq!(found.stage_gpu.totals.iter().filter(|it| it.stage == BETWEEN_STEPS).count(), 1);
+    }
+
+    #[test]
+    fn steps_that_follow_at_once_have_no_time_between_them() {
+        let at_once = "range 1 execute_context_0(0)_generation_8(8) 0..100
+            range 1 execute_context_0(0)_generation_8(8) 100..200
+            call 1 1 1..2\nkernel 1 k 10..100 7\ncall 1 2 101..102\nkernel 2 k 110..200 7";
+        assert!(stage(&of(at_once), BETWEEN_STEPS).is_none());
+        let named = "range 1 prefill 0..100\nrange 1 decode_all 300..400
+            call 1 1 1..2\nkernel 1 k 10..100 7\ncall 1 2 301..302\nkernel 2 k 310..400 7";
+        assert!(stage(&of(named), BETWEEN_STEPS).is_none(), "stages are no steps");
+    }
+}
