@@ -16,6 +16,7 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct StepBatch {
+    /// `other` also for steps of which only the boundaries are known.
     pub class: StepClass,
     /// The engine's own word for the class, where it has one.
     #[cfg_attr(feature = "schema", schema(example = "DECODE"))]
@@ -43,8 +44,8 @@ pub struct StepBatch {
     /// Part of that time in which the device ran its work, percent, mean.
     pub busy_pct: Option<f64>,
     /// Tokens that a step computed or generated, of all requests, over `period_ms`, or over its own
-    /// time if that is `null`: a rate while it runs. `null` where the tokens of a step are unknown or
-    /// its time is not its own.
+    /// time if that is `null`: a rate while it runs. `null` where the tokens of a step are unknown
+    /// or its time is not its own.
     pub tokens_per_s: Option<f64>,
     /// True if unrecorded waits are a part of the times, which have no others.
     #[serde(default)]
@@ -89,9 +90,10 @@ pub fn step_batches(steps: &[EngineStepRecord]) -> Vec<StepBatch> {
     let whole: BTreeSet<Option<StepClass>> =
         steps.iter().filter(|it| !is_cut(it)).map(|it| it.class).collect();
     for (it, period) in steps.iter().zip(periods).filter(|(it, _)| it.has_work() || !has_work) {
-        let Some(class) = it.class.filter(|_| !is_cut(it) || !whole.contains(&it.class)) else {
+        if is_cut(it) && whole.contains(&it.class) {
             continue;
-        };
+        }
+        let class = it.class.unwrap_or(StepClass::Other);
         let octave = context(it).map(u64::ilog2);
         groups
             .entry((class, it.mode.as_deref(), it.requests, octave))

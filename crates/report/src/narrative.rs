@@ -2,7 +2,7 @@
 
 use llmprof_analyze::{
     Analysis,
-    stages::{DECODE, PREFILL, STAGES, cold::COLD_PART},
+    stages::{DECODE, PREFILL, STAGES, cold::COLD_PART, in_sentence},
     timeline::graphs,
 };
 use llmprof_core::domain::finding::{Finding, Severity};
@@ -47,6 +47,9 @@ fn takeaways(findings: &[Finding]) -> impl Iterator<Item = &Finding> {
     })
 }
 
+/// The means of the parts of a pass may exceed its mean by this factor.
+const OVERLAPPING: f64 = 1.02;
+
 fn whole(analysis: &Analysis) -> Option<String> {
     let stages = &analysis.stages;
     let wall = stages.wall_ms?;
@@ -55,13 +58,24 @@ fn whole(analysis: &Analysis) -> Option<String> {
     if stages.rows.iter().any(|row| stages.instances(row) != number) {
         return None;
     }
+    // Stages that overlap, or whose passes are others, are no parts of it.
+    let sum: f64 = STAGES.into_iter().filter_map(|it| Some(stages.row(it)?.ms.mean)).sum();
+    if sum > OVERLAPPING * wall.mean {
+        return None;
+    }
     let share = |stage| {
         let row = stages.row(stage)?;
-        Some(format!("{} {} ms ({})", row.stage, figure(row.ms.mean), pct(row.share_pct?)))
+        Some(format!(
+            "{} {} ms ({})",
+            in_sentence(&row.stage),
+            figure(row.ms.mean),
+            pct(row.share_pct?)
+        ))
     };
     let parts: Vec<String> = STAGES.into_iter().filter_map(share).collect();
-    let spread = wall.std.map(|std| format!(" ± {}", figure(std))).unwrap_or_default();
-    Some(format!("One pass takes {}{spread} ms: {}.", figure(wall.mean), parts.join(", then ")))
+    let spread = wall.std.map(|std| format!(" (standard deviation {})", figure(std)));
+    let spread = spread.unwrap_or_default();
+    Some(format!("One pass takes {} ms{spread}: {}.", figure(wall.mean), parts.join(", then ")))
 }
 
 fn vision(analysis: &Analysis) -> Option<String> {
@@ -98,24 +112,26 @@ fn operators(analysis: &Analysis, stage: &str) -> Option<String> {
             "kernel time"
         };
         return Some(format!(
-            "In {stage}, most {time} goes to {named}; operators account for {} of it.",
+            "In {}, most {time} goes to {named}; operators account for {} of it.",
+            in_sentence(stage),
             pct(shares.sum::<f64>())
         ));
     }
     let covered = pct(analysis.operators.work.get(stage)?.covered_pct?);
     Some(format!(
-        "In {stage}, most time goes to {named}; operators account for {covered} of the stage."
+        "In {}, most time goes to {named}; operators account for {covered} of the stage.",
+        in_sentence(stage)
     ))
 }
 
 fn covered(analysis: &Analysis, stage: &str) -> Option<String> {
     let covered = pct(analysis.operators.work.get(stage)?.covered_pct?);
-    Some(format!("Operators account for {covered} of {stage}."))
+    Some(format!("Operators account for {covered} of {}.", in_sentence(stage)))
 }
 
 fn kernels(analysis: &Analysis) -> Option<String> {
     let first = analysis.kernels.measured().find(|it| !it.stage.is_empty())?;
-    let (name, stage) = (&first.kernel_name, &first.stage);
+    let (name, stage) = (&first.kernel_name, in_sentence(&first.stage));
     let calls = quantity(first.calls, "call");
     let longest =
         if analysis.graphs.is_empty() { "longest kernel" } else { "longest recorded kernel" };
@@ -125,9 +141,10 @@ fn kernels(analysis: &Analysis) -> Option<String> {
 fn whole_graphs(analysis: &Analysis, stage: &str) -> Option<String> {
     let (launches, total) = graphs::of_stage(&analysis.graphs, stage)?;
     Some(format!(
-        "CUDA graphs traced as a whole: {} in {stage}, {} ms on the GPU, at most {} ms each; the \
+        "CUDA graphs traced as a whole: {} in {}, {} ms on the GPU, at most {} ms each; the \
          kernels inside are not recorded.",
         quantity(launches, "launch"),
+        in_sentence(stage),
         figure(total),
         figure(graphs::longest(&analysis.graphs, stage)),
     ))
@@ -144,6 +161,7 @@ fn utilisation(analysis: &Analysis) -> Option<String> {
             .collect();
         let shares =
             if shares.is_empty() { String::new() } else { format!(", {}", shares.join(" and ")) };
+        let stage = in_sentence(stage);
         Some(format!("{stage} reaches {}{shares}", scaled(row.flops_per_s?, "FLOP/s")))
     };
     let all: Vec<String> = [PREFILL, DECODE].into_iter().filter_map(sentence).collect();
@@ -182,7 +200,7 @@ mod tests {
             let stages = Stages { rows, wall_ms: Spread::of([20.0]), ..Stages::default() };
             narrative(&Analysis { stages, ..Analysis::default() }, false).into_iter().next()
         };
-        let pass = "One pass takes 20.0 ms: prefill 10.0 ms (50.0 %), then decode_all 10.0 ms \
+        let pass = "One pass takes 20.0 ms: prefill 10.0 ms (50.0 %), then decode 10.0 ms \
                     (50.0 %).";
         assert_eq!(first(1).as_deref(), Some(pass));
         assert_eq!(first(256), None);

@@ -100,7 +100,7 @@ fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
     Some(found.saves(Some(saving)))
 }
 
-/// What to try against a cause; `None` if there is nothing. Between steps, an engine schedules.
+/// The remedy of a cause, where there is one. Between steps, an engine schedules.
 pub fn advice(row: &LedgerRow) -> Option<&'static str> {
     if row.stage == BETWEEN_STEPS && row.cause.is_gap() {
         return Some(

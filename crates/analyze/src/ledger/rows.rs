@@ -122,6 +122,9 @@ impl StageRows<'_> {
                 of(", or collect counters with ncu", "")
             ));
         }
+        if !has_name && !sums.is_any_floor && !is_of_amd {
+            missing.push("How fast it could be is unknown: collect counters with ncu.".into());
+        }
         let without = percent(sums.without_floor_ns as f64, sums.kernel_ns as f64);
         if let Some(pct) = without.filter(|_| sums.is_any_floor && has_unknown_work(sums)) {
             missing.push(format!(

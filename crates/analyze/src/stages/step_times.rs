@@ -68,6 +68,17 @@ impl StepTimes {
         self.stage == DECODE && !self.are_instances
     }
 
+    /// True if outliers are half of an even number: the median is then the lower of the two in the
+    /// middle.
+    pub const fn has_two_halves(&self) -> bool {
+        self.ms.n.is_multiple_of(2) && 2 * self.outliers >= self.ms.n as u64
+    }
+
+    /// The word for it.
+    pub const fn median_word(&self) -> &'static str {
+        if self.has_two_halves() { "the lower median" } else { "the median" }
+    }
+
     /// The median, if the mean does not stand for it.
     pub fn typical_ms(&self) -> Option<f64> {
         let mean_ms = self.ms.mean;

@@ -191,6 +191,6 @@ mod tests {
         assert!(stage(&of(at_once), BETWEEN_STEPS).is_none());
         let named = "range 1 prefill 0..100\nrange 1 decode_all 300..400
             call 1 1 1..2\nkernel 1 k 10..100 7\ncall 1 2 301..302\nkernel 2 k 310..400 7";
-        assert!(stage(&of(named), BETWEEN_STEPS).is_none(), "stages are no steps");
+        assert!(stage(&of(named), BETWEEN_STEPS).is_none(), "stages, not steps");
     }
 }

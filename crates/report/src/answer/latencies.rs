@@ -123,6 +123,8 @@ fn rates(loads: &[LoadRecord], pass: LoadPass) -> Option<Cited> {
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use super::*;
 
     fn latency(metric: LatencyMetric, p50_ms: f64, p99_ms: f64) -> LatencyRecord {
@@ -175,9 +177,9 @@ mod tests {
         let rates = |loads: &[LoadRecord]| text(&tokens, loads).pop().unwrap();
         let head = "The server completes 20.0 requests and 320 output tokens per second";
         let closed = load(Some(2), None);
-        assert_eq!(rates(&[closed.clone()]), format!("{head}, with 2 requests at the same time."));
+        assert_eq!(rates(from_ref(&closed)), format!("{head}, with 2 requests at the same time."));
         let open = load(None, Some(25.0));
-        assert_eq!(rates(&[open.clone()]), format!("{head}, of 25.0 that arrive per second."));
+        assert_eq!(rates(from_ref(&open)), format!("{head}, of 25.0 that arrive per second."));
         assert_eq!(rates(&[closed, open]), format!("{head}."), "loads that differ");
     }
 }

@@ -52,8 +52,8 @@ fn has_one_batch(steps: &StepTimes, records: &AnswerRecords) -> bool {
 }
 
 /// Steps of a stage that take more than twice the median, with the calls of the host and the work
-/// of the GPU in them. A sentence of its own explains a step that waits for a reason from before
-/// the recording.
+/// of the GPU in them. A step waiting for a reason from before the recording has a sentence of its
+/// own.
 pub fn sentence(records: &AnswerRecords, steps: &StepTimes) -> Option<Cited> {
     let is_named =
         steps.longest.iter().any(|it| it.host_call.is_some() || it.longest_work.is_some());
@@ -91,11 +91,12 @@ pub fn sentence(records: &AnswerRecords, steps: &StepTimes) -> Option<Cited> {
     }));
     let verb = if steps.outliers == 1 { "takes" } else { "take" };
     Some(Cited::of(
-        "{} of {} {} more than twice the median: {}{}.{}",
+        "{} of {} {} more than twice {}: {}{}.{}",
         [
             number.shown(|it| count(it as u64)),
             all,
             Cited::words(verb),
+            Cited::words(steps.median_word()),
             Cited::list(listed().map(|it| milliseconds(ms(it))), ", "),
             more,
             delay((&calls, &works), steps.outliers, records),

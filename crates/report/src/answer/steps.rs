@@ -68,7 +68,11 @@ fn of_steps(class: StepClass, mode: Option<&str>, rows: &[&StepBatch], waits: bo
         rows.iter().map(move |it| row_of(it).figure(column, of(it)))
     };
     let steps = Figure::sum(each("steps", |it| it.steps as f64));
-    let name = mode.map_or_else(|| class.to_string(), |mode| format!("{mode:?}"));
+    let name = match (class, mode) {
+        (_, Some(mode)) => format!("{mode:?}"),
+        (StepClass::Other, None) => "unclassified".into(),
+        (class, None) => class.to_string(),
+    };
     let requests: Column = ("requests", |it| it.requests);
     let requests =
         range(rows, requests, requests).map(|(least, most)| match least.value() == most.value() {

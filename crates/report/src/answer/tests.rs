@@ -243,7 +243,8 @@ fn a_capture_without_stages_is_answered_by_its_devices() {
     assert_eq!(
         answer.sentences,
         [
-            "The GPU computes or copies 5.0 % of the 500 ms from the first recorded work to the last.",
+            "The GPU computes or copies 5.0 % of the 500 ms from the first recorded work to the \
+             last.",
             "Copying unified memory or between other places takes 22.0 ms: 1.00 kB in 14,336 \
              operations.",
         ]

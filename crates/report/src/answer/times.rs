@@ -155,11 +155,12 @@ fn median(steps: &StepTimes, time: &StageTime) -> Cited {
     let made = time.steps.as_ref().and_then(|it| made_per_step(it, time.row));
     let of = made.filter(|it| it.value() > 1.0).map(sequences).unwrap_or_default();
     Cited::of(
-        "{}{} takes {} ms: the median of {}, which take {} to {} ms and {} ms on average.",
+        "{}{} takes {} ms: {} of {}, which take {} to {} ms and {} ms on average.",
         [
             Cited::name(name),
             of,
             row.figure("p50_ms", steps.p50_ms).short(),
+            Cited::words(steps.median_word()),
             row.count("ms.n", steps.ms.n.into()).quantity(noun),
             row.figure("ms.min", steps.ms.min).short(),
             row.figure("ms.max", steps.ms.max).short(),

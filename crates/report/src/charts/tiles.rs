@@ -5,7 +5,7 @@ use llmprof_analyze::{
     power::StagePower,
     requests::LatencyRecord,
     roofline::mfu::{ALL_STAGES, MfuRecord},
-    stages::{DECODE, StageTiming, step_times::StepTimes},
+    stages::{BETWEEN_STEPS, DECODE, StageTiming, in_sentence, step_times::StepTimes},
     stats::{Spread, percent},
     step_batches::{StepBatch, common_batch},
     timeline::gpu::StageGpu,
@@ -94,12 +94,14 @@ pub fn stored_tiles(report: &[u8]) -> Result<Vec<Tile>, serde_json::Error> {
     Ok(serde_json::from_slice::<Headline>(report)?.tiles())
 }
 
-/// GPU activity of the stages that are timed.
+/// GPU activity of the stages that are timed, and of the time between an engine's steps.
 fn timed_gpus<'a>(
     stages: &'a [StageTiming],
     gpus: &'a [StageGpu],
 ) -> impl Iterator<Item = &'a StageGpu> {
-    gpus.iter().filter(|it| stages.iter().any(|row| row.stage == it.stage))
+    let is_timed = |it: &StageGpu| stages.iter().any(|row| row.stage == it.stage);
+    let is_between = |it: &StageGpu| it.stage == BETWEEN_STEPS && it.busy_ms.is_some();
+    gpus.iter().filter(move |it| is_timed(it) || is_between(it))
 }
 
 /// Busy time of the timed stages over their windows, percent; an upper bound if the busy time of a
@@ -162,14 +164,19 @@ impl Headline {
                     outliers => format!(" with {}", quantity(outliers, "outlier")),
                 };
                 format!(
-                    "median of {}{samples}{traced}; mean {} ms{outliers}",
+                    "{} of {}{samples}{traced}; mean {} ms{outliers}",
+                    it.median_word().trim_start_matches("the "),
                     quantity(u64::from(it.ms.n), noun),
                     figure(mean.mean)
                 )
             }
             StatedTime::Mean(it) => {
                 let spread = it.std.map(|std| {
-                    format!("± {} over {}{samples}", figure(std), quantity(it.n.into(), "repeat"))
+                    format!(
+                        "deviation {} over {}{samples}",
+                        figure(std),
+                        quantity(it.n.into(), "repeat")
+                    )
                 });
                 spread.unwrap_or_else(|| "one repeat".into()) + traced
             }
@@ -179,13 +186,19 @@ impl Headline {
 
     /// The median of the most common steps of an engine: no mean describes different requests.
     fn step(&self, class: StepClass, label: &'static str) -> Option<Tile> {
-        let it = common_batch(self.step_batches.iter().filter(|it| it.class == class))?;
+        let it = common_batch(self.step_batches.iter().filter(|it| it.class == class))
+            .filter(|it| !it.has_unrecorded_waits)?;
         let requests = it.requests.map(|requests| format!(" of {}", quantity(requests, "request")));
         let period = it.apart_period_ms().map(|ms| format!("; one every {} ms", figure(ms)));
-        let rate = it.typical_tokens_per_s().map(|rate| format!("; {} tokens/s", figure(rate)));
+        let own = if it.period_ms.is_none() { " while it runs" } else { "" };
+        let rate = it.typical_tokens_per_s();
+        let rate = rate.map(|rate| format!("; {} tokens/s{own}", figure(rate)));
+        let steps = match it.steps {
+            1 => "one step".to_owned(),
+            steps => format!("median of {}", quantity(steps, "step")),
+        };
         let note = format!(
-            "median of {}{}{}{}{}",
-            quantity(it.steps, "step"),
+            "{steps}{}{}{}{}",
             requests.unwrap_or_default(),
             if self.only_traced { ", traced" } else { "" },
             period.unwrap_or_default(),
@@ -206,8 +219,9 @@ impl Headline {
     fn busy(&self) -> Option<Tile> {
         let stages = || timed_gpus(&self.stages, &self.stage_gpu);
         let share = gpu_busy_pct(&self.stages, &self.stage_gpu)?;
-        let of_each: Vec<String> =
-            stages().filter_map(|it| Some(format!("{} {}", it.stage, pct(it.busy_pct?)))).collect();
+        let of_each: Vec<String> = stages()
+            .filter_map(|it| Some(format!("{} {}", in_sentence(&it.stage), pct(it.busy_pct?))))
+            .collect();
         let upper = stages().any(|it| it.busy_is_upper_bound);
         Some(Tile {
             label: "GPU busy",

@@ -2,7 +2,7 @@
 //! series and its gates.
 //!
 //! A median where outliers make the mean the time of no step; one of an engine's steps only where
-//! its decode steps have equally many requests.
+//! its decode steps have equally many requests and no unrecorded wait.
 
 use llmprof_analyze::{
     requests::{LatencyMetric, LatencyRecord},
@@ -67,7 +67,7 @@ impl<'a> TimeRecords<'a> {
             let steps = || self.step_batches.iter().filter(|it| it.class == StepClass::Decode);
             let common = common_batch(steps())?;
             let is_one = steps().all(|it| it.requests == common.requests);
-            return is_one.then_some(StatedTime::Batch(common));
+            return (is_one && !common.has_unrecorded_waits).then_some(StatedTime::Batch(common));
         }
         self.of_stage(DECODE, self.per_token_ms?)
     }
@@ -150,6 +150,8 @@ mod tests {
         let batches = [batch(Decode, 4), batch(Prefill, 1)];
         let it = records(&[], &batches);
         assert_eq!((it.first_token(), it.per_token().unwrap().ms()), (None, 2.5));
+        let waits = [StepBatch { has_unrecorded_waits: true, ..batch(Decode, 4) }];
+        assert_eq!(records(&[], &waits).per_token(), None);
         let batches = [batch(Decode, 4), batch(Decode, 8)];
         let it = records(&[], &batches);
         assert_eq!((it.first_token().unwrap().ms(), it.per_token()), (7.0, None));

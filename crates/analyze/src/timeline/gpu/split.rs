@@ -282,7 +282,14 @@ impl<'a> SplitSums<'a> {
 /// The reasons of a gap with their time. Without a reason on the host, a gap is inside a graph if
 /// one launch has both its neighbours.
 fn reasons(gap: &IdleGap) -> impl Iterator<Item = (GapReason, i64)> + use<> {
-    let IdleSplit { host, copy, sync, unknown, launch } = gap.reasons.program;
+    let mut program = gap.reasons.program;
+    let mut unrecorded = gap.unrecorded_ns;
+    if unrecorded > 0 && gap.before.is_none() {
+        // Earlier work blocked the stream already before the first launch.
+        unrecorded = program.ns();
+        program = IdleSplit { unknown: unrecorded, ..IdleSplit::default() };
+    }
+    let IdleSplit { host, copy, sync, unknown, launch } = program;
     let launched = gap.after.filter(|after| after.join.has_call());
     let rest = match (launched, gap.before) {
         (None, _) => GapReason::Unknown,
@@ -295,8 +302,8 @@ fn reasons(gap: &IdleGap) -> impl Iterator<Item = (GapReason, i64)> + use<> {
         (GapReason::Launch, launch),
         (GapReason::Sync, sync),
         (GapReason::Copy, copy),
-        (rest, unknown - gap.unrecorded_ns),
-        (GapReason::Unrecorded, gap.unrecorded_ns),
+        (rest, unknown - unrecorded),
+        (GapReason::Unrecorded, unrecorded),
     ]
     .into_iter()
     .filter(|(_, ns)| *ns > 0)

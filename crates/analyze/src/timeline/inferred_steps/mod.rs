@@ -93,6 +93,9 @@ impl StepWriter<'_> {
     fn write(&mut self, segments: &[Segment], classes: &[Classed]) {
         let mut calls = self.trace.cuda_calls.reader();
         let mut last: Option<(Option<StepClass>, Arc<str>)> = None;
+        let samples = |it: &Segment| matches!(it.end, Some((_, _, EndEvidence::Sampling)));
+        // Without the choice of a token, a replay among steps with one is a warm-up.
+        let has_samples = segments.iter().any(samples);
         for (segment, class) in segments.iter().zip(classes) {
             if let Err(reason) = class {
                 *self.inferred.unclear.entry(reason).or_default() += 1;
@@ -106,7 +109,8 @@ impl StepWriter<'_> {
             let continues = known == Some(StepClass::Decode)
                 && last.as_ref().is_some_and(|(class, _)| *class == known);
             self.run += u32::from(!continues);
-            let is_bounded = segment.start.is_some() && segment.end.is_some();
+            let is_whole = samples(segment) || !has_samples;
+            let is_bounded = segment.start.is_some() && segment.end.is_some() && is_whole;
             if is_bounded && segment.layers > 1 || known.is_some() {
                 let step = step(segment, &mut calls);
                 self.inferred.steps.extend(step.map(|(start_ns, end_ns)| InferredStep {
