@@ -185,3 +185,17 @@ fn a_gap_before_work_without_a_recorded_launch_is_idle_time_of_an_unknown_reason
     let unknown = rows.iter().find(|it| it.cause == LedgerCause::GapUnknown);
     assert_eq!(unknown.map(|it| (it.ns, it.max_saving_ns)), Some((31_000, 0)));
 }
+
+#[test]
+fn a_graph_that_starts_long_after_its_call_is_still_being_launched() {
+    let sketch = "range 1 prefill 0..200000\ncall 1 1 0..1000\nkernel 1 a 2000..10000 7
+        call 1 8 20000..30000\nkernel 8 b 170000..200000 7";
+    let case = Case::new(sketch, "prefill", 200_000);
+    insta::assert_snapshot!(case.rows(), @"
+    gap_host 10000 10000
+    gap_launch 2000 2000
+    gap_graph_launch 150000 150000
+    unexplained 38000 0
+    pass_difference 0 0
+    ");
+}

@@ -152,3 +152,32 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_stream_that_waits_at_the_start_of_a_stage_was_blocked_before_its_first_launch() {
+    let sketch = "range 1 prefill 0..800000\ncall 1 1 200000..210000\nkernel 1 a 700000..800000 7";
+    insta::assert_snapshot!(lines(&capture(sketch)), @"
+    prefill windows 1 ns 800000 other 0
+    - a calls 1 ns 100000 alone 100000
+    Unrecorded 1 700000 after
+    ");
+}
+
+#[test]
+fn stages_of_two_divisions_keep_their_operators_and_calls() {
+    let of = |stage: &str, operator: &str| {
+        let sketch = format!(
+            "range 1 {stage} 0..60\nrange 1 {operator} 1..50\ncall 1 1 2..3\nkernel 1 a 10..40 7"
+        );
+        device_tables(&Capture::of(&capture(&sketch))).1
+    };
+    let (mut all, more) = (of("prefill", "attend"), of("decode_all", "project"));
+    all.append(more);
+    let operators: Vec<_> = all
+        .stages
+        .iter()
+        .flat_map(|it| it.work.keys())
+        .filter_map(|it| Some(all.operators[it.operator? as usize].as_str()))
+        .collect();
+    assert_eq!(operators, ["attend", "project"]);
+}
