@@ -165,10 +165,7 @@ fn tokens_of_inferred_steps_are_unknown_without_a_stated_batch() {
         start_ns,
         end_ns: start_ns + 10,
         run: 1,
-        prefill_requests: None,
-        prefill_tokens: None,
-        decode_requests: None,
-        evidence: "".into(),
+        ..InferredStep::default()
     };
     trace.inferred.steps = vec![step(0), step(10)];
     let tokens = |batch| {

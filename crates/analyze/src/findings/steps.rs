@@ -1,6 +1,8 @@
 //! Rules on captures without stages: steps inferred from what was launched, reasons for none, and
 //! how the engine adds its ranges.
 
+use std::collections::BTreeMap;
+
 use llmprof_core::{
     domain::{
         finding::{Finding, catalogue},
@@ -9,24 +11,40 @@ use llmprof_core::{
     },
     trace::{
         Trace,
-        engine_steps::StepClass,
+        engine_steps::{StepClass, engine_of_name, engine_step, step_scope},
         engines::{Engine, engines},
         names::base_name,
+        range::Range,
         timeline::Timeline,
     },
 };
 
 use super::Rule;
-use crate::{Analysis, kernels::kernel_classes::Pattern};
+use crate::{
+    Analysis,
+    kernels::kernel_classes::Pattern,
+    timeline::{
+        interval::{Interval, IntervalSet},
+        open_ranges::place,
+    },
+};
 
 pub const RULES: &[Rule] = &[
     Rule { id: catalogue::STEPS_INFERRED, find: inferred },
     Rule { id: catalogue::STEPS_UNCLEAR, find: unclear },
+    Rule { id: catalogue::STEP_NAMES_UNKNOWN, find: names_unknown },
     Rule { id: catalogue::STEPS_WITHOUT_WORK, find: without_work },
 ];
 
-/// The engine of a capture by the names of its kernels.
-pub fn engine_of(trace: &Timeline) -> Option<&'static Engine> {
+/// The engine of a capture by the names of its ranges, or of its kernels; with its evidence.
+fn engine_of(trace: &Timeline) -> Option<(&'static Engine, &'static str)> {
+    let names = trace.ranges.iter().map(|it| it.name.as_str());
+    let of_range = |name| engine_of_name(name).or_else(|| step_scope(name).map(|it| it.0));
+    let by_ranges = names.filter_map(of_range).next().map(|it| (it, "engine by its ranges"));
+    by_ranges.or_else(|| Some((engine_of_kernels(trace)?, "engine by its kernels")))
+}
+
+fn engine_of_kernels(trace: &Timeline) -> Option<&'static Engine> {
     let mut names: Vec<u32> = trace.kernels.kinds().iter().map(|it| it.full_name).collect();
     names.sort_unstable();
     names.dedup();
@@ -39,15 +57,23 @@ pub fn engine_of(trace: &Timeline) -> Option<&'static Engine> {
     })
 }
 
-/// Names the engine in the evidence, and gives the line that adds its ranges.
+/// Names the engine in the evidence, and gives the line that adds its ranges to a capture by the
+/// profiler that recorded this one. A capture without any range gets the line for a program.
 pub fn with_engine(found: Finding, trace: &Trace) -> Finding {
-    let Some(engine) = trace.nsys.as_ref().and_then(engine_of) else { return found };
-    let found = found.with("engine by its kernels", &engine.title);
-    let name = &engine.name;
-    match &engine.ranges {
-        Some(ranges) => found.advise(format!(
-            "For the ranges of {}: {ranges}. `llmprof engines {name}` prints all commands.",
-            engine.title
+    let Some(nsys) = &trace.nsys else { return found };
+    let engine = engine_of(nsys);
+    let found = match engine {
+        Some((engine, evidence)) => found.with(evidence, &engine.title),
+        None => found,
+    };
+    match engine.and_then(|(it, _)| Some((it, it.ranges_for(nsys.tool)?))) {
+        Some((engine, ranges)) => found.advise(format!(
+            "For the ranges of {}: {ranges}. `llmprof engines {}` prints all commands.",
+            engine.title, engine.name
+        )),
+        None if nsys.ranges.is_empty() => found.advise(format!(
+            "The capture has no ranges: have the program open {} called prefill and decode_step.",
+            nsys.tool.ranges()
         )),
         None => found,
     }
@@ -93,6 +119,64 @@ fn unclear(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     vec![with_engine(found, trace)]
 }
 
+/// Names of ranges that no form of the engine's steps matches, and steps known by scopes alone.
+fn names_unknown(_: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let Some(nsys) = &trace.nsys else { return vec![] };
+    let scoped = nsys.inferred.steps.iter().filter(|it| it.mode.is_some()).count();
+    let (unread, engine, example) = unread_names(nsys);
+    let mut found = Vec::new();
+    if scoped > 0 {
+        let message = format!(
+            "{} known by ranges around {} parts, whose names show neither class nor requests.",
+            if scoped == 1 { "1 step is".to_owned() } else { format!("{scoped} steps are") },
+            if scoped == 1 { "its" } else { "their" },
+        );
+        let finding = Finding::new(catalogue::STEP_NAMES_UNKNOWN, message).with("steps", scoped);
+        found.push(with_engine(finding, trace));
+    }
+    if let Some((engine, example)) = engine.zip(example) {
+        let message = format!(
+            "{} by name like {} of {}, in no known form: {example:?}.",
+            if unread == 1 { "1 range is".to_owned() } else { format!("{unread} ranges are") },
+            if unread == 1 { "a step" } else { "steps" },
+            engine.title
+        );
+        found.push(
+            Finding::new(catalogue::STEP_NAMES_UNKNOWN, message)
+                .with("ranges", unread)
+                .with("example", example),
+        );
+    }
+    found
+}
+
+/// Ranges that look like steps and are none: their number, and the engine and name of the first. A
+/// range around a step or inside one is a part of the engine's own.
+fn unread_names(trace: &Timeline) -> (u64, Option<&'static Engine>, Option<&str>) {
+    let mut steps: BTreeMap<i64, Vec<Interval>> = BTreeMap::new();
+    let mut unread: Vec<(&Range, &'static Engine)> = Vec::new();
+    for range in trace.ranges.iter() {
+        let Some(engine) = engine_of_name(&range.name) else { continue };
+        let is_ruled = trace.rules.ruled_stage(&range.name, &range.domain).is_some();
+        match engine_step(&range.name) {
+            Some(_) => {
+                let at = (range.start_ns, range.end_ns.unwrap_or(range.start_ns));
+                steps.entry(place(range)).or_default().push(at);
+            }
+            None if !is_ruled => unread.push((range, engine)),
+            None => {}
+        }
+    }
+    let steps: BTreeMap<i64, IntervalSet> =
+        steps.into_iter().map(|(place, at)| (place, IntervalSet::new(at))).collect();
+    unread.retain(|(range, _)| {
+        let end_ns = range.end_ns.unwrap_or(range.start_ns);
+        steps.get(&place(range)).is_none_or(|it| it.overlap_ns(range.start_ns, end_ns) == 0)
+    });
+    let first = unread.first();
+    (unread.len() as u64, first.map(|it| it.1), first.map(|it| it.0.name.as_str()))
+}
+
 fn without_work(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let steps = analysis.engine_steps.iter().filter(|it| it.class != Some(StepClass::Idle));
     let (with, without): (Vec<_>, Vec<_>) = steps.partition(|it| it.has_work());
@@ -110,11 +194,14 @@ fn without_work(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::{analyze, kernels::tests::capture};
+    use llmprof_core::trace::framework::TimelineTool;
 
-    fn findings(kernel: &str) -> Vec<Finding> {
-        let nsys = capture(&format!("call 1 1 1..2\nkernel 1 {kernel} 5..50 7"));
+    use super::*;
+    use crate::{analyze, kernels::tests::capture, timeline::inferred_steps::infer};
+
+    fn findings(kernel: &str, tool: TimelineTool) -> Vec<Finding> {
+        let mut nsys = capture(&format!("call 1 1 1..2\nkernel 1 {kernel} 5..50 7"));
+        nsys.tool = tool;
         let subject = llmprof_core::domain::subject::SubjectKind::Import;
         let trace = Trace { subject, nsys: Some(nsys), ..Trace::default() };
         analyze(&trace, None, None).findings
@@ -138,6 +225,35 @@ mod tests {
     }
 
     #[test]
+    fn ranges_like_steps_in_no_known_form_are_counted_with_an_example() {
+        let found = |sketch: &str| {
+            let mut nsys = capture(&format!("{sketch}\ncall 1 1 1..2\nkernel 1 a 5..50 7"));
+            nsys.ranges.iter_mut().for_each(|it| it.name = it.name.replace('~', " "));
+            nsys.inferred = infer(&nsys);
+            let trace = Trace { nsys: Some(nsys), ..Trace::default() };
+            let found = analyze(&trace, None, None).findings.into_iter();
+            let found = found.filter(|it| it.id == "step_names_unknown").map(|it| it.message);
+            found.collect::<Vec<_>>()
+        };
+        let step = "execute_context_0(0)_generation_8(8)";
+        let unread = format!("range 1 {step}_dummy 0..100\nrange 1 {step}_dummy 200..300");
+        assert_eq!(
+            found(&unread),
+            [format!(
+                "2 ranges are by name like steps of vLLM 0.13 and later, in no known form: \
+                 \"{step}_dummy\"."
+            )]
+        );
+        assert_eq!(found(&format!("range 1 execute_model 0..100\nrange 1 {step} 10..90")).len(), 0);
+        assert_eq!(found("range 1 aten::mm 0..100").len(), 0);
+        assert_eq!(
+            found("range 1 gpu_model_runner:~forward 0..100"),
+            ["1 step is known by ranges around its parts, whose names show neither class nor \
+              requests."]
+        );
+    }
+
+    #[test]
     fn a_capture_without_stages_names_its_engine_and_the_line_for_its_ranges() {
         for (kernel, title, line) in [
             ("vllm::rms_norm_kernel<float>", "vLLM 0.13 and later", Some("--profiler-config")),
@@ -147,14 +263,24 @@ mod tests {
             ("loop_add_fusion", "JAX", Some("nvtx.annotate")),
             ("at::native::reduce_kernel", "PyTorch and transformers", Some("torch.cuda.nvtx")),
         ] {
-            let found = findings(kernel);
+            let [found, by_torch] =
+                [TimelineTool::Nsys, TimelineTool::Pytorch].map(|tool| findings(kernel, tool));
             let found = found.iter().find(|it| it.id == "no_stages").unwrap();
             assert_eq!(found.evidence["engine by its kernels"], title);
+            let of_torch = by_torch.iter().find(|it| it.id == "no_stages").unwrap();
+            let advice = of_torch.advice.as_ref().unwrap();
+            assert!(!advice.to_lowercase().contains("nvtx"), "{advice}");
             let advice = found.advice.as_ref().unwrap();
             assert!(line.is_none_or(|line| advice.contains(line)), "{advice}");
         }
-        let found = findings("own_kernel");
-        let found = found.iter().find(|it| it.id == "no_stages").unwrap();
-        assert!(!found.evidence.contains_key("engine by its kernels"));
+        for (tool, ranges) in [
+            (TimelineTool::Nsys, "NVTX ranges"),
+            (TimelineTool::Pytorch, "torch.profiler.record_function"),
+        ] {
+            let found = findings("own_kernel", tool);
+            let found = found.iter().find(|it| it.id == "no_stages").unwrap();
+            assert!(!found.evidence.contains_key("engine by its kernels"));
+            assert!(found.advice.as_ref().unwrap().contains(ranges));
+        }
     }
 }

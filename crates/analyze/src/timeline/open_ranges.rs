@@ -144,10 +144,8 @@ impl OpenStages {
             }
         }
         stages.steps = steps;
-        for (class, thread, start_ns, end_ns) in trace.inferred.stages() {
-            if let Some(stage) = class.stage() {
-                open.entry((thread, stages.label_of(stage))).or_default().push((start_ns, end_ns));
-            }
+        for (stage, thread, start_ns, end_ns) in trace.inferred.stages() {
+            open.entry((thread, stages.label_of(stage))).or_default().push((start_ns, end_ns));
         }
         for ((place, label), intervals) in open {
             let instance = |(start_ns, end_ns)| StageInstance {

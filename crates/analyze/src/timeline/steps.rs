@@ -25,7 +25,8 @@ named_values! {
     StepSource {
         /// A range whose name carries the work.
         Named = "named",
-        /// The order of the launches: the capture has no range that is a stage.
+        /// The order of the launches, or ranges around parts of a step: the capture has no range
+        /// that is a stage.
         Inferred = "inferred",
     }
 }
@@ -80,9 +81,9 @@ impl Step {
         let decode = StepPart { requests: decode_requests, ..StepPart::default() };
         Self {
             source: StepSource::Inferred,
-            engine: None,
+            engine: step.engine,
             class: step.class,
-            mode: None,
+            mode: step.mode.map(str::to_owned),
             evidence: step.evidence.to_string(),
             place: step.global_tid,
             start_ns: step.start_ns,

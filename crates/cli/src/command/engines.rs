@@ -6,7 +6,10 @@ use anyhow::{Result, bail};
 use clap::Args;
 use llmprof_core::{
     domain::settings::nearest,
-    trace::engines::{CaptureStep, Engine, engines, step_examples},
+    trace::{
+        engines::{CaptureStep, Engine, engines, step_examples},
+        framework::TimelineTool,
+    },
 };
 
 /// List the known engines, or print how to capture one
@@ -67,9 +70,16 @@ fn guide(engine: &Engine) -> String {
             _ = writeln!(text, "   {note}");
         }
     }
-    match &engine.ranges {
-        Some(ranges) => _ = write!(text, "\nRanges of steps: {ranges}\n"),
-        None => text.push_str("\nIt opens no ranges: steps are found by the order of kernels.\n"),
+    text.push('\n');
+    let mut has_ranges = false;
+    for tool in [TimelineTool::Nsys, TimelineTool::Pytorch] {
+        if let Some(ranges) = engine.ranges_for(tool) {
+            has_ranges = true;
+            _ = writeln!(text, "Ranges of steps by {}: {ranges}", tool.as_str());
+        }
+    }
+    if !has_ranges {
+        text.push_str("It opens no ranges: steps are found by the order of kernels.\n");
     }
     for example in step_examples(&engine.name) {
         _ = writeln!(text, "Name of a step:  {example}");

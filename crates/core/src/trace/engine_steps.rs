@@ -2,7 +2,7 @@
 //!
 //! The patterns are data: `conf/engines/`.
 
-use super::engines::{KnownEngine, StepPattern, known};
+use super::engines::{Engine, KnownEngine, StepPattern, StepScopes, known};
 use crate::domain::named_values::named_values;
 
 /// Longer names are not matched.
@@ -163,23 +163,43 @@ impl<'a> EngineStep<'a> {
 
 /// The step that a range of this name is; `None` for other ranges.
 pub fn engine_step(name: &str) -> Option<EngineStep<'_>> {
-    // Cheap, because every range of a capture is asked.
-    if name.len() > MAX_NAME || !name.ends_with([')', ']', 's']) {
+    // Cheap, because every range of a capture is asked: each form has a bracket.
+    if !name.contains(['[', '(']) {
         return None;
     }
+    let like = engines_like(name).flat_map(|it| it.patterns.iter().map(move |form| (it, form)));
+    let found = like.filter_map(|(engine, form)| step_by(engine, form, name));
+    // Of a form inside another, "draft step[...]", the whole one counts.
+    found.min_by_key(|it| it.0).map(|it| it.1)
+}
+
+/// The engine whose steps have names like this one, in a form that is known or not.
+pub fn engine_of_name(name: &str) -> Option<&'static Engine> {
+    engines_like(name).map(|it| &it.engine).next()
+}
+
+/// The engine with such a scope of a step, all of its scopes, and the scope.
+pub fn step_scope(name: &str) -> Option<(&'static Engine, &'static StepScopes, &str)> {
+    let short = Some(name).filter(|it| it.len() <= MAX_NAME)?;
     let of = |engine: &'static KnownEngine| {
-        engine.patterns.iter().find_map(|pattern| step_by(engine, pattern, name))
+        engine.scope(short).map(|(scopes, scope)| (&engine.engine, scopes, scope))
     };
     known().iter().find_map(of)
 }
 
-/// The step of a name of one form.
+fn engines_like(name: &str) -> impl Iterator<Item = &'static KnownEngine> {
+    let is_short = name.len() <= MAX_NAME;
+    known().iter().filter(move |it| is_short && it.is_like_step(name))
+}
+
+/// The step of a name of one form, and where in the name it is.
 fn step_by<'a>(
     engine: &'static KnownEngine,
     pattern: &'static StepPattern,
     name: &'a str,
-) -> Option<EngineStep<'a>> {
+) -> Option<(usize, EngineStep<'a>)> {
     let found = pattern.regex.captures(name)?;
+    let at = found.get_match().start();
     let mode = found.name("mode").map(|it| it.as_str());
     let of_mode = mode.map(|mode| pattern.name.class_of(mode));
     let mut counts = StepCounts::default();
@@ -199,7 +219,7 @@ fn step_by<'a>(
     let has_both = counts.prefill.requests.and(counts.decode.requests).is_some();
     let class = if has_both { by_requests } else { of_mode.or(by_requests) }?;
     let (engine, form) = (engine.engine.name.as_str(), pattern.name.example.as_str());
-    Some(EngineStep { engine, class, mode, form, counts })
+    Some((at, EngineStep { engine, class, mode, form, counts }))
 }
 
 #[cfg(test)]
@@ -314,19 +334,61 @@ mod tests {
     }
 
     #[test]
+    fn a_wrapped_name_is_the_step_that_it_is_alone() {
+        let forms = known().iter().flat_map(|it| &it.patterns).map(|it| &it.name.example);
+        for form in forms {
+            let alone = engine_step(form);
+            assert!(alone.is_some(), "{form}");
+            for before in ["", "vllm:", "worker0/", "my_engine: ", "rank 3, pipeline/stage0: "] {
+                for after in ["", " ", " (dummy)", " [rank 3]"] {
+                    let name = format!("{before}{form}{after}");
+                    let of = |it: EngineStep| (it.engine, it.form, it.class, it.counts);
+                    assert_eq!(engine_step(&name).map(of), alone.map(of), "{name}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_name_of_an_unknown_form_looks_like_a_step_of_its_engine() {
+        let engine = |name| engine_of_name(name).map(|it| it.name.as_str());
+        for (name, expected) in [
+            ("execute_context_0(0)_generation_8(8)_dummy", Some("vllm")),
+            ("worker0/execute_new_1_cached_8", Some("vllm")),
+            ("step[decode, 8 requests]", Some("sglang")),
+            ("decode[bs=eight]", Some("atom")),
+            ("decode[0]", None),
+            ("execute_query", None),
+            ("aten::mm", None),
+        ] {
+            assert_eq!(engine(name), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_scope_of_a_step_is_known_by_its_name() {
+        let scope = |name| step_scope(name).map(|it| (it.0.name.as_str(), it.2));
+        assert_eq!(scope("gpu_model_runner: sample"), Some(("vllm", "sample")));
+        assert_eq!(scope("worker0/gpu_model_runner: draft"), Some(("vllm", "draft")));
+        assert_eq!(["sample", "gpu_model_runner", "cpu_gpu_model_runner: x"].map(scope), [None; 3]);
+    }
+
+    #[test]
     fn other_names_are_no_steps() {
         let names = [
             "",
             "prefill",
-            "execute_context_1(512)_generation_7(7) ",
             "step[EXTEND bs=-1 toks=1]",
             "step[DECODE bs=99999999999999999999999]",
             "steps",
             "decode[0]",
             "layers[bs]",
             "layer[bs=4]",
+            "execute_context_0(0)_generation_8(8)_dummy",
+            "pre_execute_context_0(0)_generation_8(8)",
+            "my.step[DECODE bs=8]",
         ];
-        assert_eq!(names.map(engine_step), [None; 9]);
+        assert_eq!(names.map(engine_step), [None; 11]);
         assert_eq!(engine_step(&format!("step[DECODE bs={}]", "1".repeat(500))), None);
     }
 }

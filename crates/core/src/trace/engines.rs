@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, sync::LazyLock};
 use regex::{Captures, Regex};
 use serde::Deserialize;
 
-use super::engine_steps::StepClass;
+use super::{engine_steps::StepClass, framework::TimelineTool};
 use crate::domain::named_values::named_values;
 
 /// Engines with steps of their own first; kernels of PyTorch are the least specific.
@@ -32,13 +32,44 @@ pub struct Engine {
     pub steps_in: String,
     /// Parts of kernel names that no engine before has, in lower case; `^` is the start of a name.
     pub kernels: Vec<String>,
-    /// The line that adds the ranges of steps to a capture; `None` where no line is known.
+    /// The line that adds the ranges of steps to a capture by nsys; `None` where none is known.
     pub ranges: Option<String>,
+    /// The same for a trace by the profiler of PyTorch, which records no NVTX ranges.
+    pub torch_ranges: Option<String>,
+    /// A regular expression of names that look like steps; each form in `steps` looks like one.
+    like: Option<String>,
     /// Commands of a capture, in their order.
     pub capture: Vec<CaptureCommand>,
     /// Names of steps; compiled, they are in [`KnownEngine`].
     #[serde(default)]
     steps: Vec<StepName>,
+    /// Ranges around parts of a step, whose names do not carry its work.
+    scopes: Option<StepScopes>,
+}
+
+impl Engine {
+    /// The line that adds the ranges of steps to a capture by this profiler; `None` where none is
+    /// known.
+    pub fn ranges_for(&self, tool: TimelineTool) -> Option<&str> {
+        match tool {
+            TimelineTool::Nsys => self.ranges.as_deref(),
+            TimelineTool::Pytorch => self.torch_ranges.as_deref(),
+        }
+    }
+}
+
+/// Ranges around the parts of a step, one after another.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepScopes {
+    /// Name of the steps.
+    pub name: String,
+    /// A regular expression with a group `scope`.
+    pattern: String,
+    /// The scope that each step has once.
+    pub forward: String,
+    /// Scopes in their order in a step.
+    pub order: Vec<String>,
 }
 
 /// One command of a capture.
@@ -115,6 +146,15 @@ pub(super) struct StepPattern {
     pub regex: Regex,
 }
 
+/// The regular expression of a name, alone or wrapped: after a prefix that ends in a colon, slash
+/// or space, and before a suffix that starts with a space.
+fn wrapped(pattern: &str, end: &str) -> Regex {
+    let regex = Regex::new(&format!("(?:^|[:/ ])(?:{pattern}){end}"));
+    regex.expect("each pattern compiles: a test uses each")
+}
+
+const END: &str = "(?:$| )";
+
 /// An example of the name of a step for each form that an engine writes.
 pub fn step_examples(engine: &str) -> impl Iterator<Item = &'static str> {
     let known = KNOWN.iter().filter(move |it| it.engine.name == engine);
@@ -125,17 +165,33 @@ pub fn step_examples(engine: &str) -> impl Iterator<Item = &'static str> {
 pub(super) struct KnownEngine {
     pub engine: Engine,
     pub patterns: Vec<StepPattern>,
+    like: Option<Regex>,
+    scope: Option<Regex>,
+}
+
+impl KnownEngine {
+    pub fn is_like_step(&self, name: &str) -> bool {
+        self.like.as_ref().is_some_and(|it| it.is_match(name))
+    }
+
+    /// Scopes of the engine, and the one that a range of this name is.
+    pub fn scope<'a>(&'static self, name: &'a str) -> Option<(&'static StepScopes, &'a str)> {
+        let found = self.scope.as_ref()?.captures(name)?;
+        Some((self.engine.scopes.as_ref()?, found.name("scope")?.as_str()))
+    }
 }
 
 static KNOWN: LazyLock<Vec<KnownEngine>> = LazyLock::new(|| {
     let read = |text: &&str| {
         let mut engine: Engine =
             toml::from_str(text).expect("the embedded engines parse: a test reads each");
-        let compiled = |name: StepName| {
-            let regex = Regex::new(&name.pattern);
-            StepPattern { regex: regex.expect("each pattern compiles: a test uses each"), name }
-        };
-        KnownEngine { patterns: engine.steps.drain(..).map(compiled).collect(), engine }
+        let compiled = |name: StepName| StepPattern { regex: wrapped(&name.pattern, END), name };
+        KnownEngine {
+            patterns: engine.steps.drain(..).map(compiled).collect(),
+            like: engine.like.as_ref().map(|it| wrapped(it, "")),
+            scope: engine.scopes.as_ref().map(|it| wrapped(&it.pattern, END)),
+            engine,
+        }
     };
     FILES.iter().map(read).collect()
 });
@@ -176,6 +232,7 @@ mod tests {
             let example = &step.name.example;
             let found = engine_step(example).map(|it| (it.engine, it.form));
             assert_eq!(found, Some((known.engine.name.as_str(), example.as_str())));
+            assert!(known.is_like_step(example), "{example}");
             let counts = ["requests", "tokens", "keys", "products"];
             let counts = counts
                 .iter()

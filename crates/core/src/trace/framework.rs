@@ -22,6 +22,14 @@ impl TimelineTool {
     }
 }
 
+
+    /// Ranges that a program opens and this profiler records.
+    pub const fn ranges(self) -> &'static str {
+        match self {
+            Self::Nsys => "NVTX ranges",
+            Self::Pytorch => "ranges by torch.profiler.record_function",
+        }
+    }
 /// Name, operand shapes and operand types of calls.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OperatorSignature {

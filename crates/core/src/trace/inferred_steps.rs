@@ -8,10 +8,14 @@ use std::{
 use super::engine_steps::StepClass;
 
 /// One inferred step: the work that a thread launched between two calls.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct InferredStep {
+    /// The engine, if its ranges are the evidence.
+    pub engine: Option<&'static str>,
     /// `None` where the evidence is of the boundaries alone.
     pub class: Option<StepClass>,
+    /// The engine's name of its steps, whose ranges do not show a class.
+    pub mode: Option<&'static str>,
     pub global_tid: i64,
     /// Start of its first launching call, nanoseconds since the start of the capture.
     pub start_ns: i64,
@@ -40,12 +44,13 @@ pub struct InferredSteps {
 
 impl InferredSteps {
     /// Stage instances: stage, thread, start and end. Decode steps in a row are one.
-    pub fn stages(&self) -> Vec<(StepClass, i64, i64, i64)> {
-        let mut stages: Vec<(StepClass, i64, i64, i64)> = Vec::new();
+    pub fn stages(&self) -> Vec<(&'static str, i64, i64, i64)> {
+        let mut stages: Vec<(&'static str, i64, i64, i64)> = Vec::new();
         // Steps of several threads alternate in time: a run is found by its number and thread.
         let mut of_run: BTreeMap<(i64, u32), usize> = BTreeMap::new();
         for step in &self.steps {
-            let Some(class) = step.class else { continue };
+            let stage = step.class.and_then(|it| it.stage().or(step.mode));
+            let Some(stage) = stage else { continue };
             match of_run.entry((step.global_tid, step.run)) {
                 Entry::Occupied(at) => {
                     let end = &mut stages[*at.get()].3;
@@ -53,7 +58,7 @@ impl InferredSteps {
                 }
                 Entry::Vacant(at) => {
                     at.insert(stages.len());
-                    stages.push((class, step.global_tid, step.start_ns, step.end_ns));
+                    stages.push((stage, step.global_tid, step.start_ns, step.end_ns));
                 }
             }
         }
@@ -73,14 +78,11 @@ mod tests {
             start_ns,
             end_ns: start_ns + 8,
             run,
-            prefill_requests: None,
-            prefill_tokens: None,
-            decode_requests: None,
-            evidence: "".into(),
+            ..InferredStep::default()
         };
         let steps = vec![step(1, 1, 0), step(2, 5, 1), step(1, 1, 10), step(2, 5, 11)];
         let inferred = InferredSteps { steps, ..InferredSteps::default() };
-        let decode = StepClass::Decode;
+        let decode = "decode_all";
         assert_eq!(inferred.stages(), [(decode, 1, 0, 18), (decode, 2, 1, 19)]);
     }
 }

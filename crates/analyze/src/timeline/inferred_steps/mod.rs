@@ -3,12 +3,14 @@
 //! Nothing is guessed: a step has evidence of its start, its end and its class, or no class and a
 //! reason. `conf/steps.toml` names the kernels that are evidence. Engines that batch continuously
 //! show more by their copies ([`batching`]); forwards of other programs show their class by their
-//! kernels ([`classes`]), and programs of XLA by their ranges ([`xla`]).
+//! kernels ([`classes`]), programs of XLA by their ranges ([`xla`]), and engines that open ranges
+//! around parts of a step by these ([`scopes`]).
 
 mod batching;
 mod classes;
 mod items;
 mod roles;
+mod scopes;
 mod segments;
 #[cfg(test)]
 mod tests;
@@ -77,6 +79,7 @@ pub fn infer(trace: &Timeline) -> InferredSteps {
             *inferred.unclear.entry(reason).or_default() += count;
         }
     }
+    scopes::add(trace, &mut inferred);
     inferred.steps.sort_by_key(|it| (it.start_ns, it.global_tid));
     inferred
 }
@@ -119,10 +122,8 @@ impl StepWriter<'_> {
                     start_ns,
                     end_ns,
                     run: self.run,
-                    prefill_requests: None,
-                    prefill_tokens: None,
-                    decode_requests: None,
                     evidence: evidence.clone(),
+                    ..InferredStep::default()
                 }));
             }
             last = Some((known, evidence));

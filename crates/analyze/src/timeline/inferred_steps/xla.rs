@@ -131,10 +131,8 @@ fn steps(thread: i64, executions: &[Execution], mut run: u32, inferred: &mut Inf
                     start_ns: it.start_ns,
                     end_ns: next.map_or(it.end_ns, |next| next.min(it.end_ns)),
                     run,
-                    prefill_requests: None,
-                    prefill_tokens: None,
-                    decode_requests: None,
                     evidence: evidence.clone(),
+                    ..InferredStep::default()
                 }
             }));
         }

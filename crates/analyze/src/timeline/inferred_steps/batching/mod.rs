@@ -184,6 +184,7 @@ impl BatchSteps {
                     prefill_tokens: step.batch.prefill_tokens,
                     decode_requests: step.batch.decode_requests,
                     evidence: evidence.clone(),
+                    ..InferredStep::default()
                 });
                 last = Some((step, evidence));
             }

@@ -51,6 +51,11 @@ findings! {
         fires_on: "no range of the capture is a stage, and some sequences of kernels have no \
                    class",
         advice: "Open ranges called prefill and decode_all around the steps.";
+    STEP_NAMES_UNKNOWN = "step_names_unknown", [Warning],
+        fires_on: "names of ranges look like those of an engine's steps, and show neither class \
+                   nor requests in a known form",
+        advice: "Name the ranges that are stages: `--stage prefill=RANGE`, or `stage` of an \
+                 import.";
     STEPS_WITHOUT_WORK = "steps_without_work", [Warning],
         fires_on: "of the steps of an engine some have recorded work on a device, and some none",
         advice: "Record the activities of the GPU for the whole window, in every process of the \
