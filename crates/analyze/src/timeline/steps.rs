@@ -2,10 +2,9 @@
 //!
 //! Ranges around one step are one step, and the phases of speculation are one decode step.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BTreeSet},
-};
+mod speculation;
+
+use std::{cmp::Reverse, collections::BTreeMap};
 
 use llmprof_core::{
     domain::named_values::named_values,
@@ -17,6 +16,7 @@ use llmprof_core::{
     },
 };
 
+use self::speculation::{with_nested_phases, with_phases};
 use super::{interval::Interval, open_ranges::place};
 
 named_values! {
@@ -138,19 +138,22 @@ fn named(trace: &Timeline) -> Vec<Step> {
         let times = (range.start_ns, end_ns);
         Some((step.form, Step::named(step, &range.name, place(range), times)))
     };
-    let mut found: Vec<(&str, Step)> = trace.ranges.iter().filter_map(step).collect();
+    let mut found: Vec<FormedStep> = trace.ranges.iter().filter_map(step).collect();
     found.sort_by_key(|(_, it)| (it.place, it.start_ns, Reverse(it.end_ns)));
     let mut by_place: BTreeMap<i64, Vec<Step>> = BTreeMap::new();
-    for step in merged(found) {
+    for (_, step) in merged(with_nested_phases(found)) {
         by_place.entry(step.place).or_default().push(step);
     }
     by_place.into_values().flat_map(with_phases).collect()
 }
 
+/// A step, and the form of its name.
+type FormedStep<'a> = (&'a str, Step);
+
 /// Steps without the ranges inside that repeat them, in a domain of its own, under the same name or
 /// in another form. The counts of all are kept.
-fn merged(found: Vec<(&str, Step)>) -> Vec<Step> {
-    let mut kept: Vec<(&str, Step)> = Vec::with_capacity(found.len());
+fn merged(found: Vec<FormedStep>) -> Vec<FormedStep> {
+    let mut kept: Vec<FormedStep> = Vec::with_capacity(found.len());
     let mut open: Vec<usize> = Vec::new();
     for (form, step) in found {
         open.retain(|at| {
@@ -171,164 +174,13 @@ fn merged(found: Vec<(&str, Step)>) -> Vec<Step> {
             }
         }
     }
-    kept.into_iter().map(|(_, step)| step).collect()
-}
-
-/// The steps of one place, whose phases of speculation become one decode step each.
-fn with_phases(mut steps: Vec<Step>) -> Vec<Step> {
-    if !steps.iter().any(Step::is_phase) {
-        return steps;
-    }
-    // Without a name of their own, the steps of the draft model are decode steps by their names.
-    if !steps.iter().any(|it| it.class == Some(StepClass::Draft)) {
-        let of_model = |it: &&mut Step| it.is_decode() && it.mode.is_some();
-        steps.iter_mut().filter(of_model).for_each(|it| it.class = Some(StepClass::Draft));
-    }
-    let mut groups: Vec<Vec<Step>> = Vec::new();
-    let mut others: Vec<Step> = Vec::new();
-    let mut group = PhaseGroup::default();
-    for step in steps {
-        if !step.is_phase() {
-            groups.extend(group.close());
-            others.push(step);
-            continue;
-        }
-        if !group.takes(&step) {
-            groups.extend(group.close());
-        }
-        group.end_ns = group.end_ns.max(step.end_ns);
-        group.phases.push(step);
-    }
-    groups.extend(group.close());
-    let whole = max_common(&groups);
-    let last = groups.len().saturating_sub(1);
-    others.extend(groups.into_iter().enumerate().map(|(at, phases)| {
-        let is_cut = (at == 0 || at == last) && phases.len() < whole;
-        decode_step(&phases, is_cut)
-    }));
-    others
-}
-
-/// The most common number of phases.
-fn max_common(groups: &[Vec<Step>]) -> usize {
-    let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
-    groups.iter().for_each(|it| *counts.entry(it.len()).or_default() += 1);
-    counts.into_iter().max_by_key(|(phases, count)| (*count, *phases)).map_or(0, |it| it.0)
-}
-
-/// Phases of one decode step: drafts, the verification, and the draft model's reading of what was
-/// accepted.
-#[derive(Default)]
-struct PhaseGroup {
-    phases: Vec<Step>,
-    end_ns: i64,
-}
-
-impl PhaseGroup {
-    fn has(&self, class: StepClass) -> bool {
-        self.phases.iter().any(|it| it.class == Some(class))
-    }
-
-    /// True if a phase that starts next is of the same step.
-    fn takes(&self, next: &Step) -> bool {
-        let is_inside = next.end_ns <= self.end_ns;
-        let is_verified = self.has(StepClass::Verify);
-        is_inside
-            || match next.class {
-                Some(StepClass::DraftExtend) => is_verified && !self.has(StepClass::DraftExtend),
-                _ => !is_verified && !self.has(StepClass::DraftExtend),
-            }
-    }
-
-    fn close(&mut self) -> Option<Vec<Step>> {
-        let phases = std::mem::take(self).phases;
-        (!phases.is_empty()).then_some(phases)
-    }
-}
-
-/// The decode step of these phases, which has no class where the capture has only a part of it.
-fn decode_step(phases: &[Step], is_cut: bool) -> Step {
-    let first = &phases[0];
-    let verify = phases.iter().find(|it| it.class == Some(StepClass::Verify));
-    let is_whole = verify.is_some() && !is_cut;
-    let classes: BTreeSet<StepClass> = phases.iter().filter_map(|it| it.class).collect();
-    let times = |class: &StepClass| {
-        let count = phases.iter().filter(|it| it.class == Some(*class)).count();
-        if count == 1 { class.to_string() } else { format!("{count} {class}") }
-    };
-    let parts: Vec<String> = classes.iter().map(times).collect();
-    let evidence = match is_whole {
-        true => parts.join(", "),
-        false => format!("{}; not all of a decode step", parts.join(", ")),
-    };
-    Step {
-        class: is_whole.then_some(StepClass::Decode),
-        mode: None,
-        evidence,
-        end_ns: phases.iter().map(|it| it.end_ns).max().unwrap_or(first.end_ns),
-        counts: verify.unwrap_or(first).counts,
-        phases: phases
-            .iter()
-            .filter_map(|it| {
-                Some(Phase { class: it.class?, start_ns: it.start_ns, end_ns: it.end_ns })
-            })
-            .collect(),
-        ..first.clone()
-    }
+    kept
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::kernels::tests::capture;
-
-    /// Class, evidence, start and end of each step.
-    fn of(sketch: &str) -> Vec<(Option<StepClass>, String, i64, i64)> {
-        // A name in a sketch has no spaces.
-        let mut trace = capture(sketch);
-        trace.ranges.iter_mut().for_each(|it| it.name = it.name.replace("~", " "));
-        steps(&trace)
-            .into_iter()
-            .map(|it| (it.class, it.evidence, it.start_ns, it.end_ns))
-            .collect()
-    }
-
-    const ROUND: [(&str, i64, i64); 5] = [
-        ("DECODE", 0, 3),
-        ("DECODE", 4, 7),
-        ("DECODE", 8, 11),
-        ("TARGET_VERIFY", 12, 40),
-        ("DRAFT_EXTEND", 41, 44),
-    ];
-
-    fn rounds(count: i64) -> Vec<String> {
-        let range = |(round, (mode, start, end)): (i64, &(&str, i64, i64))| {
-            let from = 50 * round;
-            format!("range 1 step[{mode}~bs=2] {}..{}", from + start, from + end)
-        };
-        (0..count).flat_map(|at| ROUND.iter().map(move |it| range((at, it)))).collect()
-    }
-
-    #[test]
-    fn a_round_of_speculation_is_one_decode_step() {
-        let steps =
-            of(&format!("{}\nrange 1 step[EXTEND~bs=2~toks=9] 200..230", rounds(4).join("\n")));
-        let decode = |at: i64| {
-            let evidence = "3 draft, verify, draft_extend".to_owned();
-            (Some(StepClass::Decode), evidence, 50 * at, 50 * at + 44)
-        };
-        let prefill = (Some(StepClass::Prefill), "step[EXTEND bs=2 toks=9]".to_owned(), 200, 230);
-        assert_eq!(steps, [decode(0), decode(1), decode(2), decode(3), prefill]);
-    }
-
-    #[test]
-    fn a_round_that_the_window_cuts_has_no_class() {
-        let all = rounds(4);
-        let cut = of(&all[2..18].join("\n"));
-        let classes: Vec<_> = cut.iter().map(|it| it.0).collect();
-        assert_eq!(classes, [None, Some(StepClass::Decode), Some(StepClass::Decode), None]);
-        assert_eq!(cut[3].1, "3 draft; not all of a decode step");
-    }
 
     #[test]
     fn ranges_of_two_forms_around_one_step_are_one_step_with_the_counts_of_both() {
@@ -341,19 +193,6 @@ mod tests {
         assert_eq!(steps.len(), 1);
         assert_eq!(steps[0].engine, Some("sglang"));
         assert_eq!((steps[0].counts.decode.keys, steps[0].generated()), (Some(9), Some(2)));
-    }
-
-    #[test]
-    fn drafts_with_a_name_of_their_own_and_inside_the_verification_are_phases() {
-        let named = "range 1 draft~step[DECODE~bs=2] 0..3\nrange 1 step[TARGET_VERIFY~bs=2] 4..40
-            range 1 draft~step[DECODE~bs=2] 50..53\nrange 1 step[TARGET_VERIFY~bs=2] 54..90";
-        let inside = "range 1 step[TARGET_VERIFY~bs=2] 0..40\nrange 1 step[DECODE~bs=2] 2..5
-            range 1 step[TARGET_VERIFY~bs=2] 50..90\nrange 1 step[DECODE~bs=2] 52..55";
-        for (sketch, first, second) in [(named, (0, 40), (50, 90)), (inside, (0, 40), (50, 90))] {
-            let steps: Vec<_> = of(sketch).into_iter().map(|it| (it.0, (it.2, it.3))).collect();
-            let decode = Some(StepClass::Decode);
-            assert_eq!(steps, [(decode, first), (decode, second)]);
-        }
     }
 
     #[test]
