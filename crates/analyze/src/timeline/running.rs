@@ -57,9 +57,13 @@ impl RunningLaunches {
             CallKind::EndCapture => _ = self.capturing.remove(&thread),
             _ => {}
         }
-        kind.is_launch()
-            && (self.capturing.is_empty() || !self.capturing.contains(&thread))
-            && self.is_new(thread, call.correlation_id)
+        kind.is_launch() && !self.is_captured(thread) && self.is_new(thread, call.correlation_id)
+    }
+
+    /// Returns true if work of the thread is recorded into a graph at the last call.
+    #[inline]
+    pub fn is_captured(&self, thread: i64) -> bool {
+        !self.capturing.is_empty() && self.capturing.contains(&thread)
     }
 
     #[inline]

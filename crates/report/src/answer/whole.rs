@@ -138,7 +138,7 @@ fn copies(it: &TransferTotal, totals: &DeviceTotals) -> Option<Cited> {
 /// The reason why the busy time of a capture without stages is unknown.
 pub fn busy_unknown(records: &AnswerRecords) -> Option<String> {
     let totals = records.device_totals.filter(|_| is_without_stages(records))?;
-    let why = why_untimed(records.findings).filter(|_| totals.untimed_kernels > 0)?;
+    let why = why_untimed(records.findings).filter(|_| totals.kernels > 0)?;
     totals.busy_pct.is_none().then(|| format!("How much the GPU works is unknown. {why}"))
 }
 

@@ -4,6 +4,7 @@
 //! of them (busy, idle, shares). Not counted as lost: launches into a capturing stream, graphs
 //! traced as a whole, kernels launched before the capture, and the last few that its end cut off.
 
+mod graphs;
 mod tail;
 
 use std::collections::BTreeMap;
@@ -18,18 +19,20 @@ use llmprof_core::{
     },
 };
 
-use self::tail::{LaunchAtEnd, ProcessTail};
-use super::{COMPLETE_PCT, advice, graph_sizes, nodes_by_launch};
+use self::{
+    graphs::{GraphLaunch, graph_launches},
+    tail::{LaunchAtEnd, ProcessTail},
+};
+use super::{COMPLETE_PCT, advice};
 use crate::{
     Analysis,
     kernels::OUTSIDE,
     stats::percent,
     timeline::{
         capture::Capture,
-        device_time::captured_nodes,
         interval::IntervalSet,
         launches::{CallSet, Cursor},
-        running::{RunningLaunches, each_running},
+        running::RunningLaunches,
     },
 };
 
@@ -55,6 +58,11 @@ pub struct StageCoverage {
     pub untimed: u64,
     /// Launches of graphs traced as a whole, whose kernels are not in the capture.
     pub whole_graphs: u64,
+    /// Launches of graphs.
+    pub graphs: u64,
+    /// Of those, launches of which nothing is in the capture, if its graphs are known to have
+    /// kernels. Each counts as one launched kernel or more, but may have run any number.
+    pub silent_graphs: u64,
     /// Kernels of the stage with their launching call.
     pub attributed: u64,
     /// Kernels that ran during the stage without a launching call in the capture.
@@ -82,6 +90,13 @@ impl StageCoverage {
     pub fn lost(&self) -> bool {
         let present = self.launched - self.missing();
         percent(present as f64, self.launched as f64).is_some_and(|pct| pct < COMPLETE_PCT)
+            || self.lost_graphs()
+    }
+
+    /// Returns true when launches of graphs are missing, with an unknown number of kernels.
+    fn lost_graphs(&self) -> bool {
+        percent(self.silent_graphs as f64, self.graphs as f64)
+            .is_some_and(|pct| pct > 100.0 - COMPLETE_PCT)
     }
 
     /// Returns true when too many kernels have no valid time.
@@ -105,7 +120,7 @@ impl StageCoverage {
 
     /// Returns true when figures over all kernels of the stage are valid.
     pub fn complete(&self) -> bool {
-        self.pct().is_none_or(|pct| pct >= COMPLETE_PCT) && !self.unknown()
+        self.pct().is_none_or(|pct| pct >= COMPLETE_PCT) && !self.lost_graphs() && !self.unknown()
     }
 }
 
@@ -143,6 +158,7 @@ fn expected(capture: &Capture, counted: &mut [StageCoverage]) {
         of_site.iter().map(|it| processes.partition_point(|known| known < it)).collect();
     let mut tails: Vec<ProcessTail> = processes.iter().map(|_| ProcessTail::default()).collect();
     let mut cursor = Cursor::default();
+    let mut are_known = false;
     for (at, (site, call)) in calls.with_sites().enumerate() {
         let untimed = untimed.get(&(at as u32)).copied().unwrap_or(0);
         let (site, has_work) = (site as usize, has_work.contains(at) || untimed > 0);
@@ -151,6 +167,7 @@ fn expected(capture: &Capture, counted: &mut [StageCoverage]) {
             continue;
         }
         let runs = running.launches(kind, &call);
+        are_known |= kind == CallKind::Kernel && running.is_captured(call.global_tid);
         let tail = &mut tails[of_site[site]];
         if kind.finishes_earlier_work() {
             tail.last_sync = Some(call.start_ns);
@@ -158,25 +175,37 @@ fn expected(capture: &Capture, counted: &mut [StageCoverage]) {
         if !runs {
             continue;
         }
-        let (kernels, recorded, whole) = match kind {
+        let launch = match kind {
             CallKind::Graph => graphs.get(&at).copied().unwrap_or_default(),
-            _ => (1, u64::from(has_work && untimed == 0), false),
+            _ => GraphLaunch {
+                expected: 1,
+                recorded: u64::from(has_work && untimed == 0),
+                ..GraphLaunch::default()
+            },
         };
-        let kernels = kernels.max(recorded + untimed);
+        let GraphLaunch { recorded, is_whole, .. } = launch;
+        let is_silent = launch.is_silent && untimed == 0;
+        let kernels = launch.expected.max(recorded + untimed);
+        are_known |= kind == CallKind::Graph && recorded + untimed > 0;
         let instance =
             cursor.at(call.global_tid, call.start_ns, |thread| capture.stages.on(thread));
         let stage = capture.stage_number(instance);
-        let launch =
-            LaunchAtEnd { start_ns: call.start_ns, stage, missing: kernels - recorded - untimed };
-        tail.add(launch, has_work || whole);
+        let missing = kernels - recorded - untimed;
+        let launch = LaunchAtEnd { start_ns: call.start_ns, stage, missing, is_silent };
+        tail.add(launch, has_work || is_whole);
         counted[stage].launched += kernels;
         counted[stage].recorded += recorded;
         counted[stage].untimed += untimed;
-        counted[stage].whole_graphs += u64::from(whole);
+        counted[stage].whole_graphs += u64::from(is_whole);
+        counted[stage].graphs += u64::from(kind == CallKind::Graph);
+        counted[stage].silent_graphs += u64::from(is_silent);
     }
     for launch in tails.iter().flat_map(ProcessTail::cut_off) {
         counted[launch.stage].cut_off += launch.missing;
+        counted[launch.stage].silent_graphs -= u64::from(launch.is_silent);
     }
+    // A graph may be empty.
+    counted.iter_mut().filter(|_| !are_known).for_each(|it| it.silent_graphs = 0);
     for (number, it) in counted.iter_mut().enumerate() {
         // Work outside every stage has no window.
         if number == 0 || it.lacks_last_few() {
@@ -200,76 +229,6 @@ fn untimed_by_call(trace: &Timeline) -> HashMap<u32, u64> {
         }
     }
     found
-}
-
-/// By launching call of a graph: expected kernels, recorded kernels, and whether it was traced as a
-/// whole.
-fn graph_launches(
-    capture: &Capture,
-    kinds: &[CallKind],
-    has_work: &CallSet,
-) -> HashMap<usize, (u64, u64, bool)> {
-    let mut graphs = Vec::new();
-    each_running(capture.trace, CallKind::Graph, |at, _| graphs.push(at));
-    if graphs.is_empty() {
-        return HashMap::default();
-    }
-    let all = capture.kernels();
-    let launched = all.filter(|(_, join)| join.has_call());
-    let nodes =
-        nodes_by_launch(launched.filter_map(|(it, join)| Some((join.call, it.graph_node?))));
-    let whole: HashSet<u32> = capture.graph_joins().map(|it| it.call).collect();
-    let ran: Vec<Option<&Vec<u64>>> = graphs.iter().map(|at| nodes.get(&(*at as u32))).collect();
-    let sizes = graph_sizes(&ran);
-    let known = kernel_nodes(capture.trace, kinds);
-    let count = |(at, (ran, size)): (&usize, (&Option<&Vec<u64>>, u64))| {
-        let graph = ran.and_then(|ran| Some((graph_of(*ran.first()?)?, ran)));
-        let graph =
-            graph.filter(|(graph, ran)| ran.iter().all(|node| graph_of(*node) == Some(*graph)));
-        let size =
-            graph.and_then(|(graph, _)| known.get(&graph)).map_or(size, |nodes| size.max(*nodes));
-        let counted = match ran {
-            Some(ran) => (size, ran.len() as u64, false),
-            None if whole.contains(&(*at as u32)) => (1, 1, true),
-            // A graph of copies alone has no kernel to lose.
-            None if has_work.contains(*at) => (0, 0, false),
-            None => (size, 0, false),
-        };
-        (*at, counted)
-    };
-    graphs.iter().zip(ran.iter().zip(sizes)).map(count).collect()
-}
-
-/// The graph id within a node id, where node ids contain it.
-fn graph_of(node: u64) -> Option<u64> {
-    Some(node >> 32).filter(|graph| *graph > 0)
-}
-
-/// Kernels of each graph instantiated from a captured one: nodes whose original was created by a
-/// kernel launch. This detects nodes missing from every replay.
-fn kernel_nodes(trace: &Timeline, kinds: &[CallKind]) -> HashMap<u64, u64> {
-    let captured = captured_nodes(&trace.graph_nodes);
-    let calls = &trace.cuda_calls;
-    let mut launches: HashMap<i64, Vec<(i64, i64)>> = HashMap::default();
-    if captured.is_empty() {
-        return HashMap::default();
-    }
-    let is_launch: Vec<bool> = kinds.iter().map(|kind| *kind == CallKind::Kernel).collect();
-    for (_, _, call) in calls.at_sites(&is_launch) {
-        launches.entry(call.global_tid).or_default().push((call.start_ns, call.end_ns));
-    }
-    let in_launch = |thread: i64, t: i64| {
-        let of_thread = launches.get(&thread).map_or(&[][..], Vec::as_slice);
-        let after = of_thread.partition_point(|(start, _)| *start <= t);
-        after > 0 && t <= of_thread[after - 1].1
-    };
-    let mut nodes: HashMap<u64, u64> = HashMap::default();
-    for (id, origin) in captured.iter().filter(|(id, origin)| **id != origin.id) {
-        if let Some(graph) = graph_of(*id).filter(|_| in_launch(origin.global_tid, origin.at_ns)) {
-            *nodes.entry(graph).or_default() += 1;
-        }
-    }
-    nodes
 }
 
 /// Counts kernels with and without their launching call by the stage in which they ran.
@@ -322,11 +281,17 @@ pub fn findings(analysis: &Analysis, trace: &Timeline) -> Vec<Finding> {
     let mut found: Vec<Finding> = Vec::new();
     for it in stages.iter().filter(|it| it.lost()) {
         let missing = it.missing();
-        let message = format!(
-            "{}: {missing} of {} launched kernels are missing from the capture.",
-            name(it),
-            it.launched
-        );
+        let place = if it.stage.is_empty() { "Outside every stage" } else { &it.stage };
+        let message = match it.lost_graphs() && it.silent_graphs == missing {
+            true => format!(
+                "{place}: nothing is recorded of {} of {} launches of graphs.",
+                it.silent_graphs, it.graphs
+            ),
+            false => format!(
+                "{place}: {missing} of {} launched kernels are missing from the capture.",
+                it.launched
+            ),
+        };
         let mut finding = Finding::new(catalogue::KERNELS_LOST, message)
             .with("stage", name(it))
             .with("launched kernels", it.launched)

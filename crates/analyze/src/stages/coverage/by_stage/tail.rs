@@ -10,6 +10,8 @@ pub struct LaunchAtEnd {
     /// Number of its stage.
     pub stage: usize,
     pub missing: u64,
+    /// A graph of which nothing is recorded.
+    pub is_silent: bool,
 }
 
 /// State of a process used to find the launches cut off by the end of the capture.

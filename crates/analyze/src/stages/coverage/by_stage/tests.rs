@@ -266,3 +266,63 @@ fn has_figures(analysis: &Analysis, stage: &str) -> bool {
         analysis.operators.rolled.iter().any(|it| it.stage == stage && it.device.is_some());
     kernels.stage_ms(stage).is_some() || busy || records || classes || operators
 }
+
+/// Kernels launched one by one next to launches of graphs, some of which have a row of their own.
+fn with_graphs(kernels: u64, captured: u64, graphs: u64, rows: u64) -> Timeline {
+    let mut trace = Timeline { ..capture("kernel 1 a 5..6 7") };
+    let template = Kernel::from(trace.kernels.get(0));
+    trace.kernels = Default::default();
+    let names =
+        ["cudaLaunchKernel", "cudaGraphLaunch", "cudaStreamBeginCapture", "cudaStreamEndCapture"];
+    let first = trace.strings.len() as u32;
+    trace.strings.extend(names.map(str::to_owned));
+    let (mut calls, mut id) = (Vec::new(), 0);
+    let mut call = |name: u32| {
+        id += 1;
+        let start_ns = 10 * id;
+        let one = capture("call 1 1 1..2").cuda_calls.iter().next().unwrap();
+        calls.push(ApiCall {
+            name: first + name,
+            correlation_id: id,
+            start_ns,
+            end_ns: start_ns + 5,
+            ..one
+        });
+        (id, start_ns)
+    };
+    if captured > 0 {
+        call(2);
+        (0..captured).for_each(|_| _ = call(0));
+        call(3);
+    }
+    let mut sketch = String::new();
+    for at in 0..graphs {
+        let (id, start) = call(1);
+        if at < rows {
+            sketch += &format!("graph {id} 1 {}..{} 7\n", start + 6, start + 8);
+        }
+    }
+    for _ in 0..kernels {
+        let (correlation_id, start_ns) = call(0);
+        let times = (start_ns + 6, start_ns + 9);
+        trace.kernels.push(Kernel {
+            correlation_id,
+            start_ns: times.0,
+            end_ns: times.1,
+            ..template
+        });
+    }
+    trace.graphs = capture(&sketch).graphs;
+    trace.cuda_calls = calls.into_iter().collect();
+    trace
+}
+
+#[test]
+fn launches_of_graphs_without_any_row_are_lost_however_many_kernels_are_recorded() {
+    let lost = |trace: &Timeline| by_stage(&Capture::of(trace)).iter().any(StageCoverage::lost);
+    assert!(lost(&with_graphs(5_000, 3, 20, 0)), "kernels were captured");
+    assert!(lost(&with_graphs(5_000, 0, 20, 10)), "other graphs have rows");
+    assert!(!lost(&with_graphs(5_000, 3, 20, 20)), "all have rows");
+    assert!(!lost(&with_graphs(5_000, 0, 20, 0)), "nothing shows that they have kernels");
+    assert!(!lost(&with_graphs(5_000, 3, 0, 0)));
+}

@@ -61,7 +61,8 @@ findings! {
         fires_on: "kernels of the capture have no launching call",
         advice: "Trace the CUDA API as well, from the start of the process.";
     KERNELS_LOST = "kernels_lost", [Critical],
-        fires_on: "fewer than 99 % of a stage's launches have their kernel in the capture",
+        fires_on: "fewer than 99 % of a stage's launches have their kernel in the capture, or \
+                   fewer than 99 % of its launches of graphs any work, where graphs have kernels",
         advice: "Export or record again with a newer nsys; the stage's kernel figures are \
                  withheld.";
     CALLS_UNKNOWN = "calls_unknown", [Info],
