@@ -7,9 +7,14 @@
 //! 2007).
 //!
 //! The first of at least two instances of a stage in a process is cold when all of these hold:
-//! 1. it takes at least 1.5 times the median of the later ones;
+//! 1. it takes at least 1.5 times the median of the later ones, from its start, or from the end of
+//!    the work that it queued behind, to the end of its work ([`stage_spans`]);
 //! 2. device time explains at most half of the difference, so it is not a larger request;
 //! 3. it is the first to launch some kernel, or loads, compiles or allocates more than the others.
+//!
+//! An instance with more tokens is larger: the median counts times the ratio of the tokens, and
+//! times its square if the instance reads prompts, since attention is quadratic (Vaswani et al.,
+//! "Attention Is All You Need", NeurIPS 2017, table 1).
 //!
 //! Without traced CUDA calls, 2 and 3 are unknown, and it must take at least 10 times the median.
 
@@ -22,15 +27,22 @@ use llmprof_core::{
         finding::{Finding, catalogue},
         units::Nanos,
     },
-    trace::{runtime_call::CallKind, timeline::process_of},
+    trace::{
+        engine_steps::{StepClass, StepCounts},
+        runtime_call::CallKind,
+        timeline::process_of,
+    },
 };
 
 use crate::{
     stages::in_sentence,
     timeline::{
         capture::{Capture, Join},
+        interval::Interval,
         launches::Cursor,
-        open_ranges::{NONE, StageInstance},
+        open_ranges::NONE,
+        stage_spans::stage_spans,
+        steps::Step,
     },
 };
 
@@ -63,6 +75,48 @@ struct InstanceActivity {
     device_ns: i64,
     warmup_calls: u64,
     first_kernels: usize,
+    size: InstanceSize,
+}
+
+/// Tokens of the steps of an instance.
+#[derive(Debug, Clone, Copy)]
+struct InstanceSize {
+    /// `None` where the tokens of a step are unknown.
+    tokens: Option<u64>,
+    reads_prompts: bool,
+}
+
+impl Default for InstanceSize {
+    fn default() -> Self {
+        Self { tokens: Some(0), reads_prompts: false }
+    }
+}
+
+impl InstanceSize {
+    fn add(&mut self, step: &Step) {
+        let StepCounts { requests, prefill, decode, .. } = step.counts;
+        let reads_prompts = matches!(step.class, Some(StepClass::Prefill | StepClass::Mixed));
+        let decoded = decode.tokens.or(decode.requests).or(requests);
+        let tokens = match reads_prompts {
+            true => prefill.tokens.map(|it| it.saturating_add(decode.requests.unwrap_or(0))),
+            false => decoded,
+        };
+        self.tokens = self.tokens.zip(tokens).map(|(sum, more)| sum.saturating_add(more));
+        self.reads_prompts |= reads_prompts;
+    }
+
+    /// The least growth of the time that its tokens may explain; 1 where they are unknown.
+    fn growth_over(self, later: &[InstanceActivity]) -> f64 {
+        let tokens: Option<Vec<i64>> =
+            later.iter().map(|it| it.size.tokens.map(|it| it as i64)).collect();
+        let median = tokens.map_or(0, median_of);
+        let ratio = self.tokens.map_or(1.0, |it| it as f64 / median as f64);
+        match ratio.is_finite() && ratio > 1.0 {
+            true if self.reads_prompts => ratio * ratio,
+            true => ratio,
+            false => 1.0,
+        }
+    }
 }
 
 /// Finds cold first instances and relabels them as warm-up.
@@ -100,7 +154,7 @@ pub fn mark(capture: &mut Capture) -> Vec<ColdInstance> {
 fn is_cold(first: InstanceActivity, later: &[InstanceActivity], ranges_only: bool) -> bool {
     let wall = median(later, |it| it.wall_ns);
     let ratio = if ranges_only { COLD_RATIO_RANGES_ONLY } else { COLD_RATIO };
-    if (first.wall_ns as f64) < ratio * wall as f64 {
+    if (first.wall_ns as f64) < ratio * first.size.growth_over(later) * wall as f64 {
         return false;
     }
     let longer_on_device = first.device_ns - median(later, |it| it.device_ns);
@@ -111,7 +165,10 @@ fn is_cold(first: InstanceActivity, later: &[InstanceActivity], ranges_only: boo
 }
 
 fn median(instances: &[InstanceActivity], field: fn(&InstanceActivity) -> i64) -> i64 {
-    let mut values: Vec<i64> = instances.iter().map(field).collect();
+    median_of(instances.iter().map(field).collect())
+}
+
+fn median_of(mut values: Vec<i64>) -> i64 {
     values.sort_unstable();
     let (low, high) = (values[(values.len() - 1) / 2], values[values.len() / 2]);
     low + (high - low) / 2
@@ -119,11 +176,15 @@ fn median(instances: &[InstanceActivity], field: fn(&InstanceActivity) -> i64) -
 
 /// The activity of each instance, by index.
 fn instance_activity(capture: &Capture) -> Vec<InstanceActivity> {
-    let wall = |it: &StageInstance| InstanceActivity {
-        wall_ns: it.end_ns - it.start_ns,
-        ..InstanceActivity::default()
-    };
-    let mut activity: Vec<InstanceActivity> = capture.stages.instances.iter().map(wall).collect();
+    let wall =
+        |it: &Interval| InstanceActivity { wall_ns: it.1 - it.0, ..InstanceActivity::default() };
+    let mut activity: Vec<InstanceActivity> = stage_spans(capture).iter().map(wall).collect();
+    for step in &capture.stages.steps {
+        let instance = capture.stages.at(step.place, step.start_ns);
+        if let Some(it) = instance.and_then(|it| activity.get_mut(it as usize)) {
+            it.size.add(step);
+        }
+    }
     let (first, warmup) =
         rayon::join(|| add_kernels(capture, &mut activity), || warmup_calls(capture));
     for (_, instance) in first.values() {
@@ -182,11 +243,12 @@ pub fn findings(cold: &[ColdInstance]) -> Vec<Finding> {
     let finding = |it: &ColdInstance| {
         let times = it.ms / it.median_ms;
         let message = format!(
-            "The first instance of {} was cold: it took {} ms, {} times the median of later ones, \
-             and counts as warm-up.",
+            "The first instance of {} was cold: it took {} ms, {} times the {}, and counts as \
+             warm-up.",
             in_sentence(&it.stage),
             figure(it.ms),
-            figure(times)
+            figure(times),
+            if it.later_instances == 1 { "later one" } else { "median of later ones" }
         );
         Finding::new(catalogue::COLD_FIRST_INSTANCE, message)
             .with("stage", &it.stage)
@@ -285,6 +347,46 @@ mod tests {
             cold_of(&sketch)
         };
         assert_eq!((ranges(900), ranges(1100)), (0, 1));
+    }
+
+    /// Steps of these names and times on the host, the first of which launches for the first time.
+    fn cold_steps(steps: &[(&str, i64, i64)]) -> usize {
+        let step = |(at, (name, start, end)): (usize, &(&str, i64, i64))| {
+            let (id, launch) = (at + 1, start + 1);
+            format!(
+                "range 1 {name} {start}..{end}\ncall 1 {id} {launch}..{}\nkernel {id} a {}..{} 7",
+                launch + 1,
+                launch + 2,
+                launch + 12
+            )
+        };
+        let sketch: Vec<String> = steps.iter().enumerate().map(step).collect();
+        cold_of(&sketch.join("\n"))
+    }
+
+    #[test]
+    fn a_first_step_of_more_tokens_is_not_cold_by_what_they_may_take() {
+        let prefill = |tokens: u64| format!("execute_context_1({tokens})_generation_0(0)");
+        let (long, short) = (prefill(4000), prefill(2000));
+        let first = |ns: i64, name: &str| {
+            let after = [(short.as_str(), 10_000, 10_100), (short.as_str(), 20_000, 20_100)];
+            cold_steps(&[&[(name, 0, ns)][..], &after].concat())
+        };
+        assert_eq!((first(390, &long), first(390, &short)), (0, 1));
+        assert_eq!(first(700, &long), 1, "four times the time at most");
+        let decode =
+            |requests: u64| format!("execute_context_0(0)_generation_{requests}({requests})");
+        let (many, few) = (decode(64), decode(8));
+        assert_eq!(cold_steps(&[(&many, 0, 800), (&few, 1_000, 1_100), (&few, 2_000, 2_100)]), 0);
+    }
+
+    #[test]
+    fn the_time_of_a_first_instance_starts_after_the_work_that_it_queued_behind() {
+        // The host waits in the first decode for the prefill before it.
+        let sketch = "range 1 prefill 0..10\ncall 1 1 1..2\nkernel 1 a 3..1000 7
+            range 1 decode 20..1100\ncall 1 2 21..22\nkernel 2 b 1001..1101 7
+            range 1 decode 1200..1300\ncall 1 3 1201..1202\nkernel 3 b 1203..1303 7";
+        assert_eq!(cold_of(sketch), 0);
     }
 
     fn cold_of(sketch: &str) -> usize {
