@@ -52,6 +52,8 @@ pub struct StageWalls {
     covered_ns: i64,
     /// First start and last end of all stages.
     covered: Option<Interval>,
+    /// True without calls of the host: which stage launched work is unknown.
+    is_work_unknown: bool,
 }
 
 /// The wall time of all stages; none where only a part of the capture counts.
@@ -83,6 +85,7 @@ pub fn stage_walls(capture: &Capture) -> StageWalls {
         window,
         covered_ns: covered_ns_of_all,
         covered,
+        is_work_unknown: capture.trace.cuda_calls.is_empty(),
     }
 }
 
@@ -92,11 +95,14 @@ pub fn stage_shares(walls: &StageWalls, kernels: &[StageKernels]) -> Vec<StageSh
         return vec![];
     };
     let whole = last - first;
+    let is_unknown = walls.is_work_unknown && !kernels.is_empty();
     let device = |stage: &str| match kernels.iter().find(|it| it.stage == stage) {
+        _ if is_unknown => None,
         Some(it) => it.busy_ms,
         None => Some(0.0),
     };
     let total: Option<f64> = kernels.iter().map(|it| it.busy_ms).sum();
+    let total = total.filter(|_| !is_unknown);
     let row =
         |stage: &str, instances: Option<u64>, wall_ns: i64, device_ms: Option<f64>| StageShare {
             stage: stage.to_owned(),
@@ -152,5 +158,14 @@ mod tests {
         ];
         assert_eq!(rows, expected.map(|it| (it.0.to_owned(), it.1, it.2, it.3)));
         assert!(of("range 1 other 0..10").is_empty());
+    }
+
+    #[test]
+    fn without_calls_the_stage_of_work_is_unknown() {
+        let trace = capture("range 1 prefill 0..10\nkernel 1 a 2..8 7");
+        let capture = Capture::of(&trace);
+        let rows = stage_shares(&stage_walls(&capture), &kernels(&capture).stages);
+        let device: Vec<_> = rows.iter().map(|it| (it.device_ms, it.device_share_pct)).collect();
+        assert_eq!(device, [(None, None); 2]);
     }
 }

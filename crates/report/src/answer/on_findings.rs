@@ -87,3 +87,11 @@ pub fn why_unended(findings: &[Finding]) -> Option<String> {
     };
     findings.iter().find(is_reason).map(text)
 }
+
+/// The remedy for a capture without ranges, of its engine and profiler.
+pub fn why_no_stages(findings: &[Finding]) -> &str {
+    let ids = [catalogue::NO_STAGES, catalogue::COMMAND_WITHOUT_STAGES];
+    let found = findings.iter().find(|it| is_one_of(it, &ids));
+    let advice = found.and_then(|it| it.advice.as_deref());
+    advice.unwrap_or("Have the program open ranges called prefill and decode_step.")
+}

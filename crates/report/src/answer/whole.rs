@@ -12,7 +12,7 @@ use llmprof_core::trace::{command::Timed, runtime_call::without_version};
 use super::{
     AnswerRecords,
     cited::{Cited, Row},
-    on_findings::{why_nothing_ran, why_unended, why_untimed},
+    on_findings::{why_no_stages, why_nothing_ran, why_unended, why_untimed},
 };
 use crate::format::{count, share, short_name};
 
@@ -169,9 +169,7 @@ pub fn unknown(records: &AnswerRecords) -> Option<String> {
     };
     let names: Vec<String> = records.ranges.iter().take(RANGES).map(name).collect();
     let remedy = match names.as_slice() {
-        [] => "The capture has no ranges: have the program open NVTX ranges called prefill and \
-               decode_step."
-            .to_owned(),
+        [] => why_no_stages(records.findings).to_owned(),
         names => format!(
             "Name the ranges that are: `--stage prefill=RANGE`, or `stage` of an import. \
              Longest ranges: {}.",

@@ -8,12 +8,14 @@ pub enum Category {
     Call,
     Operator,
     Range,
+    /// The work of a range on a stream.
+    DeviceRange,
     Frame,
     /// Own work of the profiler.
     Overhead,
     /// Target of a wait, whose call is another event.
     Wait,
-    /// Known, and recorded by other events, too: flows, annotations of the device.
+    /// Known, and recorded by other events, too: flows.
     Redundant,
     Unknown,
 }
@@ -28,11 +30,11 @@ impl Category {
             "cuda_runtime" | "cuda_driver" | "Runtime" => Self::Call,
             "cpu_op" | "Operator" => Self::Operator,
             "user_annotation" => Self::Range,
+            "gpu_user_annotation" => Self::DeviceRange,
             "python_function" => Self::Frame,
             "overhead" => Self::Overhead,
             "cuda_sync" => Self::Wait,
-            "gpu_user_annotation"
-            | "ac2g"
+            "ac2g"
             | "async_cpu_to_gpu"
             | "async_gpu"
             | "fwdbwd"

@@ -63,11 +63,12 @@ impl Merged {
         &mut self,
         path: &Path,
         header: &Header,
-        rows: FileRows,
+        mut rows: FileRows,
         tables: &mut Tables,
     ) -> Result<(), ParseError> {
         let foreign = |what: String| ParseError::Foreign { path: path.into(), what };
         if let Some(processes) = several_processes(&rows) {
+        rows.add_device_ranges();
             return Err(foreign(format!(
                 "work of several processes ({processes}) in one trace, as in a merged one; import \
                  the trace of each process as a file of its own, without merged ones"
@@ -98,8 +99,7 @@ impl Merged {
         }
         let file = self.facts.len();
         self.facts.push(FileFacts::of(path, header, &rows));
-        let pid = rows.calling.iter().next().or_else(|| rows.hosts.iter().min()).copied();
-        let pid = pid.unwrap_or(0);
+        let pid = rows.main_process();
         let wanted = rows.label(pid).map_or(Some(pid), last_number).unwrap_or(0);
         let process = free_number(wanted, &mut self.processes) << BITS;
         let place = process_rank(header, file);

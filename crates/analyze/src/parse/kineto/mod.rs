@@ -8,6 +8,7 @@
 mod category;
 mod collectives;
 mod copies;
+mod device_ranges;
 mod event;
 mod execution_details;
 mod findings;

@@ -18,6 +18,7 @@ use serde_json::value::RawValue;
 use super::{
     category::Category,
     collectives::FileCollectives,
+    device_ranges::DeviceRanges,
     event::{EventFields, Integer, ProcessId},
     launch_args::LaunchArgsTable,
     number::{has_decimals, nanos},
@@ -83,6 +84,7 @@ pub struct FileRows {
     pub ranges: Vec<Range>,
     pub(super) open_pairs: OpenPairs,
     range_sites: RangeSites,
+    pub(super) device_ranges: DeviceRanges,
     pub operators: Vec<HostRow>,
     pub frames: Vec<HostRow>,
     pub overheads: Vec<(i64, i64)>,
@@ -171,6 +173,10 @@ impl FileRows {
                 let row = self.host(&event, at, known.index(name, dims, types, values));
                 self.operators.push(row);
             }
+            Category::DeviceRange => {
+                let id = self.small(event.args.0.external_id);
+                self.device_ranges.add(name, id, at);
+            }
             Category::Frame => {
                 let row = self.host(&event, at, strings.index(name));
                 self.frames.push(row);
@@ -236,6 +242,11 @@ impl FileRows {
         let pid = self.process(&event.pid);
         let thread = (pid, self.number(event.tid).unwrap_or(0));
         self.hosts.insert(pid);
+        self.thread_of(thread)
+    }
+
+    /// Number of a thread, given as process and thread as written.
+    pub(super) fn thread_of(&mut self, thread: (i64, i64)) -> u32 {
         *self.thread_index.entry(thread).or_insert_with(|| {
             self.threads.push(thread);
             self.threads.len() as u32 - 1
@@ -337,20 +348,36 @@ impl FileRows {
 
     /// Adds a range; without an end if none is recorded.
     pub(super) fn range(&mut self, event: &EventFields, times: (i64, Option<i64>), name: &str) {
-        // The profiler numbers its steps; instances of one range share a name.
-        let name = if name.starts_with("ProfilerStep#") { "ProfilerStep" } else { name };
+        let name = range_name(name);
         self.collectives.range(name);
-        let global_tid = i64::from(self.thread(event));
+        let thread = self.thread(event);
+        self.range_on(thread, times, name);
+    }
+
+    /// Adds a range on a thread of this file.
+    pub(super) fn range_on(&mut self, thread: u32, times: (i64, Option<i64>), name: &str) {
+        let global_tid = i64::from(thread);
         let label = RangeLabel { domain: String::new(), name: name.to_owned() };
         let label = self.range_sites.label(label);
         let site = self.range_sites.site(&label, (global_tid, true));
         self.ranges.push(Range::at(site, times));
     }
 
+    /// The process that launches, else the first.
+    pub fn main_process(&self) -> i64 {
+        let pid = self.calling.iter().next().or_else(|| self.hosts.iter().min());
+        pid.copied().unwrap_or(0)
+    }
+
     /// True where `External id` names operators: in 1.13 that of a kernel is its correlation id.
     pub fn has_operator_ids(&self) -> bool {
         self.external_ids.iter().any(|(correlation, external)| correlation != external)
     }
+}
+
+/// The profiler numbers its steps; instances of one range share a name.
+pub(super) fn range_name(name: &str) -> &str {
+    if name.starts_with("ProfilerStep#") { "ProfilerStep" } else { name }
 }
 
 /// Direction of a copy: `Memcpy HtoD (Pageable -> Device)`.

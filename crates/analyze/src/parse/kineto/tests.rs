@@ -28,7 +28,7 @@ fn read_text(text: &str) -> Result<Timeline, String> {
 }
 
 /// A trace with these events and no header.
-fn trace(events: &[&str]) -> Timeline {
+pub fn trace(events: &[&str]) -> Timeline {
     read_text(&format!(r#"{{"traceEvents": [{}]}}"#, events.join(","))).unwrap()
 }
 
@@ -139,7 +139,7 @@ fn whole_microseconds_are_a_finding() {
 }
 
 #[test]
-fn ranges_are_annotations_of_the_host_alone() {
+fn ranges_are_annotations_of_the_host() {
     let range = |cat: &str, name: &str| {
         format!(
             r#"{{"ph": "X", "cat": "{cat}", "name": "{name}", "pid": 5, "tid": 6, "ts": 1,
