@@ -340,8 +340,10 @@ impl Analysis {
 
     /// Adds all findings, worst first.
     fn add_findings(&mut self, trace: &Trace) {
+        // Rules read the findings so far.
+        let by_rules = findings::findings(self, trace);
         let mut found = std::mem::take(&mut self.findings);
-        found.extend(findings::findings(self, trace));
+        found.extend(by_rules);
         found.extend(command::findings(self, trace));
         found.extend(requests::findings(&self.requests));
         found.extend(requests::window_findings(self, trace));

@@ -32,7 +32,7 @@ impl Analysis {
     }
 
     /// True for an import of captures of graphs without a window that replays them.
-    fn is_graph_capture(&self) -> bool {
+    pub(crate) fn is_graph_capture(&self) -> bool {
         self.findings.iter().any(|it| it.id == catalogue::GRAPH_CAPTURE_ALONE)
     }
 

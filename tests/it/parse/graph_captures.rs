@@ -139,6 +139,11 @@ fn a_capture_alone_says_what_to_add() {
     assert!(analysis.kernels.records.is_empty() && analysis.operators.by_path.is_empty());
     let no_stages = analysis.findings.iter().find(|it| it.id == "no_stages").unwrap();
     assert!(no_stages.message.contains("capture of a graph"), "{}", no_stages.message);
+    for it in &analysis.findings {
+        let advice = it.advice.as_deref().unwrap_or_default();
+        let is_of_window = ["activities=", "record_function"].map(|it| advice.contains(it));
+        assert_eq!(is_of_window, [false; 2], "{}: {advice}", it.id);
+    }
 }
 
 /// Kernels and their time of a decode step by operator.

@@ -86,7 +86,9 @@ fn no_stages(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let (message, advice) = analysis.why_no_stages();
     let found = Finding::new(catalogue::NO_STAGES, message.to_owned()).advise(advice);
     vec![match analysis.subject {
-        SubjectKind::Import => with_engine(with_reasons(found, trace), trace),
+        SubjectKind::Import if !analysis.is_graph_capture() => {
+            with_engine(with_reasons(found, trace), trace)
+        }
         _ => found,
     }]
 }

@@ -39,9 +39,9 @@ fn points(
     let found = |point: &RooflinePoint| {
         let weight = point.share_pct.filter(|share| *share >= MATTERS_PCT)?;
         let (predicate, rows) = detect(point)?;
-        let found =
-            Finding::new(id, format!("{} in {} {predicate}.", point.kernel_name, point.stage))
-                .with("share of the stage's kernel time", format!("{weight:.1} %"));
+        let stage = in_sentence(&point.stage);
+        let found = Finding::new(id, format!("{} in {stage} {predicate}.", point.kernel_name))
+            .with("share of the stage's kernel time", format!("{weight:.1} %"));
         let has_full_name = !["", &point.kernel_name].contains(&point.full_name.as_str());
         let found = if has_full_name { found.with("kernel", &point.full_name) } else { found };
         let found = rows.into_iter().fold(found, |found, (name, value)| found.with(name, value));

@@ -50,8 +50,11 @@ fn stage_dominates(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     }
     let unequal = longer.ms.n != shorter.ms.n;
     let of_all = if unequal { " over all measured instances" } else { "" };
-    let message =
-        format!("{} takes {times:.1} times as long as {}{of_all}.", longer.stage, shorter.stage);
+    let message = format!(
+        "{} takes {times:.1} times as long as {}{of_all}.",
+        in_sentence(&longer.stage),
+        in_sentence(&shorter.stage)
+    );
     let mut found = Finding::new(catalogue::STAGE_DOMINATES, message).with("stage", &longer.stage);
     for row in [longer, shorter] {
         found = found.with(&format!("{} ms", row.stage), format!("{:.3}", row.ms.mean));

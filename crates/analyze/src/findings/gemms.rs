@@ -9,6 +9,7 @@ use super::Rule;
 use crate::{
     Analysis,
     kernels::gemms::{GemmRecord, OPERATOR},
+    stages::in_sentence,
 };
 
 /// A GEMM matters from this share of its stage's GEMMs by operations, percent.
@@ -50,8 +51,10 @@ fn shape(it: &GemmRecord) -> String {
 fn gemm_small(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let found = |(it, share): (&GemmRecord, f64)| {
         let message = format!(
-            "GEMMs with m = {} are {share:.0} % of the GEMMs of {} by operations.",
-            it.m, it.stage
+            "GEMMs with m = {} are {share:.0} % of the GEMMs of {} with known shapes, by \
+             operations.",
+            it.m,
+            in_sentence(&it.stage)
         );
         Finding::new(catalogue::GEMM_SMALL, message)
             .with("m x n x k", shape(it))
@@ -72,8 +75,8 @@ fn filled(it: &GemmRecord) -> f64 {
 fn gemm_tiles_unfilled(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let found = |(it, share): (&GemmRecord, f64)| {
         let tile = it.tile.clone().unwrap_or_else(|| format!("{TILE} x {TILE}"));
-        let message =
-            format!("A GEMM in {} fills {:.0} % of its {tile} tiles.", it.stage, filled(it));
+        let stage = in_sentence(&it.stage);
+        let message = format!("A GEMM in {stage} fills {:.0} % of its {tile} tiles.", filled(it));
         Finding::new(catalogue::GEMM_TILES_UNFILLED, message)
             .with("m x n x k", shape(it))
             .with("calls", it.calls)

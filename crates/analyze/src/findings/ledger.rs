@@ -108,7 +108,8 @@ pub fn advice(row: &LedgerRow) -> Option<&'static str> {
              scheduling), and keep sampled tokens on the device.",
         );
     }
-    catalogue::named(&format!("ledger_{}", row.cause.as_str()))?.advice
+    let of_work = row.cause.remedy_by(row.largest.as_deref());
+    of_work.or_else(|| catalogue::named(&format!("ledger_{}", row.cause.as_str()))?.advice)
 }
 
 /// The largest kernels of a row with their time, and the evidence of their largest member.

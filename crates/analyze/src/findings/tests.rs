@@ -261,6 +261,22 @@ fn gemms_that_fill_few_tiles_are_reported() {
         (gemm(129, 1280, 50.0), no_trace()),
         (gemm(128, 1280, 50.0), no_trace()),
     );
+    let mut whole = gemm(1, 1280, 50.0);
+    whole.gemms.records[0].stage = String::new();
+    let found = fires("gemm_small", (whole, no_trace()), (gemm(1, 1280, 2.0), no_trace()));
+    assert!(found.message.contains("the GEMMs of the recording with"), "{}", found.message);
+}
+
+#[test]
+fn time_in_sends_and_receives_is_the_bubble_of_a_pipeline() {
+    let advice = |largest: &str| {
+        let mut analysis = with_cause(LedgerCause::Collectives, 2 * MS);
+        analysis.ledger.rows[0].largest = Some(largest.into());
+        let found = findings(&analysis, &no_trace()).into_iter();
+        found.filter(|it| it.id == "ledger_collectives").find_map(|it| it.advice).unwrap()
+    };
+    assert!(advice("ncclDevKernel_SendRecv").contains("pipeline"));
+    assert!(advice("ncclDevKernel_AllReduce_Sum_bf16_RING_LL").starts_with("Overlap"));
 }
 
 #[test]
@@ -299,7 +315,7 @@ fn the_stage_with_more_time_over_all_instances_dominates() {
     let found = fires("stage_dominates", decode_steps(256), decode_steps(5));
     assert_eq!(
         found.message,
-        "decode_all takes 51.6 times as long as prefill over all measured instances."
+        "decode takes 51.6 times as long as prefill over all measured instances."
     );
     assert_eq!(found.evidence["decode_all instances"], "256");
 }

@@ -1,6 +1,6 @@
 //! The causes of the ledger: floor, reasons for the time above it, and what no evidence explains.
 
-use llmprof_core::domain::named_values::named_values;
+use llmprof_core::{domain::named_values::named_values, trace::collectives::CollectiveKind};
 
 use crate::timeline::activity;
 
@@ -74,6 +74,18 @@ impl LedgerCause {
 
     /// Name of a graph that was traced as a whole, among the kernels of members and rows.
     pub const WHOLE_GRAPH: &str = activity::WHOLE_GRAPH;
+
+    /// The remedy for a row whose largest kernel shows more than the cause: sends and receives are
+    /// between the stages of a pipeline, and their time is its bubble.
+    pub fn remedy_by(self, largest: Option<&str>) -> Option<&'static str> {
+        let is_collective =
+            matches!(self, Self::CollectiveWait | Self::CollectiveTransfer | Self::Collectives);
+        let kind = largest.filter(|_| is_collective).and_then(CollectiveKind::of_kernel);
+        (kind == Some(CollectiveKind::SendReceive)).then_some(
+            "It is the bubble of a pipeline, whose stages send and receive: keep more batches in \
+             flight than it has stages, and divide the layers so that all stages take as long.",
+        )
+    }
 
     /// True for time that the recording adds, or whose reason lies before it.
     pub const fn is_of_recording(self) -> bool {

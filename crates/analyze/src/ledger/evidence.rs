@@ -6,6 +6,7 @@ use llmprof_core::trace::{counter::CounterValues, environment::Gpu, gpu_metrics:
 
 use super::{
     LedgerInput,
+    rows::is_of_amd,
     sampled_values::{LaunchValue, SampledLaunch, sampled_launches},
 };
 use crate::{
@@ -56,13 +57,15 @@ pub struct Waves {
     /// True if the number of blocks per SM is unknown and 1 is assumed, of a grid with fewer blocks
     /// than SMs: `count` is then an upper bound.
     pub by_grid: bool,
+    /// The maker's word for the units that blocks run on.
+    pub units: &'static str,
 }
 
 impl Waves {
     pub fn text(self) -> String {
         let share = format!("{:.1} %", self.count * 100.0);
         match (self.count < 1.0, self.by_grid) {
-            (true, true) => format!("blocks on {share} of the SMs at most"),
+            (true, true) => format!("blocks on {share} of the {} at most", self.units),
             (true, false) => format!("{share} of the blocks that the GPU can hold"),
             (false, _) => format!("{:.2} waves of blocks", self.count),
         }
@@ -133,6 +136,7 @@ pub struct KernelEvidence<'a> {
     stage_samples: BTreeMap<&'a str, u64>,
     tile_fill: &'a TileFills,
     gpu: Option<&'a Gpu>,
+    units: &'static str,
     datasheet_bytes: Option<f64>,
 }
 
@@ -155,6 +159,7 @@ impl<'a> KernelEvidence<'a> {
             stage_samples,
             tile_fill: &input.tile_fill,
             gpu,
+            units: if is_of_amd(input) { "CUs" } else { "SMs" },
             datasheet_bytes: input.ceilings.datasheet_bytes(),
         }
     }
@@ -250,13 +255,13 @@ impl<'a> KernelEvidence<'a> {
         let resident = values.theoretical_occupancy_pct? / 100.0 * f64::from(warps_per_sm);
         let blocks_per_sm = (ratio(resident, warps)?).round().max(1.0);
         let count = ratio(count(grid), blocks_per_sm * f64::from(sms))?;
-        Some(Waves { count, by_grid: false })
+        Some(Waves { count, by_grid: false, units: self.units })
     }
 
     /// A grid with fewer blocks than SMs leaves SMs without one, whatever a block needs.
     fn few_blocks(&self, grid: [u32; 3]) -> Option<Waves> {
         let count = ratio(count(grid), f64::from(self.gpu?.sm_count?)).filter(|it| *it < 1.0)?;
-        Some(Waves { count, by_grid: true })
+        Some(Waves { count, by_grid: true, units: self.units })
     }
 }
 

@@ -33,7 +33,7 @@ pub struct StageRows<'a> {
 }
 
 /// True for a trace with calls of HIP.
-fn is_of_amd(input: &LedgerInput) -> bool {
+pub fn is_of_amd(input: &LedgerInput) -> bool {
     let Some(nsys) = input.nsys.filter(|it| it.tool == TimelineTool::Pytorch) else { return false };
     let mut sites = nsys.cuda_calls.sites().iter();
     sites.any(|(name, _)| nsys.strings[*name as usize].starts_with("hip"))

@@ -17,7 +17,7 @@ use super::{
     coverage::{GpuSampleCoverage, SampleProblem},
     figures::SampledStage,
 };
-use crate::{stats::percent, timeline::interval::Interval};
+use crate::{stages::in_sentence, stats::percent, timeline::interval::Interval};
 
 /// Ids of findings on samples that are missing: the run is partial.
 const LOSSES: [FindingId; 8] = [
@@ -251,7 +251,8 @@ pub fn too_few(stages: &[SampledStage]) -> Vec<Finding> {
     let finding = |it: &SampledStage| {
         let message = format!(
             "{}: too few samples of GPU {} have work of this stage alone; it has no sampled means.",
-            it.stage, it.device
+            in_sentence(&it.stage),
+            it.device
         );
         Finding::new(catalogue::GPU_METRICS_TOO_FEW, message)
             .with("kernel time", format!("{:.3} ms", it.kernel_ms))
@@ -313,7 +314,8 @@ pub fn unresolved(stages: &[SampledStage]) -> Vec<Finding> {
         }
         let message = format!(
             "{}: sampled metrics of GPU {} resolve less than 90 % of the kernel time.",
-            stage.stage, stage.device
+            in_sentence(&stage.stage),
+            stage.device
         );
         let finding =
             Finding::new(catalogue::GPU_METRICS_UNRESOLVED, message).with("samples", stage.samples);

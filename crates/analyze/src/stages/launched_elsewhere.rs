@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
     domain::finding::{Finding, catalogue},
-    trace::timeline::process_of,
+    trace::{engine_steps::IDLE, framework::TimelineTool, timeline::process_of},
 };
 
 use crate::{
@@ -67,8 +67,10 @@ fn all_joins(capture: &Capture) -> impl Iterator<Item = Join> {
 fn idle_stages(capture: &Capture) -> BTreeSet<usize> {
     let stages = &capture.stages;
     let instances = stages.instances.iter().enumerate();
+    // A step without requests needs no work.
+    let needs_work = |stage: &str| is_measured(stage) && stage != IDLE;
     let measured =
-        instances.filter(|(at, it)| it.start_ns < it.end_ns && is_measured(stages.label(*at)));
+        instances.filter(|(at, it)| it.start_ns < it.end_ns && needs_work(stages.label(*at)));
     let mut idle: BTreeSet<usize> = measured.map(|(_, it)| it.label).collect();
     if !idle.is_empty() {
         for it in all_joins(capture) {
@@ -116,10 +118,16 @@ pub fn findings(elsewhere: &BTreeMap<String, u64>, capture: &Capture) -> Vec<Fin
         Finding::new(catalogue::STAGE_LAUNCHED_ELSEWHERE, message)
             .with("stage", stage)
             .with("launched by other threads", kernels)
-            .advise(
-                "Open the range on the thread that launches the work, or use start/end ranges \
-                 (nvtxRangeStart), which are open on all threads of the process.",
-            )
+            .advise(match capture.trace.tool {
+                TimelineTool::Nsys => {
+                    "Open the range on the thread that launches the work, or use start/end ranges \
+                     (nvtxRangeStart), which are open on all threads of the process."
+                }
+                TimelineTool::Pytorch => {
+                    "Open the range on the thread that launches the work: record_function counts \
+                     on its own thread alone."
+                }
+            })
     };
     let hidden = |((inner, outer), count): (&(usize, usize), &u64)| {
         let [inner, outer] = [inner, outer].map(|label| &capture.stages.labels[*label]);
@@ -184,6 +192,9 @@ mod tests {
         let unknown = of(&format!("{sketch}\nkernel 3 c 25..29 7"));
         assert!(ids(&unknown).is_empty());
         assert!(ids(&of("range 1 prefill 0..20")).is_empty(), "the capture has no work");
+        let idle = "execute_context_0(0)_generation_0(0)";
+        let with_idle = sketch.replace("range 1 decode_all", &format!("range 1 {idle}"));
+        assert!(ids(&of(&with_idle)).is_empty(), "a step without requests needs no work");
     }
 
     #[test]
