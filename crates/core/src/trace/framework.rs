@@ -3,6 +3,8 @@
 //! Calls are packed: a capture holds millions of a few thousand signatures. Signatures are as
 //! recorded; FLOPs and bytes are derived by the analysis.
 
+use super::timeline::process_of;
+
 /// The profiler that recorded a timeline.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum TimelineTool {
@@ -20,8 +22,6 @@ impl TimelineTool {
             Self::Pytorch => "PyTorch profiler",
         }
     }
-}
-
 
     /// Ranges that a program opens and this profiler records.
     pub const fn ranges(self) -> &'static str {
@@ -30,6 +30,8 @@ impl TimelineTool {
             Self::Pytorch => "ranges by torch.profiler.record_function",
         }
     }
+}
+
 /// Name, operand shapes and operand types of calls.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OperatorSignature {
@@ -105,12 +107,15 @@ impl FrameworkCalls {
         (0..self.rows.len()).map(|at| self.get(at))
     }
 
-    /// Moves all calls by `by` nanoseconds.
-    pub fn shift(&mut self, by: i64) {
+    /// Moves the calls of each process by a number of nanoseconds.
+    pub fn shift(&mut self, by: impl Fn(i64) -> i64) {
+        let of_thread: Vec<i64> = self.threads.iter().map(|it| by(process_of(*it))).collect();
         for row in &mut self.rows {
+            let by = of_thread[row.thread as usize];
             (row.start_ns, row.end_ns) = (row.start_ns + by, row.end_ns + by);
         }
-        for (_, start_ns, end_ns) in &mut self.overheads {
+        for (process, start_ns, end_ns) in &mut self.overheads {
+            let by = by(*process);
             (*start_ns, *end_ns) = (*start_ns + by, *end_ns + by);
         }
     }
@@ -165,7 +170,7 @@ mod tests {
             signature: 3,
         };
         [call(1, 9), call(2, 8), call(3, 9)].into_iter().for_each(|it| calls.push(it));
-        calls.shift(10);
+        calls.shift(|_| 10);
         assert_eq!(calls.iter().collect::<Vec<_>>(), [call(11, 9), call(12, 8), call(13, 9)]);
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Ranks on several hosts may share process ids, and each may call its GPU device 0.
 
-use std::{cmp::Reverse, collections::BTreeSet, path::Path};
+use std::{cmp::Reverse, path::Path};
 
 use foldhash::{HashMap, HashSet};
 use llmprof_core::trace::{
@@ -13,7 +13,7 @@ use llmprof_core::trace::{
     kernel::{Kernel, TracedKernel, UNNUMBERED_NODE},
     range::{self, Range, RangeSites},
     runtime_call::CallKind,
-    timeline::{ApiCall, ApiCalls, Timeline},
+    timeline::{ApiCall, ApiCalls, Timeline, process_of},
     untimed::TimeFault,
 };
 
@@ -26,6 +26,7 @@ use super::{
     sites,
     strings::Strings,
     text::{Header, Tables},
+    windows::{ProcessKey, Windows},
 };
 use crate::parse::{FARTHEST, ParseError};
 
@@ -46,6 +47,7 @@ pub struct Merged {
     gpus: Vec<Gpu>,
     facts: Vec<FileFacts>,
     copies: Copies,
+    windows: Windows,
 }
 
 /// The number itself if it fits and is free, else the lowest free one.
@@ -66,9 +68,9 @@ impl Merged {
         mut rows: FileRows,
         tables: &mut Tables,
     ) -> Result<(), ParseError> {
+        rows.add_device_ranges();
         let foreign = |what: String| ParseError::Foreign { path: path.into(), what };
         if let Some(processes) = several_processes(&rows) {
-        rows.add_device_ranges();
             return Err(foreign(format!(
                 "work of several processes ({processes}) in one trace, as in a merged one; import \
                  the trace of each process as a file of its own, without merged ones"
@@ -104,6 +106,15 @@ impl Merged {
         let process = free_number(wanted, &mut self.processes) << BITS;
         let place = process_rank(header, file);
         let rank = place.rank;
+        let base = header.base_ns.unwrap_or(0);
+        let key = ProcessKey::of(&place, &rows, pid);
+        let other = self.windows.add(file, key, process, rows.span(base));
+        for own in rows.used_devices() {
+            if let Some(other) = other {
+                let number = self.device(other, own);
+                self.devices.insert((file, own), number);
+            }
+        }
         self.trace.collectives.processes.insert(process, place);
         self.trace.processes.insert(process, process_name(&rows, pid, rank, process));
         captures.add_to(&mut self.trace.graph_captures, Some(process));
@@ -111,7 +122,7 @@ impl Merged {
         let threads: Vec<i64> =
             rows.threads.iter().map(|(_, tid)| process | free_number(*tid, &mut taken)).collect();
         self.describe(header);
-        self.append(file, rows, (header.base_ns.unwrap_or(0), process), &threads, &tables.strings);
+        self.append(file, rows, (base, process), &threads, &tables.strings);
         self.add_gpus(file, &header.devices);
         Ok(())
     }
@@ -152,16 +163,8 @@ impl Merged {
         strings: &Strings,
     ) {
         let at = |ns: i64| ns.saturating_add(base);
-        let devices: HashMap<u32, u32> = rows
-            .kernels
-            .kinds()
-            .iter()
-            .map(|it| it.device)
-            .chain(rows.copies.iter().map(|it| it.device))
-            .collect::<BTreeSet<u32>>()
-            .into_iter()
-            .map(|it| (it, self.device(file, it)))
-            .collect();
+        let devices = rows.used_devices().into_iter();
+        let devices: HashMap<u32, u32> = devices.map(|it| (it, self.device(file, it))).collect();
         let sites = sites::call_sites(&rows, threads.len(), strings);
         let of_process = |(correlation, site): (u32, u32)| (process, correlation, site);
         self.trace.framework.call_sites.extend(sites.into_iter().map(of_process));
@@ -251,7 +254,9 @@ impl Merged {
             let of_own = |it: &&DeviceProperties| it.id.value == Some(i64::from(*own));
             // A process that sees one GPU may number it apart from its kernels.
             let only = || devices.first().filter(|_| (numbers.len(), devices.len()) == (1, 1));
-            if let Some(found) = devices.iter().find(of_own).or_else(only) {
+            let is_new = self.gpus.iter().all(|it| it.index != *index);
+            let found = devices.iter().find(of_own).or_else(only).filter(|_| is_new);
+            if let Some(found) = found {
                 self.gpus.push(gpu(*index, found));
             }
         }
@@ -259,7 +264,7 @@ impl Merged {
 
     /// The timeline, in order of time from its first event.
     pub fn finish(self, tables: Tables) -> Timeline {
-        let Self { mut trace, facts, copies, mut gpus, .. } = self;
+        let Self { mut trace, facts, copies, mut gpus, windows, .. } = self;
         trace.tool = TimelineTool::Pytorch;
         gpus.sort_by_key(|gpu| gpu.index);
         let version = trace.tool_version.as_ref().map(|it| format!(" ({it})")).unwrap_or_default();
@@ -269,18 +274,23 @@ impl Merged {
         let origin = origin(&trace);
         // Times without a base are since the start of the host, or of another zero.
         trace.started_unix_ns = Some(origin).filter(|origin| *origin > WALL_CLOCK);
+        let moves = windows.moves();
+        let by = |process: i64| moves.get(&process).copied().unwrap_or(0) - origin;
         trace.kernels = trace.kernels.map(|_, it| {
-            (it.start_ns, it.end_ns) = (it.start_ns - origin, it.end_ns - origin);
+            let by = by(it.global_pid);
+            (it.start_ns, it.end_ns) = (it.start_ns + by, it.end_ns + by);
         });
-        trace.cuda_calls = shifted(&trace.cuda_calls, origin);
+        trace.cuda_calls = shifted(&trace.cuda_calls, by);
         for it in &mut trace.copies {
-            (it.start_ns, it.end_ns) = (it.start_ns - origin, it.end_ns - origin);
+            let by = by(it.global_pid);
+            (it.start_ns, it.end_ns) = (it.start_ns + by, it.end_ns + by);
         }
         for it in &mut trace.ranges {
-            it.start_ns -= origin;
-            it.end_ns = it.end_ns.map(|end| end - origin);
+            let by = by(process_of(it.global_tid));
+            it.start_ns += by;
+            it.end_ns = it.end_ns.map(|end| end + by);
         }
-        trace.framework.shift(-origin);
+        trace.framework.shift(by);
         trace.findings = findings::findings(&facts, copies.left_out(), &trace);
         trace.strings = tables.strings.into_names();
         trace.kernels.sort();
@@ -311,9 +321,11 @@ fn origin(trace: &Timeline) -> i64 {
     kernels.chain(copies).chain(host).min().unwrap_or(0)
 }
 
-fn shifted(calls: &ApiCalls, origin: i64) -> ApiCalls {
-    let moved =
-        |it: ApiCall| ApiCall { start_ns: it.start_ns - origin, end_ns: it.end_ns - origin, ..it };
+fn shifted(calls: &ApiCalls, by: impl Fn(i64) -> i64) -> ApiCalls {
+    let moved = |it: ApiCall| {
+        let by = by(process_of(it.global_tid));
+        ApiCall { start_ns: it.start_ns + by, end_ns: it.end_ns + by, ..it }
+    };
     calls.iter().map(moved).collect()
 }
 

@@ -25,6 +25,7 @@ mod sites;
 mod strings;
 mod text;
 mod waits;
+mod windows;
 
 use std::path::{Path, PathBuf};
 
