@@ -102,7 +102,15 @@ fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
 
 /// The remedy of a cause, where there is one. Between steps, an engine schedules.
 pub fn advice(row: &LedgerRow) -> Option<&'static str> {
-    if row.stage == BETWEEN_STEPS && row.cause.is_gap() {
+    let is_of_host = matches!(
+        row.cause,
+        LedgerCause::GapHost
+            | LedgerCause::GapLaunch
+            | LedgerCause::GapGraphLaunch
+            | LedgerCause::GapSync
+            | LedgerCause::GapCopy
+    );
+    if row.stage == BETWEEN_STEPS && is_of_host {
         return Some(
             "Schedule the next step while the GPU works on this one (asynchronous or overlapped \
              scheduling), and keep sampled tokens on the device.",

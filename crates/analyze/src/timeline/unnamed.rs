@@ -18,56 +18,80 @@ use super::{
 };
 use crate::stages::{BETWEEN_STEPS, NO_STAGE};
 
-/// A capture without stages as one stage without a name: from the first recorded work of a GPU to
-/// the last, in each process that has any. `None` with stages, without work, and where work has no
+/// A gap this many times as long as a usual step and a usual gap is a pause without requests.
+const PAUSE: i64 = 100;
+
+/// A capture without stages as one stage without a name: in each process with work, from the first
+/// recorded work of its GPUs to the last. `None` with stages, without work, and where work has no
 /// times.
 pub fn whole<'a>(capture: &Capture<'a>) -> Option<Capture<'a>> {
     if !capture.stages.instances.is_empty() || capture.trace.lacks_times() {
         return None;
     }
-    let work = activities(capture).filter(|it| it.device != ON_HOST);
-    let window = work.fold(None, |all, it| Some(extended(all, (it.start_ns, it.end_ns))))?;
-    let mut places: Vec<i64> = used_devices(capture.trace).into_iter().map(|it| it.0).collect();
-    places.dedup();
-    let stages = places.iter().map(|place| (*place, window)).collect();
-    let stages = OpenStages::of_one(NO_STAGE, capture.trace, stages);
+    let used = used_devices(capture.trace);
+    let mut of_device: BTreeMap<u32, Interval> = BTreeMap::new();
+    for it in activities(capture).filter(|it| it.device != ON_HOST) {
+        let window = of_device.entry(it.device).or_insert((it.start_ns, it.end_ns));
+        *window = extended(Some(*window), (it.start_ns, it.end_ns));
+    }
+    let mut windows: BTreeMap<i64, Interval> = BTreeMap::new();
+    // Processes that share a GPU have one window.
+    for _ in &used {
+        for (process, device) in &used {
+            let Some(of_device) = of_device.get_mut(device) else { continue };
+            let window = extended(windows.get(process).copied(), *of_device);
+            windows.insert(*process, window);
+            *of_device = window;
+        }
+    }
+    if windows.is_empty() {
+        return None;
+    }
+    let places: Vec<i64> = windows.keys().copied().collect();
+    let stages = OpenStages::of_one(NO_STAGE, capture.trace, windows.into_iter().collect());
     Some(capture.restaged(stages, |instance, process, _| match instance {
         EXCLUDED => EXCLUDED,
         _ => places.binary_search(&process).map_or(NONE, |at| at as u32),
     }))
 }
 
-/// The time between consecutive steps that an engine names, as a stage, with the work that no step
-/// launched in it. `None` without such time. A cold step has none before and after it.
+/// The time of a process between consecutive steps that an engine names, as a stage, with the work
+/// that no step launched in it. `None` without such time. Next to a cold step and in a pause there
+/// is none.
 pub fn between_steps<'a>(capture: &Capture<'a>) -> Option<Capture<'a>> {
     let all = &capture.stages;
     if !all.steps.iter().any(|it| it.source == StepSource::Named) || capture.trace.lacks_times() {
         return None;
     }
-    // End of the last step of each place; `None` after a warm-up.
+    // End of the last step of each process; `None` after a warm-up.
     let mut last: BTreeMap<i64, Option<i64>> = BTreeMap::new();
     let mut gaps: Vec<(i64, Interval)> = Vec::new();
+    let mut steps: Vec<i64> = Vec::new();
     for (it, (start, end)) in all.instances.iter().zip(stage_spans(capture)) {
         if it.start_ns >= it.end_ns {
             continue;
         }
-        let until = last.entry(it.place).or_default();
+        let process = process_of(it.place);
+        let until = last.entry(process).or_default();
         if all.labels[it.label] == WARMUP {
             *until = None;
             continue;
         }
         if let Some(from) = until.filter(|from| *from < start) {
-            gaps.push((it.place, (from, start)));
+            gaps.push((process, (from, start)));
         }
         *until = Some(until.map_or(end, |until| until.max(end)));
+        steps.push(end - start);
     }
+    let usual = median(gaps.iter().map(|it| it.1.1 - it.1.0).collect()).max(median(steps));
+    gaps.retain(|(_, gap)| gap.1 - gap.0 <= PAUSE.saturating_mul(usual));
     if gaps.is_empty() {
         return None;
     }
     gaps.sort_by_key(|it| it.1);
     let mut of_process: BTreeMap<i64, Vec<(Interval, u32)>> = BTreeMap::new();
-    for (at, (place, gap)) in gaps.iter().enumerate() {
-        of_process.entry(process_of(*place)).or_default().push((*gap, at as u32));
+    for (at, (process, gap)) in gaps.iter().enumerate() {
+        of_process.entry(*process).or_default().push((*gap, at as u32));
     }
     let gap_at = |process: i64, t: i64| {
         let gaps = of_process.get(&process)?;
@@ -79,6 +103,12 @@ pub fn between_steps<'a>(capture: &Capture<'a>) -> Option<Capture<'a>> {
         NONE => gap_at(process, start_ns).unwrap_or(EXCLUDED),
         _ => EXCLUDED,
     }))
+}
+
+/// The lower median, 0 of none.
+fn median(mut values: Vec<i64>) -> i64 {
+    values.sort_unstable();
+    values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -181,6 +211,49 @@ mod tests {
             .sum();
         assert_eq!(idle, 190, "one kernel of 30 in three gaps of 200");
         assert_eq!(found.stage_gpu.totals.iter().filter(|it| it.stage == BETWEEN_STEPS).count(), 1);
+    }
+
+    #[test]
+    fn ranks_have_their_own_windows_and_a_pause_without_requests_is_no_gap() {
+        let mut trace = capture("call 1 1 0..1\nkernel 1 a 10..40 7");
+        let other = capture("call 1 1 5000..5001\nkernel 1 a 9000..9070 9");
+        let moved = |pid: i64| pid + (1 << 24);
+        let calls = other.cuda_calls.iter();
+        let calls = calls.map(|it| ApiCall { global_tid: moved(it.global_tid), ..it });
+        trace.cuda_calls = trace.cuda_calls.iter().chain(calls).collect();
+        let second =
+            other.kernels.map(|_, it| (it.global_pid, it.device) = (moved(it.global_pid), 1));
+        trace.kernels = trace.kernels.iter().chain(second.iter()).collect();
+        let found = analyze(&Trace { nsys: Some(trace), ..Trace::default() }, None, None);
+        let of_ranks = stage(&found, NO_STAGE).unwrap();
+        assert_eq!((of_ranks.measured_ns, of_ranks.instances), (50, Some(2)), "30 and 70, busy");
+        assert_eq!(sum(&found, NO_STAGE), 50);
+
+        let late = "range 1 execute_context_0(0)_generation_8(8) 900000..900100
+            call 1 95 900005..900010\nkernel 95 k 900020..900100 7";
+        let found = of(&format!("{}\n{late}", steps("")));
+        let between = stage(&found, BETWEEN_STEPS).unwrap();
+        assert_eq!((between.measured_ns, between.instances), (200, Some(3)), "{between:?}");
+    }
+
+    #[test]
+    fn steps_on_two_threads_of_a_process_have_the_time_in_which_it_has_none() {
+        let step = |thread: i64, start: i64, id: i64| {
+            format!(
+                "range {thread} execute_context_0(0)_generation_8(8) {start}..{}
+                 call {thread} {id} {}..{}\nkernel {id} k {}..{} {thread}\n",
+                start + 100,
+                start + 5,
+                start + 10,
+                start + 20,
+                start + 100,
+            )
+        };
+        let sketch: String = (0..4).map(|at| step(1 + at % 2, 300 * at, at + 1)).collect();
+        let found = of(&sketch);
+        let between = stage(&found, BETWEEN_STEPS).unwrap();
+        assert_eq!((between.measured_ns, between.instances), (200, Some(3)), "{between:?}");
+        assert_eq!(ns(&found, BETWEEN_STEPS, LedgerCause::OtherStages), 0);
     }
 
     #[test]

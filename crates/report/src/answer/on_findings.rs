@@ -16,7 +16,8 @@ const ON_WORK: [FindingId; 4] = [
     catalogue::STAGE_WITHOUT_WORK,
 ];
 /// Findings that withhold nothing: the figures are right under a condition.
-const CONDITIONS: [FindingId; 5] = [
+const CONDITIONS: [FindingId; 6] = [
+    catalogue::HOST_BUSY,
     catalogue::STEP_NAMES_UNKNOWN,
     catalogue::STEPS_WITHOUT_WORK,
     catalogue::OUTPUTS_DIFFER,

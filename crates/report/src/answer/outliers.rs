@@ -7,7 +7,7 @@ use llmprof_analyze::{
     },
     step_batches::StepBatch,
 };
-use llmprof_core::{domain::finding::catalogue, trace::engine_steps::StepClass};
+use llmprof_core::trace::engine_steps::StepClass;
 
 use super::{
     AnswerRecords,
@@ -126,12 +126,9 @@ fn by_name(times: impl Iterator<Item = (String, Figure)>) -> Named {
 fn delay((calls, works): (&Named, &Named), outliers: u64, records: &AnswerRecords) -> Cited {
     if calls.is_empty() && works.is_empty() {
         let which = Cited::words(if outliers == 1 { "it" } else { "them" });
-        let busy = records.findings.iter().find(|it| it.id == catalogue::HOST_BUSY);
-        let busy = busy.map(|it| Cited::of(" {}", [Cited::name(&*it.message)]));
-        let parts = [which, busy.unwrap_or_default()];
         return match records.only_traced {
-            true => Cited::of(" No operator, range or call of the runtime explains {}.{}", parts),
-            false => Cited::of(" What delayed {} is not recorded.{}", parts),
+            true => Cited::of(" No operator, range or call of the runtime explains {}.", [which]),
+            false => Cited::of(" What delayed {} is not recorded.", [which]),
         };
     }
     let which = |named: &Named| {

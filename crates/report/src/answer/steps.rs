@@ -169,7 +169,7 @@ fn rate(it: &StepBatch) -> Option<Cited> {
     Some(match it.period_ms {
         Some(_) => Cited::of(", {} tokens per second", [rate]),
         // The time to the next step is unknown.
-        None => Cited::of(", {} tokens per second while it runs", [rate]),
+        None => Cited::of(", {} tokens per second within a step", [rate]),
     })
 }
 
@@ -187,11 +187,14 @@ fn warmup(it: &StageShare) -> Option<Cited> {
 /// an engine.
 fn outside(it: &StageShare, has_steps: bool) -> Option<Cited> {
     let is_much = |pct: f64| has_steps && pct >= STATED_WALL_PCT;
-    let device = it.device_share_pct?;
-    let is_stated = device >= STATED_PCT || it.wall_share_pct.is_some_and(is_much);
+    let is_stated = it.device_share_pct.is_some_and(|pct| pct >= STATED_PCT)
+        || it.wall_share_pct.is_some_and(is_much);
+    if it.stage != OUTSIDE_STAGES || !is_stated {
+        return None;
+    }
     let row = Row::of("stage_shares").with("stage", &it.stage);
-    let device = row.figure("device_share_pct", device).shown(short_share);
-    let wall = it.wall_share_pct.map(|wall| row.figure("wall_share_pct", wall).shown(short_share));
+    let share = |column, pct: Option<f64>| Some(row.figure(column, pct?).shown(short_share));
+    let device = share("device_share_pct", it.device_share_pct.filter(|pct| *pct > 0.0));
     let place = |(ms, column, place): (Option<f64>, &'static str, &'static str)| {
         let ms = ms.filter(|ms| *ms > PLACED_PART * it.wall_ms)?;
         let text = ", {} ms of wall time {}";
@@ -200,17 +203,18 @@ fn outside(it: &StageShare, has_steps: bool) -> Option<Cited> {
     let place = place((it.before_ms, "before_ms", "before the first one"))
         .or_else(|| place((it.after_ms, "after_ms", "after the last one")))
         .unwrap_or_default();
-    (it.stage == OUTSIDE_STAGES && is_stated).then(|| match wall {
-        Some(wall) if it.device_ms == Some(0.0) => Cited::of(
-            "{} of all wall time is outside the stages{}: no GPU works in it.",
-            [wall, place],
-        ),
-        Some(wall) => Cited::of(
+    match (share("wall_share_pct", it.wall_share_pct), device) {
+        (Some(wall), Some(device)) => Some(Cited::of(
             "{} of all wall time and {} of all device time are outside the stages{}.",
             [wall, device, place],
-        ),
-        None => Cited::of("{} of all device time is outside the stages.", [device]),
-    })
+        )),
+        (Some(wall), None) => {
+            Some(Cited::of("{} of all wall time is outside the stages{}.", [wall, place]))
+        }
+        (None, device) => {
+            Some(Cited::of("{} of all device time is outside the stages.", [device?]))
+        }
+    }
 }
 
 #[cfg(test)]
@@ -244,7 +248,7 @@ mod tests {
         assert_eq!(
             of_batches(&rows, &Ledger::default()),
             ["4 decode steps of 4 to 8 requests with contexts of 400 to 800 tokens: 2.00 ms \
-                 with 4 requests (median of 3 steps), 2,000 tokens per second while it runs; \
+                 with 4 requests (median of 3 steps), 2,000 tokens per second within a step; \
                  all take 2.00 to 4.00 ms."]
         );
         let rows = [row(Some(4), &[2.0], Some(2000.0)), row(None, &[4.0], None)];
@@ -305,7 +309,7 @@ mod tests {
         let text = |it: &StageShare, has_steps| Some(outside(it, has_steps)?.to_string());
         assert_eq!(
             text(&share(0.0, 1.0), true).as_deref(),
-            Some("67 % of all wall time is outside the stages: no GPU works in it.")
+            Some("67 % of all wall time is outside the stages.")
         );
         assert_eq!(text(&share(0.0, 1.0), false), None);
         let named = "67 % of all wall time and 20 % of all device time are outside the stages, \

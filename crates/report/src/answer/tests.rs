@@ -172,9 +172,10 @@ fn a_busy_host_stands_behind_steps_that_were_delayed_and_a_batch_behind_their_me
             "A decode step of 4 sequences takes 5.54 ms: the median of 5 steps, which take 4.90 \
              to 16.2 ms and 9.16 ms on average."
                 .to_owned(),
-            format!("{one} {busy}"),
+            one.to_owned(),
         ]
     );
+    assert_eq!(answer.overhead, [format!("{busy} Measure again.")]);
 }
 
 #[test]

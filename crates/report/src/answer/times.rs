@@ -52,6 +52,13 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         all.extend(floor(stage, time.steps));
     }
     for row in without_ledger(records) {
+        if row.stage == StepClass::Idle.as_str() {
+            let cells = Row::of("stages").with("stage", &row.stage);
+            let n = cells.count("ms.n", row.ms.n.into()).quantity("idle step");
+            let mean = cells.figure("ms.mean", row.ms.mean).short();
+            all.push(Cited::of("{} without work: {} ms on average.", [n, mean]));
+            continue;
+        }
         let steps = records.decode_steps.filter(|steps| is_known(&row.stage, steps));
         let time = StageTime {
             stage: &row.stage,
@@ -72,7 +79,9 @@ pub fn row_of(stage: &LedgerStage) -> Row {
 /// The reason and remedy for stages whose floor is unknown, because no timeline of theirs is
 /// complete.
 pub fn unknown(records: &AnswerRecords) -> Option<String> {
-    let stages: Vec<&str> = without_ledger(records).map(|it| it.stage.as_str()).collect();
+    // Idle steps need no work.
+    let stages = without_ledger(records).filter(|it| it.stage != StepClass::Idle.as_str());
+    let stages: Vec<&str> = stages.map(|it| it.stage.as_str()).collect();
     let stages: Vec<&str> = stages.into_iter().map(in_sentence).collect();
     let stages = stages.join(" and ");
     let text = match (why_untimed(records.findings), records.only_traced) {
@@ -95,9 +104,7 @@ pub fn unknown(records: &AnswerRecords) -> Option<String> {
 
 fn without_ledger<'a>(records: &'a AnswerRecords) -> impl Iterator<Item = &'a StageTiming> {
     let known = |stage: &str| records.ledger.stages.iter().any(|it| it.stage == stage);
-    // Idle steps have no work to time.
-    let is_idle = |stage: &str| stage == StepClass::Idle.as_str();
-    records.stages.iter().filter(move |it| !known(&it.stage) && !is_idle(&it.stage))
+    records.stages.iter().filter(move |it| !known(&it.stage))
 }
 
 /// A stage at the start of a sentence.

@@ -190,7 +190,7 @@ impl Headline {
             .filter(|it| !it.has_unrecorded_waits)?;
         let requests = it.requests.map(|requests| format!(" of {}", quantity(requests, "request")));
         let period = it.apart_period_ms().map(|ms| format!("; one every {} ms", figure(ms)));
-        let own = if it.period_ms.is_none() { " while it runs" } else { "" };
+        let own = if it.period_ms.is_none() { " within a step" } else { "" };
         let rate = it.typical_tokens_per_s();
         let rate = rate.map(|rate| format!("; {} tokens/s{own}", figure(rate)));
         let steps = match it.steps {

@@ -73,7 +73,8 @@ impl<'a> LongCalls<'a> {
         }
     }
 
-    fn number(&mut self, name: Cow<'a, str>) -> u32 {
+    /// The number of a name.
+    pub fn number(&mut self, name: Cow<'a, str>) -> u32 {
         if let Some(number) = self.numbers.get(&name) {
             return *number;
         }

@@ -11,7 +11,7 @@ use std::{
 
 use foldhash::{HashMap, HashSet};
 use llmprof_core::trace::{
-    runtime_call::CallKind,
+    runtime_call::{CallKind, without_version},
     timeline::{CopyKind, Timeline},
 };
 
@@ -195,6 +195,7 @@ impl<'a> SplitSums<'a> {
                 });
                 let long_call = self.long_call(gap);
                 let label = gap.cell / gpus;
+                let launching = self.long_launch(gap);
                 let is_graph = gap.reasons.program.launch > 0 && self.launches_graph(gap);
                 if let Some((call, part)) = long_call {
                     self.long_gaps.push((label, part, call));
@@ -204,6 +205,9 @@ impl<'a> SplitSums<'a> {
                     let of = match (reason, long_call) {
                         (GapReason::Host, Some((call, _))) => {
                             GapAfter { reason: GapReason::LongCall, after: None, call: Some(call) }
+                        }
+                        (GapReason::Launch, _) if !is_graph && launching.is_some() => {
+                            GapAfter { reason: GapReason::LongCall, after: None, call: launching }
                         }
                         // A graph that was submitted in the gap starts some time after its call.
                         (GapReason::Launch | GapReason::Queued, _) if is_graph => {
@@ -216,6 +220,16 @@ impl<'a> SplitSums<'a> {
             }
             LaneEvent::Unattributed(_) => {}
         }
+    }
+
+    /// The call of a launch that takes long in the gap: it loads or compiles the kernel.
+    fn long_launch(&mut self, gap: &IdleGap) -> Option<u32> {
+        let is_long = gap.reasons.program.launch >= LONG_CALL_NS;
+        let after = gap.after.filter(|it| is_long && it.join.has_call())?;
+        let trace = self.names.trace;
+        let call = trace.cuda_calls.get(after.join.call as usize);
+        let is_it = call.end_ns - call.start_ns >= LONG_CALL_NS;
+        is_it.then(|| self.long_calls.number(without_version(trace.text(call.name)).into()))
     }
 
     /// True if a graph's launch ends the gap.
