@@ -44,8 +44,8 @@ pub struct StepBatch {
     /// Part of that time in which the device ran its work, percent, mean.
     pub busy_pct: Option<f64>,
     /// Tokens that a step computed or generated, of all requests, over `period_ms`, or over its own
-    /// time if that is `null`: the rate within a step. `null` where the tokens of a step are unknown
-    /// or its time is not its own.
+    /// time if that is `null`: the rate within a step. `null` where the tokens are unknown or the
+    /// time is not its own.
     pub tokens_per_s: Option<f64>,
     /// True if unrecorded waits are a part of the times, which have no others.
     #[serde(default)]

@@ -58,7 +58,7 @@ fn whole(analysis: &Analysis) -> Option<String> {
     if stages.rows.iter().any(|row| stages.instances(row) != number) {
         return None;
     }
-    // Stages that overlap, or whose passes are others, are no parts of it.
+    // Stages that overlap, or are of other passes, do not add up to it.
     let sum: f64 = STAGES.into_iter().filter_map(|it| Some(stages.row(it)?.ms.mean)).sum();
     if sum > OVERLAPPING * wall.mean {
         return None;

@@ -10,6 +10,7 @@ use llmprof_analyze::{
     analyze,
     ledger::{Ledger, LedgerCause},
     parse,
+    stages::in_sentence,
 };
 use llmprof_core::trace::{
     Trace,
@@ -146,7 +147,7 @@ fn the_ledger_is_a_row_per_stage_from_the_floor_to_the_traced_time() {
     let ledger = analyze(&trace, None, None).ledger;
     let read = decode(&perfetto::write(&trace, &ledger, Vec::new()).unwrap());
     for stage in &ledger.stages {
-        let row = format!("ledger of {}", stage.stage);
+        let row = format!("ledger of {}", in_sentence(&stage.stage));
         let slices: Vec<&Slice> = read
             .slices
             .iter()

@@ -28,7 +28,7 @@ use crate::format::{figure, short_name};
 const REASONS: usize = 3;
 /// Min part of the time of all reasons, of a reason that is listed because it is the largest of its
 /// stage.
-const LEAST_PART: f64 = 0.1;
+const LEAST_PART: f64 = 0.05;
 /// Min share of its stage, percent, of a listed reason.
 const LISTED_PCT: f64 = 1.0;
 /// The same of time without a cause.

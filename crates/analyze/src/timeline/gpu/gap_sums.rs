@@ -1,5 +1,7 @@
 //! Idle time of a GPU by its reason.
 
+use super::{cells::IdleGap, waits::IdleSplit};
+
 /// Reason of an idle gap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GapReason {
@@ -48,4 +50,34 @@ impl GapSum {
         self.ns = self.ns.saturating_add(ns);
         self.longest_ns = self.longest_ns.max(ns);
     }
+}
+
+/// The reasons of a gap with their time. Without a reason on the host, a gap is inside a graph if
+/// one launch has both its neighbours.
+pub fn reasons(gap: &IdleGap) -> impl Iterator<Item = (GapReason, i64)> + use<> {
+    let mut program = gap.reasons.program;
+    let mut unrecorded = gap.unrecorded_ns;
+    if unrecorded > 0 && gap.before.is_none() {
+        // Earlier work blocked the stream already before the first launch.
+        unrecorded = program.ns();
+        program = IdleSplit { unknown: unrecorded, ..IdleSplit::default() };
+    }
+    let IdleSplit { host, copy, sync, unknown, launch } = program;
+    let launched = gap.after.filter(|after| after.join.has_call());
+    let rest = match (launched, gap.before) {
+        (None, _) => GapReason::Unknown,
+        (Some(after), Some(before)) if before.join.call == after.join.call => GapReason::InGraph,
+        (Some(_), _) => GapReason::Queued,
+    };
+    [
+        (GapReason::Profiler, gap.reasons.all.ns() - gap.reasons.program.ns()),
+        (GapReason::Host, host - launch),
+        (GapReason::Launch, launch),
+        (GapReason::Sync, sync),
+        (GapReason::Copy, copy),
+        (rest, unknown - unrecorded),
+        (GapReason::Unrecorded, unrecorded),
+    ]
+    .into_iter()
+    .filter(|(_, ns)| *ns > 0)
 }

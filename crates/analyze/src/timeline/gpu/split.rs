@@ -25,6 +25,7 @@ use super::{
         open_at::OpenAt,
     },
     cells::{GpuCell, GpuCells, IdleGap, LaneEvent},
+    gap_sums::reasons,
     long_calls::{LONG_CALL_NS, LongCalls},
     waits::IdleSplit,
 };
@@ -291,36 +292,6 @@ impl<'a> SplitSums<'a> {
         let operators = operators.into_iter().map(Cow::into_owned).collect();
         WindowSplits { stages, operators, host_calls, long_gaps }
     }
-}
-
-/// The reasons of a gap with their time. Without a reason on the host, a gap is inside a graph if
-/// one launch has both its neighbours.
-fn reasons(gap: &IdleGap) -> impl Iterator<Item = (GapReason, i64)> + use<> {
-    let mut program = gap.reasons.program;
-    let mut unrecorded = gap.unrecorded_ns;
-    if unrecorded > 0 && gap.before.is_none() {
-        // Earlier work blocked the stream already before the first launch.
-        unrecorded = program.ns();
-        program = IdleSplit { unknown: unrecorded, ..IdleSplit::default() };
-    }
-    let IdleSplit { host, copy, sync, unknown, launch } = program;
-    let launched = gap.after.filter(|after| after.join.has_call());
-    let rest = match (launched, gap.before) {
-        (None, _) => GapReason::Unknown,
-        (Some(after), Some(before)) if before.join.call == after.join.call => GapReason::InGraph,
-        (Some(_), _) => GapReason::Queued,
-    };
-    [
-        (GapReason::Profiler, gap.reasons.all.ns() - gap.reasons.program.ns()),
-        (GapReason::Host, host - launch),
-        (GapReason::Launch, launch),
-        (GapReason::Sync, sync),
-        (GapReason::Copy, copy),
-        (rest, unknown - unrecorded),
-        (GapReason::Unrecorded, unrecorded),
-    ]
-    .into_iter()
-    .filter(|(_, ns)| *ns > 0)
 }
 
 /// Names the operators of work.
