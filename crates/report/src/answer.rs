@@ -305,8 +305,9 @@ fn answer(records: &AnswerRecords) -> Answer {
 
 /// The missing data, each text once, with its stages unless all have it.
 fn unknown(ledger: &Ledger) -> Vec<String> {
+    let is_named = |it: &&LedgerStage| it.stage != BETWEEN_STEPS && !times::is_idle(&it.stage);
     let mut texts: Vec<(&str, Vec<&str>)> = Vec::new();
-    for stage in &ledger.stages {
+    for stage in ledger.stages.iter().filter(is_named) {
         for text in &stage.missing {
             match texts.iter_mut().find(|it| it.0 == text) {
                 Some(known) => known.1.push(&stage.stage),
@@ -314,7 +315,7 @@ fn unknown(ledger: &Ledger) -> Vec<String> {
             }
         }
     }
-    let named = ledger.stages.iter().filter(|it| it.stage != BETWEEN_STEPS).count();
+    let named = ledger.stages.iter().filter(is_named).count();
     let text = |(text, stages): (&str, Vec<&str>)| match stages.len() == named {
         true => text.to_owned(),
         false => {

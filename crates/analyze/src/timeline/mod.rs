@@ -14,7 +14,6 @@ pub mod gpu;
 pub mod graph_replays;
 pub mod graphs;
 pub mod inferred_steps;
-pub mod interval;
 pub mod launches;
 pub mod open_at;
 pub mod open_ranges;
@@ -27,3 +26,5 @@ pub mod steps;
 pub mod tables;
 pub mod time_shares;
 pub mod unnamed;
+
+pub use llmprof_core::trace::interval;

@@ -20,6 +20,7 @@ pub mod graph_capture;
 pub mod graph_numbers;
 pub mod inferred_steps;
 pub mod interner;
+pub mod interval;
 pub mod kernel;
 pub mod names;
 pub mod operator_ranges;

@@ -20,7 +20,7 @@ use serde::{Serialize, Serializer};
 use super::{
     AnswerRecords,
     cited::{Cited, Figure},
-    times::{is_mean_stated, named_wait, row_of, row_of_cause},
+    times::{is_idle, is_mean_stated, named_wait, row_of, row_of_cause},
 };
 use crate::format::{figure, short_name};
 
@@ -84,7 +84,7 @@ pub fn reasons(records: &AnswerRecords) -> Vec<Reason> {
     let mut rows: Vec<(CauseTime, &LedgerRow)> = ledger
         .rows
         .iter()
-        .filter(|it| is_reason(it.cause))
+        .filter(|it| is_reason(it.cause) && !is_idle(&it.stage))
         .map(|it| (CauseTime::of(it), it))
         .collect();
     // Over all instances: a stage may have one, and another one hundreds.
@@ -281,6 +281,15 @@ mod tests {
         let found = reasons(&without_prefill, &rows);
         assert_eq!(found.len(), 3, "{found:?}");
         assert!(found[2].0.starts_with("100 % of prefill"), "{found:?}");
+    }
+
+    #[test]
+    fn idle_steps_of_an_engine_need_no_work() {
+        let stages = [stage("idle", 5, 20), stage("decode_all", 1, 20)];
+        let rows = [row("idle", "gap_host", 5, 100.0), row("decode_all", "gap_sync", 1, 50.0)];
+        let found = reasons(&stages, &rows);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].0.starts_with("100 % of decode"), "{found:?}");
     }
 
     #[test]

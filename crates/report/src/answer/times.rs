@@ -35,6 +35,9 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     let mut all = Vec::new();
     let is_known = |stage: &str, steps: &u64| *steps > 0 && stage == DECODE;
     for stage in &records.ledger.stages {
+        if is_idle(&stage.stage) {
+            continue;
+        }
         let cells = row_of(stage);
         let steps = stage.steps.filter(|steps| is_known(&stage.stage, steps));
         if [NO_STAGE, BETWEEN_STEPS].contains(&stage.stage.as_str()) {
@@ -52,11 +55,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         all.extend(floor(stage, time.steps));
     }
     for row in without_ledger(records) {
-        if row.stage == StepClass::Idle.as_str() {
-            let cells = Row::of("stages").with("stage", &row.stage);
-            let n = cells.count("ms.n", row.ms.n.into()).quantity("idle step");
-            let mean = cells.figure("ms.mean", row.ms.mean).short();
-            all.push(Cited::of("{} without work: {} ms on average.", [n, mean]));
+        if is_idle(&row.stage) {
             continue;
         }
         let steps = records.decode_steps.filter(|steps| is_known(&row.stage, steps));
@@ -69,7 +68,19 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         };
         all.extend(of_stage(records, &time));
     }
+    all.extend(records.stages.iter().filter(|row| is_idle(&row.stage)).filter_map(|row| {
+        let has_batches = outliers::batches(records, &row.stage).next().is_some();
+        let cells = Row::of("stages").with("stage", &row.stage);
+        let n = cells.count("ms.n", row.ms.n.into()).quantity("idle step");
+        let mean = cells.figure("ms.mean", row.ms.mean).short();
+        (!has_batches).then(|| Cited::of("{} without work: {} ms on average.", [n, mean]))
+    }));
     all
+}
+
+/// True for the idle steps of an engine, which need no work.
+pub fn is_idle(stage: &str) -> bool {
+    stage == StepClass::Idle.as_str()
 }
 
 pub fn row_of(stage: &LedgerStage) -> Row {
@@ -79,8 +90,7 @@ pub fn row_of(stage: &LedgerStage) -> Row {
 /// The reason and remedy for stages whose floor is unknown, because no timeline of theirs is
 /// complete.
 pub fn unknown(records: &AnswerRecords) -> Option<String> {
-    // Idle steps need no work.
-    let stages = without_ledger(records).filter(|it| it.stage != StepClass::Idle.as_str());
+    let stages = without_ledger(records).filter(|it| !is_idle(&it.stage));
     let stages: Vec<&str> = stages.map(|it| it.stage.as_str()).collect();
     let stages: Vec<&str> = stages.into_iter().map(in_sentence).collect();
     let stages = stages.join(" and ");

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use foldhash::{HashMap, HashSet};
 
 use super::rows::{FileRows, range_name};
-use crate::timeline::interval::Interval;
+use llmprof_core::trace::interval::Interval;
 
 /// First start and last end of the work of each range, over all streams.
 #[derive(Debug, Default)]

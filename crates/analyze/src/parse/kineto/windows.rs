@@ -6,10 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use foldhash::HashMap;
-use llmprof_core::trace::collectives::ProcessRank;
+use llmprof_core::trace::{
+    collectives::ProcessRank,
+    interval::{Interval, union},
+};
 
 use super::rows::FileRows;
-use crate::timeline::interval::{Interval, union};
 
 /// Identity of a process: equal in all of its files.
 #[derive(Debug, Clone, PartialEq, Eq)]
