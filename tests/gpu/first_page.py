@@ -4,7 +4,7 @@
     tests/gpu/first_page.py LLMPROF [--python PYTHON] [--out DIR]
 
 Records first_page_program.py with nsys and with the profiler of PyTorch, as it is, with two delayed
-steps, and with waits between its steps, named as those of an engine or not at all, and checks the
+steps, and with waits between its steps (with names of an engine's steps, or without), and checks the
 sentences of `llmprof analyze` against the clock of the program. Then
 makes faults in a copy of the export of nsys: a clock of the GPU that is late, early or drifts,
 kernels without a time, a kernel that outlasts its successors. Each has to be named, and the times of

@@ -310,7 +310,7 @@ impl Analysis {
         self.sums = tables.sums;
         if self.only_traced && self.stages.rows.is_empty() {
             self.device_totals = capture.map(device_totals::device_totals);
-            // Of a capture that lost work, busy time is a part.
+            // A capture that lost work shows only a part of the busy time.
             let is_partial = self.coverage.iter().any(|it| it.lost());
             self.device_totals.iter_mut().filter(|_| is_partial).for_each(|it| it.busy_pct = None);
         }

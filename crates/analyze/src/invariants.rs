@@ -241,7 +241,7 @@ impl Violations {
             let stage = if launch.stage.is_empty() {
                 String::new()
             } else {
-                format!(" in {}", launch.stage)
+                format!(" in {}", in_sentence(&launch.stage))
             };
             let of = format!("{}{stage}", launch.kernel);
             self.values(&of, &mut launch.values, peaks);

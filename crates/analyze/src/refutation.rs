@@ -19,7 +19,7 @@ use super::{
     Analysis,
     model_work::ModelWork,
     roofline::ceilings::DeviceCeilings,
-    stages::{DECODE, PREFILL, STAGES},
+    stages::{DECODE, PREFILL, STAGES, in_sentence},
     timeline::engine_steps::EngineStepRecord,
 };
 
@@ -107,6 +107,7 @@ impl Claim<'_> {
             return None;
         }
         let found = if least == most { most.to_string() } else { format!("{least} to {most}") };
+        let stage = in_sentence(stage);
         Some(Refutation(format!("the steps of {stage} have {found} {what}, not {stated}")))
     }
 }

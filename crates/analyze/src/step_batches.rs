@@ -16,7 +16,7 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct StepBatch {
-    /// `other` also for steps of which only the boundaries are known.
+    /// `other` also for steps without a known class.
     pub class: StepClass,
     /// The engine's own word for the class, where it has one.
     #[cfg_attr(feature = "schema", schema(example = "DECODE"))]

@@ -8,7 +8,7 @@ use std::{
     sync::LazyLock,
 };
 
-use llmprof_analyze::{analyze, parse};
+use llmprof_analyze::{analyze, parse, stages::DECODE};
 use llmprof_core::{
     domain::{
         device_peaks::Devices,
@@ -65,6 +65,7 @@ fn contradictions(report: &[u8]) -> Vec<String> {
     let mut found = unfounded(report).unwrap();
     let tables: Value = serde_json::from_slice(report).unwrap();
     found.extend(savings(&tables));
+    found.extend(unspoken(&tables));
     for answer in stored_answer(report).unwrap() {
         found.extend(repeated(&answer));
         found.extend(reasons(&answer));
@@ -102,6 +103,14 @@ fn hidden(answer: &Answer, report: &Value) -> Vec<String> {
     let critical = findings.iter().filter(|it| it["severity"] == "critical");
     let ids = critical.map(|it| &it["id"]).filter(|it| **it != "no_stages");
     ids.filter(|it| !is_said(it)).map(|it| format!("hidden: {it}")).collect()
+}
+
+/// Findings that name a stage as tables do.
+fn unspoken(report: &Value) -> Vec<String> {
+    // Ranges have their own names.
+    let of_stages = rows(report, "findings").iter().filter(|it| it["id"] != "range_unclosed");
+    let messages = of_stages.filter_map(|it| it["message"].as_str());
+    messages.filter(|it| it.contains(DECODE)).map(|it| format!("unspoken: {it}")).collect()
 }
 
 /// The first number of a text and the stage after "of".

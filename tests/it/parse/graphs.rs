@@ -150,7 +150,7 @@ fn a_report_of_whole_graphs_lists_unrecorded_kernels_and_the_remedy() {
     assert!(good, "{error}");
     assert!(
         report.contains(
-            "The kernels inside 32 launches of CUDA graphs in decode_all are not recorded"
+            "The kernels inside 32 launches of CUDA graphs in decode are not recorded"
         ),
         "{report}"
     );

@@ -6,6 +6,7 @@ use llmprof_core::domain::{
 };
 
 use crate::{
+    stages::in_sentence,
     stats::{Spread, percent},
     timeline::{capture::Capture, interval::Interval},
 };
@@ -40,14 +41,15 @@ fn finding(
     }
     let instances = host_ms.len();
     let (host, span) = (Spread::of(host_ms)?.mean, Spread::of(span_ms)?.mean);
+    let of = in_sentence(stage);
     let message = match (late, queued) {
         (0, 0) => return None,
         (0, _) => format!(
-            "The work of {queued} of {instances} ranges of {stage} queued behind that of the \
-             stage before: its time starts where that ended."
+            "The work of {queued} of {instances} ranges of {of} queued behind the work of the \
+             stage before: its time starts where that work ended."
         ),
         _ => format!(
-            "{late} of {instances} ranges of {stage} end before their work on the GPU: its time \
+            "{late} of {instances} ranges of {of} end before their work on the GPU: its time \
              lasts until the work ended."
         ),
     };

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     Analysis,
-    stages::{DECODE, PREFILL, VISION_PARTS},
+    stages::{DECODE, PREFILL, VISION_PARTS, in_sentence},
     stats::{percent, ratio},
 };
 
@@ -42,8 +42,8 @@ pub(super) fn decode_launch_bound(analysis: &Analysis, _: &Trace) -> Vec<Finding
     let bound =
         |it: &Gaps| it.traced_pct >= GAP_PCT && it.unprofiled_pct.is_none_or(|pct| pct >= GAP_PCT);
     let Some(gaps) = gaps(analysis, DECODE).filter(bound) else { return vec![] };
-    let message =
-        format!("The GPU is idle during {:.0} % of {DECODE} in the traced pass.", gaps.traced_pct);
+    let (idle, stage) = (gaps.traced_pct, in_sentence(DECODE));
+    let message = format!("The GPU is idle during {idle:.0} % of {stage} in the traced pass.");
     let mut found = Finding::new(catalogue::DECODE_LAUNCH_BOUND, message)
         .with("source", "traced pass")
         .with("idle", format!("{:.1} %", gaps.traced_pct))
@@ -62,7 +62,7 @@ pub(super) fn decode_launch_bound(analysis: &Analysis, _: &Trace) -> Vec<Finding
         found = found.advise(match partly {
             Some(pct) => format!(
                 "Capture the rest of a decode step: graphs replay {pct:.0} % of the kernels of \
-                 {DECODE}."
+                 {stage}."
             ),
             None => "Launch the next replay before the current one ends, and keep sampled tokens \
                      on the device."

@@ -119,7 +119,7 @@ fn unclear(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     vec![with_engine(found, trace)]
 }
 
-/// Names of ranges that no form of the engine's steps matches, and steps known by scopes alone.
+/// Range names that match no form of an engine's steps, and steps that only scopes show.
 fn names_unknown(_: &Analysis, trace: &Trace) -> Vec<Finding> {
     let Some(nsys) = &trace.nsys else { return vec![] };
     let scoped = nsys.inferred.steps.iter().filter(|it| it.mode.is_some()).count();

@@ -116,9 +116,9 @@ impl StageRows<'_> {
         let has_name = self.times.stage != NO_STAGE;
         if !self.floors.is_model && !sums.is_any_floor && has_name {
             missing.push(format!(
-                "How fast it could be is unknown: state the model and what it computed \
-                 (`--model-config FILE --prompt-tokens N --new-tokens N --batch N`; of an import, \
-                 `model_config` and the same){}.",
+                "How fast it could be is unknown: add the model's config.json, tokens and batch \
+                 (`--model-config FILE --prompt-tokens N --new-tokens N --batch N`, or the \
+                 import's fields of these names){}.",
                 of(", or collect counters with ncu", "")
             ));
         }

@@ -145,7 +145,7 @@ impl StageRows<'_> {
             let call = gap.call.and_then(|at| input.splits.host_calls.get(at as usize)).cloned();
             ((gap_cause(gap.reason), call.or_else(|| after.and_then(path)), name), *sum)
         };
-        // Of one name: a gap does not depend on the grid of the work before it.
+        // By name: a gap does not depend on the grid of the work before it.
         let mut gaps: BTreeMap<_, GapSum> = BTreeMap::new();
         for (name, sum) in split.gaps.iter().map(named) {
             gaps.entry(name).or_default().append(&sum);

@@ -3,6 +3,7 @@
 use llmprof_core::domain::finding::{Finding, catalogue};
 
 use super::{Power, ReasonShare, StagePower};
+use crate::stages::in_sentence;
 
 /// Min share of a stage's samples, percent, from which throttling is reported.
 const THROTTLED_PCT: f64 = 5.0;
@@ -33,7 +34,8 @@ fn gpu_throttled(power: &Power, stage: &StagePower) -> Finding {
     let throttling: Vec<&ReasonShare> = stage.reasons.iter().filter(|it| it.limits).collect();
     let named: Vec<String> =
         throttling.iter().map(|it| format!("{} {:.0} %", it.reason, it.share_pct)).collect();
-    let message = format!("The GPU was throttled during {share:.0} % of {}.", stage.stage);
+    let message =
+        format!("The GPU was throttled during {share:.0} % of {}.", in_sentence(&stage.stage));
     let mut finding = Finding::new(catalogue::GPU_THROTTLED, message)
         .with("stage", &stage.stage)
         .with("reasons", named.join(", "))

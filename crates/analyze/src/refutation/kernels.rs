@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{Claim, Refutation};
 use crate::{
     kernels::KernelRecord,
-    stages::{DECODE, PREFILL},
+    stages::{DECODE, PREFILL, in_sentence},
 };
 
 /// Share of GEMM time whose kernels name their dtype, from which the names prove it.
@@ -105,6 +105,7 @@ pub fn dtype(claim: &Claim, stage: &str) -> Option<Refutation> {
         return None;
     }
     let (found, _) = named.into_iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
+    let stage = in_sentence(stage);
     Some(Refutation(format!("the GEMM kernels of {stage} are named after {found}, not {stated}")))
 }
 

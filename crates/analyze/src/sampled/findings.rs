@@ -212,7 +212,9 @@ fn least_share(
     let share = |(count, all): (usize, usize)| percent(count as f64, all as f64).unwrap_or(100.0);
     let mut shares: Vec<(f64, String)> = stages
         .iter()
-        .map(|(stage, it)| (share(device.count_inside(it, metric)), format!(" of {stage}")))
+        .map(|(stage, it)| {
+            (share(device.count_inside(it, metric)), format!(" of {}", in_sentence(stage)))
+        })
         .collect();
     if stages.is_empty() {
         shares.push((share((device.count(metric), device.times().len())), String::new()));
@@ -283,7 +285,8 @@ pub fn findings(coverage: &[GpuSampleCoverage]) -> Vec<Finding> {
         let gaps: u64 = spanned.iter().map(|it| it.gaps).sum();
         if gaps > 0 {
             let message = format!(
-                "{stage}: samples of GPU {device} are more than 1.5 periods apart ({gaps} times)."
+                "{}: samples of GPU {device} are more than 1.5 periods apart ({gaps} times).",
+                in_sentence(stage)
             );
             let finding = Finding::new(catalogue::GPU_METRICS_GAPS, message);
             found.push(spanned.iter().filter(|it| it.gaps > 0).fold(finding, with_row));
@@ -339,7 +342,8 @@ fn unspanned(first: &GpuSampleCoverage, rows: &[&GpuSampleCoverage]) -> Finding 
         _ => ("cover less than 90 % of its device time", RECORD_ALL),
     };
     let message = format!(
-        "{stage}: the samples of GPU {device} {problem}; the stage has no sampled metrics."
+        "{}: the samples of GPU {device} {problem}; the stage has no sampled metrics.",
+        in_sentence(stage)
     );
     let finding = Finding::new(catalogue::GPU_METRICS_DO_NOT_SPAN, message).advise(advice);
     rows.iter().copied().fold(finding, |finding, row| with_row(finding, &row))

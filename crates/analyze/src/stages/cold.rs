@@ -349,7 +349,8 @@ mod tests {
         assert_eq!((ranges(900), ranges(1100)), (0, 1));
     }
 
-    /// Steps of these names and times on the host, the first of which launches for the first time.
+    /// Number of cold steps; `steps` has names, starts and ends. Only the first step launches a new
+    /// kernel.
     fn cold_steps(steps: &[(&str, i64, i64)]) -> usize {
         let step = |(at, (name, start, end)): (usize, &(&str, i64, i64))| {
             let (id, launch) = (at + 1, start + 1);

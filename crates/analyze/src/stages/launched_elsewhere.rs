@@ -125,15 +125,17 @@ pub fn findings(elsewhere: &BTreeMap<String, u64>, capture: &Capture) -> Vec<Fin
                 }
                 TimelineTool::Pytorch => {
                     "Open the range on the thread that launches the work: record_function counts \
-                     on its own thread alone."
+                     only on its own thread."
                 }
             })
     };
     let hidden = |((inner, outer), count): (&(usize, usize), &u64)| {
         let [inner, outer] = [inner, outer].map(|label| &capture.stages.labels[*label]);
         let message = format!(
-            "{count} ranges of {inner} lie inside ranges of {outer} and do not count: of stages \
-             that are open at once, {outer} counts."
+            "{count} ranges of {} lie inside ranges of {outer} and do not count: of stages that \
+             are open at once, {outer} counts.",
+            in_sentence(inner),
+            outer = in_sentence(outer)
         );
         Finding::new(catalogue::STAGE_HIDDEN, message)
             .with("stage", inner)

@@ -44,7 +44,7 @@ pub fn findings(capture: &Capture) -> Vec<Finding> {
         let ms = Nanos(inside).as_ms();
         let message = format!(
             "The profiler's own work took {ms:.3} ms during {stage}, {pct:.0} % of it: its gaps \
-             are not those of the program alone.",
+             are longer than without the profiler.",
             stage = in_sentence(stage)
         );
         found.push(

@@ -131,8 +131,8 @@ impl<'a> Capture<'a> {
         }
     }
 
-    /// The same timeline under other stages: `instance` gives that of each piece of work from the
-    /// present one, its process and its start.
+    /// The same timeline under other stages. `instance` maps the present instance, the process and
+    /// the start of each piece of work to its instance in `stages`.
     pub fn restaged(&self, stages: OpenStages, instance: impl Fn(u32, i64, i64) -> u32) -> Self {
         let trace = self.trace;
         let joins = |joins: &Joins, work: &mut dyn Iterator<Item = (i64, i64)>| {

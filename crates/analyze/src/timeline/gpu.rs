@@ -142,6 +142,12 @@ pub struct StageGpus {
 }
 
 impl StageGpus {
+    /// Keeps the rows of some stages.
+    pub fn retain(&mut self, is_kept: impl Fn(&str) -> bool) {
+        self.totals.retain(|it| is_kept(&it.stage));
+        self.devices.retain(|it| is_kept(&it.stage));
+    }
+
     /// Adds the rows of other stages.
     pub fn append(&mut self, other: Self) {
         let Self { totals, devices, early, unattributed, unplaced } = other;

@@ -16,7 +16,9 @@ use llmprof_core::{
 use serde::{Deserialize, Serialize};
 
 use super::capture::{Capture, Join};
-use crate::{Analysis, kernels::WARMUP, timeline::duration_stats::DurationStats};
+use crate::{
+    Analysis, kernels::WARMUP, stages::in_sentence, timeline::duration_stats::DurationStats,
+};
 
 /// Launches of one CUDA graph on one device in one stage, each traced as a whole.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -89,7 +91,8 @@ pub fn findings(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         let (launches, ms) = of_stage(&analysis.graphs, stage)?;
         let message = format!(
             "The kernels inside {launches} launches of CUDA graphs in {stage} are not recorded: \
-             the graphs were traced as a whole, so GPU busy time is an upper bound."
+             the graphs were traced as a whole, so GPU busy time is an upper bound.",
+            stage = in_sentence(stage)
         );
         let found = Finding::new(catalogue::GRAPHS_TRACED_WHOLE, message).with("stage", stage);
         let mean = ms / launches as f64;

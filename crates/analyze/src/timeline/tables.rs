@@ -25,7 +25,7 @@ use crate::{
     },
     limited::Limited,
     stages::{
-        DECODE, NO_STAGE,
+        BETWEEN_STEPS, DECODE, NO_STAGE,
         coverage::{self, StageCoverage},
         launched_elsewhere,
         stage_calls::{self, StageCalls},
@@ -130,11 +130,14 @@ impl TimelineTables {
             return;
         }
         let is_partial = |stage: &str| partial.contains(&stage);
-        // All work without a launching call is of the recording as a whole.
+        // All work without a launching call is of the recording as a whole. The end of a step that
+        // lost work is unknown, and so is the time after it.
         let is_whole = self.coverage.iter().any(|it| it.stage == NO_STAGE && !it.lost());
-        let is_kept = |stage: &str| !is_partial(stage) || (stage == NO_STAGE && is_whole);
-        self.stage_gpu.totals.retain(|it| is_kept(&it.stage));
-        self.stage_gpu.devices.retain(|it| is_kept(&it.stage));
+        self.stage_gpu.retain(|stage| match stage {
+            NO_STAGE => is_whole || !is_partial(stage),
+            BETWEEN_STEPS => false,
+            _ => !is_partial(stage),
+        });
         self.device.operators.retain(|(stage, _), _| !is_partial(stage));
         self.step = self.step.take().filter(|_| !is_partial(DECODE));
         // A range may launch into any stage.
@@ -174,8 +177,8 @@ impl TimelineTables {
     /// Removes GPU times of stages whose work other threads launched.
     fn remove_stages_launched_elsewhere(&mut self) {
         let elsewhere = &self.launched_elsewhere;
-        self.stage_gpu.totals.retain(|it| !elsewhere.contains_key(&it.stage));
-        self.stage_gpu.devices.retain(|it| !elsewhere.contains_key(&it.stage));
+        let is_other = |stage: &str| stage == BETWEEN_STEPS && !elsewhere.is_empty();
+        self.stage_gpu.retain(|stage| !elsewhere.contains_key(stage) && !is_other(stage));
     }
 
     /// Removes figures of stage windows whose end is estimated.
@@ -184,7 +187,6 @@ impl TimelineTables {
         let is_estimated = |stage: &str| {
             stages.instances.iter().any(|it| it.estimated && stages.labels[it.label] == stage)
         };
-        self.stage_gpu.totals.retain(|it| !is_estimated(&it.stage));
-        self.stage_gpu.devices.retain(|it| !is_estimated(&it.stage));
+        self.stage_gpu.retain(|stage| !is_estimated(stage));
     }
 }

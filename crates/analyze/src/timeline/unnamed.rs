@@ -16,10 +16,13 @@ use super::{
     stage_spans::{extended, stage_spans},
     steps::StepSource,
 };
-use crate::stages::{BETWEEN_STEPS, NO_STAGE};
+use crate::{
+    stages::{BETWEEN_STEPS, NO_STAGE},
+    stats::median,
+};
 
 /// A gap this many times as long as a usual step and a usual gap is a pause without requests.
-const PAUSE: i64 = 100;
+const PAUSE: f64 = 100.0;
 
 /// A capture without stages as one stage without a name: in each process with work, from the first
 /// recorded work of its GPUs to the last. `None` with stages, without work, and where work has no
@@ -66,7 +69,7 @@ pub fn between_steps<'a>(capture: &Capture<'a>) -> Option<Capture<'a>> {
     // End of the last step of each process; `None` after a warm-up.
     let mut last: BTreeMap<i64, Option<i64>> = BTreeMap::new();
     let mut gaps: Vec<(i64, Interval)> = Vec::new();
-    let mut steps: Vec<i64> = Vec::new();
+    let mut steps: Vec<f64> = Vec::new();
     for (it, (start, end)) in all.instances.iter().zip(stage_spans(capture)) {
         if it.start_ns >= it.end_ns {
             continue;
@@ -81,10 +84,12 @@ pub fn between_steps<'a>(capture: &Capture<'a>) -> Option<Capture<'a>> {
             gaps.push((process, (from, start)));
         }
         *until = Some(until.map_or(end, |until| until.max(end)));
-        steps.push(end - start);
+        steps.push((end - start) as f64);
     }
-    let usual = median(gaps.iter().map(|it| it.1.1 - it.1.0).collect()).max(median(steps));
-    gaps.retain(|(_, gap)| gap.1 - gap.0 <= PAUSE.saturating_mul(usual));
+    let length = |gap: Interval| (gap.1 - gap.0) as f64;
+    let usual = [median(gaps.iter().map(|it| length(it.1))), median(steps)];
+    let usual = usual.into_iter().flatten().fold(0.0, f64::max);
+    gaps.retain(|it| length(it.1) <= PAUSE * usual);
     if gaps.is_empty() {
         return None;
     }
@@ -103,12 +108,6 @@ pub fn between_steps<'a>(capture: &Capture<'a>) -> Option<Capture<'a>> {
         NONE => gap_at(process, start_ns).unwrap_or(EXCLUDED),
         _ => EXCLUDED,
     }))
-}
-
-/// The lower median, 0 of none.
-fn median(mut values: Vec<i64>) -> i64 {
-    values.sort_unstable();
-    values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -201,16 +200,29 @@ mod tests {
         assert_eq!((between.measured_ns, between.instances), (200, Some(3)), "{between:?}");
         assert_eq!(sum(&found, BETWEEN_STEPS), 200);
         let members = found.ledger.members.iter().filter(|it| it.stage == BETWEEN_STEPS);
-        let kernels: Vec<_> = members.filter(|it| it.cause == LedgerCause::Waves).collect();
-        assert!(kernels.iter().all(|it| it.kernel.as_deref() == Some("sample")), "{kernels:?}");
+        let work = members.filter(|it| it.cause == LedgerCause::Unexplained);
+        let work: Vec<_> = work.map(|it| (it.kernel.as_deref(), it.ns)).collect();
+        assert_eq!(work, [(Some("sample"), 10)], "30 in three gaps");
         let idle: i64 = found
             .ledger
             .of_stage(BETWEEN_STEPS)
             .filter(|it| it.cause.is_idle())
             .map(|it| it.ns)
             .sum();
-        assert_eq!(idle, 190, "one kernel of 30 in three gaps of 200");
+        assert_eq!(idle, 190, "of 200");
         assert_eq!(found.stage_gpu.totals.iter().filter(|it| it.stage == BETWEEN_STEPS).count(), 1);
+    }
+
+    #[test]
+    fn after_a_step_that_lost_work_nothing_shows_what_the_gpu_did() {
+        let mut trace = capture(&steps("").replace("kernel 2 k 320..400 7", ""));
+        let name = trace.strings.len() as u32;
+        trace.strings.push("cudaLaunchKernel".into());
+        trace.cuda_calls = trace.cuda_calls.iter().map(|it| ApiCall { name, ..it }).collect();
+        let found = analyze(&Trace { nsys: Some(trace), ..Trace::default() }, None, None);
+        assert!(found.findings.iter().any(|it| it.id == "kernels_lost"), "{:?}", found.findings);
+        assert!(stage(&found, BETWEEN_STEPS).is_none());
+        assert!(found.stage_gpu.totals.iter().all(|it| it.stage != BETWEEN_STEPS));
     }
 
     #[test]

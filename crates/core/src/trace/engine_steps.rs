@@ -169,7 +169,7 @@ pub fn engine_step(name: &str) -> Option<EngineStep<'_>> {
     }
     let like = engines_like(name).flat_map(|it| it.patterns.iter().map(move |form| (it, form)));
     let found = like.filter_map(|(engine, form)| step_by(engine, form, name));
-    // Of a form inside another, "draft step[...]", the whole one counts.
+    // One form may contain another, as "draft step[...]" does: the outer one counts.
     found.min_by_key(|it| it.0).map(|it| it.1)
 }
 

@@ -80,11 +80,7 @@ fn of_steps(class: StepClass, mode: Option<&str>, rows: &[&StepBatch], waits: bo
             false => Cited::of(" of {} to {}", [counted(least), most.quantity("request")]),
         });
     let least: Column = ("context_min", |it| it.context_min);
-    let context = range(rows, least, ("context_max", |it| it.context_max));
-    let context = context.map(|(least, most)| match least.value() == most.value() {
-        true => Cited::of(" with a context of {}", [least.quantity("token")]),
-        false => Cited::of(" with contexts of {} to {}", [counted(least), most.quantity("token")]),
-    });
+    let context = range(rows, least, ("context_max", |it| it.context_max)).map(contexts);
     let least = Figure::least(each("ms.min", |it| it.ms.min)).map(Figure::short);
     let most = Figure::most(each("ms.max", |it| it.ms.max)).map(Figure::short);
     let (least, most) = (least.unwrap_or_default(), most.unwrap_or_default());
@@ -115,6 +111,14 @@ fn of_steps(class: StepClass, mode: Option<&str>, rows: &[&StepBatch], waits: bo
     )
 }
 
+/// The least and the most context.
+fn contexts((least, most): (Figure, Figure)) -> Cited {
+    match least.value() == most.value() {
+        true => Cited::of(" with a context of {}", [least.quantity("token")]),
+        false => Cited::of(" with contexts of {} to {}", [counted(least), most.quantity("token")]),
+    }
+}
+
 fn counted(figure: Figure) -> Cited {
     figure.shown(|it| count(it as u64))
 }
@@ -129,14 +133,7 @@ fn typical(it: &StepBatch, rows: &[&StepBatch]) -> Cited {
     let is_alone = rows.iter().filter(|row| row.requests == it.requests).count() == 1;
     let context = it.context_min.zip(it.context_max).filter(|_| !is_alone);
     let context = context.map(|(least, most)| {
-        let [least, most] =
-            [("context_min", least), ("context_max", most)].map(|it| row.count(it.0, it.1));
-        match least.value() == most.value() {
-            true => Cited::of(" with a context of {}", [least.quantity("token")]),
-            false => {
-                Cited::of(" with contexts of {} to {}", [counted(least), most.quantity("token")])
-            }
-        }
+        contexts((row.count("context_min", least), row.count("context_max", most)))
     });
     Cited::of(
         "{} ms{}{} (median of {})",

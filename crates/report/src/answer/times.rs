@@ -13,7 +13,7 @@ use llmprof_analyze::{
     },
 };
 
-use llmprof_core::trace::engine_steps::StepClass;
+use llmprof_core::trace::engine_steps::IDLE;
 
 /// Min share of a stage, percent, of an unrecorded wait that a sentence names.
 const NAMED_PCT: f64 = 1.0;
@@ -80,7 +80,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
 
 /// True for the idle steps of an engine, which need no work.
 pub fn is_idle(stage: &str) -> bool {
-    stage == StepClass::Idle.as_str()
+    stage == IDLE
 }
 
 pub fn row_of(stage: &LedgerStage) -> Row {
@@ -96,8 +96,8 @@ pub fn unknown(records: &AnswerRecords) -> Option<String> {
     let stages = stages.join(" and ");
     let text = match (why_untimed(records.findings), records.only_traced) {
         _ if records.on_cpu => format!(
-            "How fast {stages} could be is unknown on a CPU, whose kernels and memory are not \
-             measured: a host with a GPU has them, in mode light or deep."
+            "How fast {stages} could be is unknown on a CPU: only GPUs have floors. Run it on a \
+             host with a GPU, in mode light or deep."
         ),
         (Some(why), _) => format!("How fast {stages} could be is unknown. {why}"),
         (None, true) => format!(
@@ -136,7 +136,7 @@ fn of_stage(records: &AnswerRecords, time: &StageTime) -> Vec<Cited> {
         None => Some(time.ms.clone()),
     };
     let Some(per_step) = per_step else { return vec![] };
-    let typical = steps.filter(|_| !is_mean_stated(records, time.stage) && !has_batches);
+    let typical = steps.filter(|it| it.typical_ms().is_some());
     let mut all = Vec::new();
     match typical {
         _ if has_batches => {}

@@ -214,7 +214,7 @@ fn a_launch_bound_import_names_the_traced_pass_and_saves_its_gaps() {
     let found = analyze(&subject("import"), None, None).findings;
     let bound = found.iter().find(|it| it.id == "decode_launch_bound").unwrap();
     // 120 kernels of 4 us in 2 ms.
-    assert_eq!(bound.message, "The GPU is idle during 76 % of decode_all in the traced pass.");
+    assert_eq!(bound.message, "The GPU is idle during 76 % of decode in the traced pass.");
     assert!((bound.max_saving.as_ref().unwrap().ms.unwrap() - 1.52).abs() < 1e-9, "{bound:?}");
 }
 
@@ -238,7 +238,7 @@ fn a_subject_that_replays_graphs_is_not_advised_to() {
     assert!(advice(&replaying(0)).starts_with("Launch the next replay"));
     assert_eq!(
         advice(&replaying(1000)),
-        "Capture the rest of a decode step: graphs replay 50 % of the kernels of decode_all."
+        "Capture the rest of a decode step: graphs replay 50 % of the kernels of decode."
     );
     let all = findings(&replaying(1000), &no_trace());
     assert!(all.iter().all(|it| it.id != "decode_eager"), "{all:?}");

@@ -11,8 +11,10 @@ use llmprof_core::{
 };
 
 use super::{CounterPlan, KernelPair, SelectedStage};
-use crate::stages::NO_STAGE;
-use crate::stats::percent;
+use crate::{
+    stages::{NO_STAGE, in_sentence},
+    stats::percent,
+};
 
 /// Kernels that a finding lists; further ones are counted.
 const MAX_LISTED: usize = 10;
@@ -76,7 +78,7 @@ impl CounterPlan {
             let message = format!(
                 "the counters of {} cover {covered:.1} % of its kernel time{}; the target is \
                  {target} %",
-                if it.stage == NO_STAGE { "the program" } else { &it.stage },
+                if it.stage == NO_STAGE { "the program" } else { in_sentence(&it.stage) },
                 self.in_sample()
             );
             let advice = if covered + unlike >= target {

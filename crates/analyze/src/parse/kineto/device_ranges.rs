@@ -1,5 +1,5 @@
-//! Ranges by their work on the device, which stand for the ranges of the host where the profiler
-//! recorded none: it records activities of the GPU alone.
+//! Ranges by their work on the device. They stand for the host's ranges if the profiler recorded
+//! only activities of the GPU.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ impl DeviceRanges {
 }
 
 impl FileRows {
-    /// Adds the ranges of which the host has none of the name.
+    /// Adds the ranges whose name no range of the host has.
     pub fn add_device_ranges(&mut self) {
         let ranges = std::mem::take(&mut self.device_ranges);
         let on_host: HashSet<&str> = self.ranges.iter().map(|it| it.name.as_str()).collect();

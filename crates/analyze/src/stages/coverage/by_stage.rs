@@ -27,6 +27,7 @@ use super::{COMPLETE_PCT, advice};
 use crate::{
     Analysis,
     kernels::OUTSIDE,
+    stages::{NO_STAGE, in_sentence},
     stats::percent,
     timeline::{
         capture::Capture,
@@ -60,8 +61,8 @@ pub struct StageCoverage {
     pub whole_graphs: u64,
     /// Launches of graphs.
     pub graphs: u64,
-    /// Of those, launches of which nothing is in the capture, if its graphs are known to have
-    /// kernels. Each counts as one launched kernel or more, but may have run any number.
+    /// Graph launches without any recorded work, if the capture shows that its graphs have kernels.
+    /// Each counts as one launched kernel or more, but may have run any number.
     pub silent_graphs: u64,
     /// Kernels of the stage with their launching call.
     pub attributed: u64,
@@ -281,7 +282,10 @@ pub fn findings(analysis: &Analysis, trace: &Timeline) -> Vec<Finding> {
     let mut found: Vec<Finding> = Vec::new();
     for it in stages.iter().filter(|it| it.lost()) {
         let missing = it.missing();
-        let place = if it.stage.is_empty() { "Outside every stage" } else { &it.stage };
+        let place = match it.stage.as_str() {
+            NO_STAGE => "Outside every stage",
+            stage => in_sentence(stage),
+        };
         let message = match it.lost_graphs() && it.silent_graphs == missing {
             true => format!(
                 "{place}: nothing is recorded of {} of {} launches of graphs.",

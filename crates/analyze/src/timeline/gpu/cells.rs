@@ -367,7 +367,11 @@ impl GpuLane {
                         matches!(it.work, DeviceWork::Copy(_) | DeviceWork::Fill)
                     });
                     let last = self.thread.filter(|_| next.is_none());
-                    let known = self.waited_from.map_or(gap.1, |it| it.clamp(gap.0, gap.1));
+                    let from = self.waited_from.map_or(gap.1, |it| it.clamp(gap.0, gap.1));
+                    // Before all recorded work, what blocked a stream for most of the gap blocked
+                    // it before the launch, too.
+                    let is_blocked = self.last.is_none() && gap.1 - from >= from - gap.0;
+                    let known = if is_blocked { gap.0 } else { from };
                     let mut reasons = waits.split((gap.0, known), call, copy, last, &mut self.near);
                     let unrecorded_ns = gap.1 - known;
                     reasons.add_unknown(unrecorded_ns);

@@ -55,14 +55,7 @@ impl GapSum {
 /// The reasons of a gap with their time. Without a reason on the host, a gap is inside a graph if
 /// one launch has both its neighbours.
 pub fn reasons(gap: &IdleGap) -> impl Iterator<Item = (GapReason, i64)> + use<> {
-    let mut program = gap.reasons.program;
-    let mut unrecorded = gap.unrecorded_ns;
-    if unrecorded > 0 && gap.before.is_none() {
-        // Earlier work blocked the stream already before the first launch.
-        unrecorded = program.ns();
-        program = IdleSplit { unknown: unrecorded, ..IdleSplit::default() };
-    }
-    let IdleSplit { host, copy, sync, unknown, launch } = program;
+    let IdleSplit { host, copy, sync, unknown, launch } = gap.reasons.program;
     let launched = gap.after.filter(|after| after.join.has_call());
     let rest = match (launched, gap.before) {
         (None, _) => GapReason::Unknown,
@@ -75,8 +68,8 @@ pub fn reasons(gap: &IdleGap) -> impl Iterator<Item = (GapReason, i64)> + use<> 
         (GapReason::Launch, launch),
         (GapReason::Sync, sync),
         (GapReason::Copy, copy),
-        (rest, unknown - unrecorded),
-        (GapReason::Unrecorded, unrecorded),
+        (rest, unknown - gap.unrecorded_ns),
+        (GapReason::Unrecorded, gap.unrecorded_ns),
     ]
     .into_iter()
     .filter(|(_, ns)| *ns > 0)

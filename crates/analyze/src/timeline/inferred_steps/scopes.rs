@@ -31,7 +31,7 @@ impl ScopeRange<'_> {
     }
 }
 
-/// Adds the steps of which the launches prove no class.
+/// Adds the steps whose class no launch proves.
 pub fn add(trace: &Timeline, inferred: &mut InferredSteps) {
     let mut run = inferred.steps.iter().map(|it| it.run).max().unwrap_or(0);
     for (thread, ranges) in by_thread(trace) {
@@ -76,7 +76,7 @@ fn by_thread(trace: &Timeline) -> BTreeMap<i64, Vec<ScopeRange<'_>>> {
     found
 }
 
-/// One step: consecutive scopes, of which one is its forward.
+/// One step: consecutive scopes with one forward.
 struct ScopedStep<'a> {
     scopes: Vec<&'a ScopeRange<'a>>,
     forward: Interval,

@@ -10,7 +10,7 @@ pub struct LaunchAtEnd {
     /// Number of its stage.
     pub stage: usize,
     pub missing: u64,
-    /// A graph of which nothing is recorded.
+    /// A graph without any recorded work.
     pub is_silent: bool,
 }
 

@@ -54,7 +54,7 @@ fn only_the_stage_that_lost_kernels_is_reported() {
     let found = analyze(&Trace { nsys: Some(partial), ..Trace::default() }, None, None).findings;
     let lost: Vec<_> =
         found.iter().filter(|it| it.id == KERNELS_LOST).map(|it| it.message.as_str()).collect();
-    assert_eq!(lost, ["decode_all: 1 of 2 launched kernels are missing from the capture."]);
+    assert_eq!(lost, ["decode: 1 of 2 launched kernels are missing from the capture."]);
 }
 
 /// The last `cut` kernels of many are missing, and no call waited for them.
@@ -267,7 +267,7 @@ fn has_figures(analysis: &Analysis, stage: &str) -> bool {
     kernels.stage_ms(stage).is_some() || busy || records || classes || operators
 }
 
-/// Kernels launched one by one next to launches of graphs, some of which have a row of their own.
+/// Single kernel launches next to `graphs` graph launches; the first `rows` have a recorded row.
 fn with_graphs(kernels: u64, captured: u64, graphs: u64, rows: u64) -> Timeline {
     let mut trace = Timeline { ..capture("kernel 1 a 5..6 7") };
     let template = Kernel::from(trace.kernels.get(0));

@@ -161,6 +161,14 @@ fn a_stream_that_waits_at_the_start_of_a_stage_was_blocked_before_its_first_laun
     - a calls 1 ns 100000 alone 100000
     Unrecorded 1 700000 after
     ");
+    let late = sketch.replace("200000..210000", "400000..410000");
+    insta::assert_snapshot!(lines(&capture(&late)), @"
+    prefill windows 1 ns 800000 other 0
+    - a calls 1 ns 100000 alone 100000
+    Host 1 400000 after
+    Launch 1 10000 after
+    Unrecorded 1 290000 after
+    ");
 }
 
 #[test]

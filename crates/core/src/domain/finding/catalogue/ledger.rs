@@ -66,8 +66,9 @@ findings! {
                  unprofiled ones";
     LEDGER_GAP_LONG_CALL = "ledger_gap_long_call", [Warning],
         fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
-        advice: "Make these calls before the measured steps, with each shape that occurs: they \
-                 load code, choose an algorithm, compile or allocate, mostly once per shape.",
+        advice: "Make calls that load code, choose an algorithm, compile or allocate before the \
+                 measured steps, with each shape that occurs. Move calls that each step makes to \
+                 another thread.",
         saving: "the cause's time in which its kernels run alone; of gaps, at most the \
                  unprofiled ones";
     LEDGER_GAP_HOST = "ledger_gap_host", [Warning],

@@ -52,7 +52,7 @@ findings! {
                    class",
         advice: "Open ranges called prefill and decode_all around the steps.";
     STEP_NAMES_UNKNOWN = "step_names_unknown", [Warning],
-        fires_on: "names of ranges look like those of an engine's steps, and show neither class \
+        fires_on: "names of ranges look like names of an engine's steps, and show neither class \
                    nor requests in a known form",
         advice: "Name the ranges that are stages: `--stage prefill=RANGE`, or `stage` of an \
                  import.";
