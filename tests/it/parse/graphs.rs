@@ -149,9 +149,7 @@ fn a_report_of_whole_graphs_lists_unrecorded_kernels_and_the_remedy() {
         llmprof(&[export.to_str().unwrap(), "--out", out.to_str().unwrap()]);
     assert!(good, "{error}");
     assert!(
-        report.contains(
-            "The kernels inside 32 launches of CUDA graphs in decode are not recorded"
-        ),
+        report.contains("The kernels inside 32 launches of CUDA graphs in decode are not recorded"),
         "{report}"
     );
     let text = |name: &str| fs::read_to_string(out.join(name)).unwrap();
