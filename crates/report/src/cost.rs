@@ -36,6 +36,8 @@ pub struct CostRequest<'a> {
     pub dtype: Option<Dtype>,
     /// Parts of a path that the table by module distinguishes.
     pub depth: usize,
+    /// Each layer has rows of its own.
+    pub per_layer: bool,
 }
 
 /// Parts of a path that distinguish SAM, CLIP, the projector and the decoder's layers.
@@ -91,7 +93,8 @@ pub fn model_cost(request: &CostRequest) -> Result<ModelCost, InputsProblem> {
         new_tokens: request.new_tokens,
         element_bytes: dtype.bytes(),
     };
-    let cost = cost::cost(request.model, &work);
+    let count = if request.per_layer { cost::cost_per_layer } else { cost::cost };
+    let cost = count(request.model, &work);
     let no_images = request.model.vision.is_some() && needs.images.is_empty();
     let note = "No images were given: vision has parameters here but no FLOPs.";
     Ok(ModelCost {
@@ -150,6 +153,7 @@ mod tests {
             batch: 1,
             dtype: Some(Dtype::F16),
             depth: DEPTH,
+            per_layer: false,
         };
         let answer = model_cost(&asked).unwrap();
         let rows = answer.cost.modules.len();
@@ -179,6 +183,7 @@ mod tests {
             batch: 1,
             dtype: None,
             depth: DEPTH,
+            per_layer: false,
         };
         let with = model_cost(&asked(&[(600, 400)], None)).unwrap();
         let of = |path: &str| with.by_module.iter().find(|it| it.path == path).unwrap().clone();

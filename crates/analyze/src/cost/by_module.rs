@@ -23,8 +23,8 @@ pub struct CostOfModule {
     pub decode_activation_bytes: u64,
 }
 
-/// Sums the operators by the first `depth` path segments, in model order. A `*` counts as one
-/// segment with its predecessor: `decoder.layers.*`.
+/// Sums the operators by the first `depth` path segments, in model order. A `*` or the number of a
+/// layer counts as one segment with its predecessor: `decoder.layers.*`.
 pub fn by_module(cost: &Cost, depth: usize) -> Vec<CostOfModule> {
     let mut sums: Vec<CostOfModule> = Vec::new();
     for operator in &cost.modules {
@@ -46,8 +46,11 @@ pub fn by_module(cost: &Cost, depth: usize) -> Vec<CostOfModule> {
 
 fn first_parts(path: &str, depth: usize) -> &str {
     let ends = path.match_indices('.').map(|(at, _)| at).chain([path.len()]);
-    // A `*` segment joins its predecessor.
-    let mut ends = ends.filter(|at| !path[*at..].starts_with(".*.") && &path[*at..] != ".*");
+    let is_layer = |segment: &str| {
+        segment == "*" || !segment.is_empty() && segment.bytes().all(|it| it.is_ascii_digit())
+    };
+    let next = |at: usize| path[at..].trim_start_matches('.').split('.').next().unwrap_or("");
+    let mut ends = ends.filter(|at| !is_layer(next(*at)));
     ends.nth(depth.saturating_sub(1)).map_or(path, |at| &path[..at])
 }
 
@@ -69,6 +72,7 @@ mod tests {
             ["vision", "vision.sam", "vision.sam.blocks.*", "vision.sam.blocks.*.attn", path, path]
         );
         assert_eq!(first_parts("vision.sam.neck.*", 3), "vision.sam.neck.*");
+        assert_eq!(first_parts("decoder.layers.11.mlp.gate", 2), "decoder.layers.11");
     }
 
     #[test]

@@ -82,14 +82,15 @@ fn parameters(tally: &mut CostTally, decoder: &DecoderSpec) -> u128 {
         [decoder.hidden, decoder.vocab, decoder.head_dim].map(|n| n as u128);
     let (queries, keys) = (decoder.heads as u128 * head, decoder.kv_heads as u128 * head);
     let mut active = 0;
-    let mut operator = |path, op, (count, touched): (u128, u128)| {
-        // Operators without parameters get a row too, so that rows are in forward order.
-        tally.parameters(path, op, count);
-        active += touched;
-    };
     let all = |count| (count, count);
-    operator("decoder.embed_tokens", "embedding", (vocab * hidden, 0));
+    tally.parameters("decoder.embed_tokens", "embedding", vocab * hidden);
     for layer in 0..decoder.layers {
+        tally.set_layer(Some(layer));
+        // Operators without parameters get a row too, so that rows are in forward order.
+        let mut operator = |path, op, (count, touched): (u128, u128)| {
+            tally.parameters(path, op, count);
+            active += touched;
+        };
         operator("decoder.layers.*.input_layernorm", "norm", all(hidden));
         let outputs = queries + 2 * keys;
         let biases = if decoder.qkv_bias { outputs } else { 0 };
@@ -122,14 +123,12 @@ fn parameters(tally: &mut CostTally, decoder: &DecoderSpec) -> u128 {
             }
         }
     }
-    operator("decoder.norm", "norm", all(hidden));
+    tally.set_layer(None);
+    tally.parameters("decoder.norm", "norm", hidden);
     // A tied head shares the embedding table, which is counted once.
-    operator(
-        "decoder.lm_head",
-        "linear",
-        (if decoder.tied_embeddings { 0 } else { vocab * hidden }, vocab * hidden),
-    );
-    active
+    let head = if decoder.tied_embeddings { 0 } else { vocab * hidden };
+    tally.parameters("decoder.lm_head", "linear", head);
+    active + hidden + vocab * hidden
 }
 
 fn forwards(tally: &mut CostTally, decoder: &DecoderSpec, f: &Forwards) {
@@ -143,12 +142,14 @@ fn forwards(tally: &mut CostTally, decoder: &DecoderSpec, f: &Forwards) {
     }
     for layer in 0..decoder.layers {
         // The norm adds the previous layer's result; the first layer has none.
+        tally.set_layer(Some(layer));
         let terms = if layer == 0 { 1 } else { 2 };
         norm(tally, f, "decoder.layers.*.input_layernorm", (terms, x), hidden);
         attention(tally, decoder, f);
         norm(tally, f, "decoder.layers.*.post_attention_layernorm", (2, x), hidden);
         feed_forward(tally, decoder, layer, f);
     }
+    tally.set_layer(None);
     let terms = if decoder.layers == 0 { 1 } else { 2 };
     norm(tally, f, "decoder.norm", (terms, f.sequences * hidden), hidden);
     tally.linear(

@@ -92,25 +92,39 @@ struct TallyRow {
     outputs: [u128; 2],
 }
 
+/// Operator path, kind, and layer if each has rows of its own.
+type TallyKey = (&'static str, &'static str, Option<usize>);
+
 /// Sums per operator.
 pub struct CostTally {
     /// Bytes of one weight or activation.
     pub element: u128,
-    order: BTreeMap<(&'static str, &'static str), usize>,
-    rows: Vec<(&'static str, &'static str, TallyRow)>,
+    per_layer: bool,
+    /// The layer of what is added.
+    layer: Option<usize>,
+    order: BTreeMap<TallyKey, usize>,
+    rows: Vec<(TallyKey, TallyRow)>,
 }
 
 impl CostTally {
-    pub fn new(element_bytes: u64) -> Self {
-        Self { element: element_bytes.into(), order: BTreeMap::new(), rows: Vec::new() }
+    /// `per_layer`: the operators of each layer have rows of their own.
+    pub fn new(element_bytes: u64, per_layer: bool) -> Self {
+        let element = element_bytes.into();
+        Self { element, per_layer, layer: None, order: BTreeMap::new(), rows: Vec::new() }
+    }
+
+    /// Sets the layer of what is added next; `None` after the last layer.
+    pub fn set_layer(&mut self, layer: Option<usize>) {
+        self.layer = layer.filter(|_| self.per_layer);
     }
 
     fn at(&mut self, path: &'static str, op: &'static str) -> &mut TallyRow {
-        let index = *self.order.entry((path, op)).or_insert_with(|| {
-            self.rows.push((path, op, TallyRow::default()));
+        let key = (path, op, self.layer);
+        let index = *self.order.entry(key).or_insert_with(|| {
+            self.rows.push((key, TallyRow::default()));
             self.rows.len() - 1
         });
-        &mut self.rows[index].2
+        &mut self.rows[index].1
     }
 
     /// Adds parameters held by the operator.
@@ -175,7 +189,7 @@ impl CostTally {
 
     /// Sum of the parameters of all rows.
     pub fn all_parameters(&self) -> u128 {
-        self.rows.iter().map(|(_, _, row)| row.parameters).sum()
+        self.rows.iter().map(|(_, row)| row.parameters).sum()
     }
 
     /// FLOPs of the rows whose path starts with `prefix`.
@@ -185,15 +199,15 @@ impl CostTally {
         };
         self.rows
             .iter()
-            .filter(|(path, _, _)| path.starts_with(prefix))
-            .map(|(_, _, row)| of(row))
+            .filter(|((path, ..), _)| path.starts_with(prefix))
+            .map(|(_, row)| of(row))
             .sum()
     }
 
     /// Bytes moved by all rows in a stage.
     pub fn traffic(&self, stage: CostStage) -> Traffic {
         let (mut sum, mut output) = (OperatorWork::default(), 0);
-        for (_, _, row) in &self.rows {
+        for (_, row) in &self.rows {
             sum.add(if stage == CostStage::Prefill { row.prefill } else { row.decode });
             output = output.max(row.outputs[stage as usize]);
         }
@@ -203,8 +217,11 @@ impl CostTally {
     /// Converts the rows for a report.
     pub fn into_modules(self) -> Vec<ModuleCost> {
         let element = self.element;
-        let module = |(path, op, row): (&str, &str, TallyRow)| ModuleCost {
-            path: path.into(),
+        let module = |((path, op, layer), row): (TallyKey, TallyRow)| ModuleCost {
+            path: match layer {
+                Some(layer) => path.replacen('*', &layer.to_string(), 1),
+                None => path.into(),
+            },
             op: op.into(),
             parameters: narrow(row.parameters),
             weight_bytes: narrow(row.parameters * element),

@@ -52,6 +52,7 @@ fn parameters(tally: &mut CostTally, sam: &SamSpec, clip: &ClipSpec, hidden: u12
     tally.parameters("vision.sam.patch_embed", "conv", 3 * patch * patch * width + width);
     tally.parameters("vision.sam.pos_embed", "elementwise", grid * grid * width);
     for layer in 0..sam.layers {
+        tally.set_layer(Some(layer));
         let side = if sam.global_layers.contains(&layer) { grid } else { window };
         tally.parameters("vision.sam.blocks.*.norm1", "norm", 2 * width);
         tally.parameters("vision.sam.blocks.*.attn.qkv", "linear", linear(width, 3 * width));
@@ -61,12 +62,12 @@ fn parameters(tally: &mut CostTally, sam: &SamSpec, clip: &ClipSpec, hidden: u12
         tally.parameters("vision.sam.blocks.*.mlp.lin1", "linear", linear(width, mlp));
         tally.parameters("vision.sam.blocks.*.mlp.lin2", "linear", linear(mlp, width));
     }
+    tally.set_layer(None);
     tally.parameters("vision.sam.neck.*", "conv", width * neck + 9 * neck * neck);
     tally.parameters("vision.sam.neck.*", "norm", 4 * neck);
     tally.parameters("vision.sam.downsample.*", "conv", 9 * neck * middle + 9 * middle * last);
 
-    let [width, mlp, grid, layers] =
-        [clip.width, clip.mlp, clip.grid, clip.layers].map(|n| n as u128);
+    let [width, mlp, grid] = [clip.width, clip.mlp, clip.grid].map(|n| n as u128);
     tally.parameters("vision.clip.embeddings", "elementwise", width + (grid * grid + 1) * width);
     // Stored with the weights but never executed.
     tally.parameters(
@@ -75,20 +76,18 @@ fn parameters(tally: &mut CostTally, sam: &SamSpec, clip: &ClipSpec, hidden: u12
         3 * CLIP_PATCH * CLIP_PATCH * width,
     );
     tally.parameters("vision.clip.pre_layrnorm", "norm", 2 * width);
-    tally.parameters("vision.clip.layers.*.layer_norm1", "norm", layers * 2 * width);
-    tally.parameters(
-        "vision.clip.layers.*.self_attn.qkv_proj",
-        "linear",
-        layers * linear(width, 3 * width),
-    );
-    tally.parameters(
-        "vision.clip.layers.*.self_attn.out_proj",
-        "linear",
-        layers * linear(width, width),
-    );
-    tally.parameters("vision.clip.layers.*.layer_norm2", "norm", layers * 2 * width);
-    tally.parameters("vision.clip.layers.*.mlp.fc1", "linear", layers * linear(width, mlp));
-    tally.parameters("vision.clip.layers.*.mlp.fc2", "linear", layers * linear(mlp, width));
+    for layer in 0..clip.layers {
+        tally.set_layer(Some(layer));
+        tally.parameters("vision.clip.layers.*.layer_norm1", "norm", 2 * width);
+        let qkv = linear(width, 3 * width);
+        tally.parameters("vision.clip.layers.*.self_attn.qkv_proj", "linear", qkv);
+        let out = linear(width, width);
+        tally.parameters("vision.clip.layers.*.self_attn.out_proj", "linear", out);
+        tally.parameters("vision.clip.layers.*.layer_norm2", "norm", 2 * width);
+        tally.parameters("vision.clip.layers.*.mlp.fc1", "linear", linear(width, mlp));
+        tally.parameters("vision.clip.layers.*.mlp.fc2", "linear", linear(mlp, width));
+    }
+    tally.set_layer(None);
 
     tally.parameters("vision.projector", "linear", linear(width + last, hidden));
     // The row newline and the view separator.
@@ -110,10 +109,12 @@ fn sam(tally: &mut CostTally, sam: &SamSpec, views: Views) -> u128 {
         MovedElements { weights: side * side * width, read: x, written: x },
     );
     for layer in 0..sam.layers {
+        tally.set_layer(Some(layer));
         let terms = if layer == 0 { 1 } else { 2 };
         norm(tally, "vision.sam.blocks.*.norm1", (terms, x), width);
         sam_block(tally, sam, (views.count, side), sam.global_layers.contains(&layer));
     }
+    tally.set_layer(None);
     moved(
         tally,
         "vision.sam.add_mlp",
@@ -187,6 +188,7 @@ fn clip(tally: &mut CostTally, clip: &ClipSpec, count: u128, places: u128) {
     moved(tally, "vision.clip.embeddings", "elementwise", embed);
     norm(tally, "vision.clip.pre_layrnorm", (1, x), width);
     for layer in 0..clip.layers {
+        tally.set_layer(Some(layer));
         norm(tally, "vision.clip.layers.*.layer_norm1", (if layer == 0 { 1 } else { 2 }, x), width);
         linear(tally, "vision.clip.layers.*.self_attn.qkv_proj", rows, (width, 3 * width));
         let attend =
@@ -197,6 +199,7 @@ fn clip(tally: &mut CostTally, clip: &ClipSpec, count: u128, places: u128) {
         linear(tally, "vision.clip.layers.*.mlp.fc1", rows, (width, mlp));
         linear(tally, "vision.clip.layers.*.mlp.fc2", rows, (mlp, width));
     }
+    tally.set_layer(None);
     moved(
         tally,
         "vision.clip.add_mlp",

@@ -42,6 +42,10 @@ pub struct CostOptions {
     #[arg(long, value_name = "N", default_value_t = DEPTH as u8,
         value_parser = clap::value_parser!(u8).range(1..=16))]
     depth: u8,
+    /// Rows for each layer, for example to tell windowed from global blocks of SAM, or dense layers
+    /// from those with experts
+    #[arg(long)]
+    per_layer: bool,
     /// Folder of models [default: the setting server.models]
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
@@ -86,6 +90,7 @@ pub fn run(options: &CostOptions) -> Result<()> {
         batch: options.batch.into(),
         dtype: options.dtype,
         depth: options.depth.into(),
+        per_layer: options.per_layer,
     })?;
     let text = match options.format {
         CostFormat::Json => answer.json(),

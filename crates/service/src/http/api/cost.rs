@@ -68,6 +68,10 @@ pub struct CostQuery {
     #[serde(default = "depth")]
     #[param(default = 2, minimum = 1, maximum = 16)]
     depth: u8,
+    /// Whether each layer has rows of its own, with its number in place of `*`.
+    #[serde(default)]
+    #[param(default = false)]
+    per_layer: bool,
     /// `json`, `md` or `csv`; by `Accept` when absent.
     #[param(value_type = Option<String>, pattern = "^(json|md|csv)$")]
     format: Option<TableFormat>,
@@ -95,6 +99,7 @@ fn example() -> Value {
         batch: 1,
         dtype: None,
         depth: DEPTH,
+        per_layer: false,
     };
     let mut cost = json!(model_cost(&request).ok());
     cut_lists(&mut cost);
@@ -159,6 +164,7 @@ pub async fn cost(
         batch: query.batch.into(),
         dtype: query.dtype,
         depth: query.depth.into(),
+        per_layer: query.per_layer,
     };
     let cost = model_cost(&request)
         .map_err(|problem| ApiError::new(ErrorCode::InputsUnfit, problem.to_string()))?;
