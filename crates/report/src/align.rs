@@ -3,7 +3,7 @@
 use llmprof_analyze::align::{
     Alignment, AlignmentCheck, EvidenceRow, SideFacts, SidePower, Verdict,
 };
-use llmprof_core::layout;
+use llmprof_core::{domain::digits, layout};
 use minijinja::{
     context,
     value::{Serde, Value},
@@ -121,10 +121,11 @@ impl AlignmentReport<'_> {
         ]);
         if a.power.or(b.power).is_some() {
             let figure = |side: &SideFacts, field: fn(&SidePower) -> Option<f64>| {
-                known(side.power.as_ref().and_then(field), |it| decimals(it, 1))
+                known(side.power.as_ref().and_then(field), digits::figure)
             };
-            let figures: [Fact<SidePower, Option<f64>>; 3] = [
+            let figures: [Fact<SidePower, Option<f64>>; 4] = [
                 ("mean GPU power, W", |it| it.mean_w),
+                ("energy of the GPU in one instance of the stage, J", |it| it.energy_j),
                 ("mean SM clock, MHz", |it| it.sm_mhz),
                 ("time throttled, %", |it| it.throttled_pct),
             ];

@@ -88,6 +88,9 @@ pub struct SideFacts {
 #[cfg_attr(feature = "schema", schema(as = AlignmentPower))]
 pub struct SidePower {
     pub mean_w: Option<f64>,
+    /// Joules of the whole GPU in one instance of the stage.
+    #[serde(default)]
+    pub energy_j: Option<f64>,
     pub sm_mhz: Option<f64>,
     /// Share of the samples in which the device was throttled, percent.
     pub throttled_pct: Option<f64>,
@@ -247,6 +250,7 @@ fn facts(side: &AlignmentSide, found: &IsolatedOperation) -> SideFacts {
         replayed_kernels: found.replayed,
         power: side.power.map(|it| SidePower {
             mean_w: it.mean_w,
+            energy_j: it.energy_j,
             sm_mhz: it.sm_mhz,
             throttled_pct: it.throttled_pct,
         }),
