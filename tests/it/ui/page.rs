@@ -185,6 +185,8 @@ async fn a_form_queues_one_run_and_redirects_to_its_page() {
             "value=\"a, b\"",
         ],
     );
+    let lighter = page(&api.get(&format!("/?again={id}&in_mode=light")).await, 200);
+    assert_contains(&lighter, &["value=\"light\" checked", "value=\"a, b\""]);
 }
 
 #[tokio::test]

@@ -205,5 +205,6 @@ fn range_unclosed(_: &Analysis, trace: &Trace) -> Vec<Finding> {
 }
 
 fn overhead_high(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
-    stages::overhead::findings(&analysis.overhead, trace, replays_graph(analysis))
+    let gpus = &analysis.stage_gpu.totals;
+    stages::overhead::findings(&analysis.overhead, (trace, gpus), replays_graph(analysis))
 }

@@ -1,14 +1,18 @@
 //! Tracing overhead: stage times under nsys compared with the unprofiled pass.
 
 use llmprof_core::{
-    domain::finding::{Finding, catalogue},
+    domain::{
+        digits::figure,
+        finding::{Finding, catalogue},
+    },
     trace::Trace,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
     stages::{DECODE, Stages, in_sentence},
-    stats::percent,
+    stats::{percent, ratio},
+    timeline::gpu::StageGpu,
 };
 
 /// Overhead, percent, above which a finding is reported.
@@ -47,51 +51,92 @@ pub fn overhead(plain: &Stages, traced: &Stages) -> Vec<OverheadRecord> {
     plain.rows.iter().filter_map(compare).collect()
 }
 
-/// Findings on stages with high overhead, with lighter settings for this capture.
+/// The mode whose timeline records a graph as one launch.
+const LIGHTER_MODE: &str = "light";
+
+/// Findings on stages with high overhead, with the settings that are lighter for each.
 ///
-/// `replays` is true when decode already replays a CUDA graph.
-pub fn findings(records: &[OverheadRecord], trace: &Trace, replays: bool) -> Vec<Finding> {
+/// `gpus`: the launches of each stage. `replays` is true when decode already replays a CUDA graph.
+pub fn findings(
+    records: &[OverheadRecord],
+    (trace, gpus): (&Trace, &[StageGpu]),
+    replays: bool,
+) -> Vec<Finding> {
     let high = |record: &OverheadRecord| {
         let pct = record.overhead_pct.filter(|pct| *pct > HIGH_PCT)?;
         let message = format!("Tracing lengthened {} by {pct:.0} %.", in_sentence(&record.stage));
-        Some(
-            Finding::new(catalogue::OVERHEAD_HIGH, message)
-                .with("stage", &record.stage)
-                .with("unprofiled ms", format!("{:.3}", record.plain_ms))
-                .with("traced ms", format!("{:.3}", record.traced_ms))
-                .advise(format!(
-                    "Use the capture for proportions, not for times. {}",
-                    lighter_settings(trace, record.stage == DECODE && !replays)
-                )),
-        )
+        let gpu = gpus.iter().find(|it| it.stage == record.stage);
+        let lighter = LighterSettings::of(record, gpu, trace, replays);
+        let mut finding = Finding::new(catalogue::OVERHEAD_HIGH, message)
+            .with("stage", &record.stage)
+            .with("unprofiled ms", format!("{:.3}", record.plain_ms))
+            .with("traced ms", format!("{:.3}", record.traced_ms));
+        if let Some((launches, us)) = lighter.single {
+            let launch = format!("{} us for each of {launches}", figure(us));
+            finding = finding.with("cost of a launch", launch);
+        }
+        if lighter.is_mode {
+            finding = finding.with("lighter mode", LIGHTER_MODE);
+        }
+        let advice = lighter.advice();
+        Some(finding.advise(format!("Use the capture for proportions, not for times. {advice}")))
     };
     records.iter().filter_map(high).collect()
 }
 
-/// Lighter settings, derived from the contents of the capture.
-fn lighter_settings(trace: &Trace, eager_decode: bool) -> String {
-    let mut settings = Vec::new();
-    if let Some(nsys) = &trace.nsys {
-        if nsys.kernels.iter().any(|kernel| kernel.graph_node.is_some()) {
-            settings.push("profiling.nsys.cuda_graph_trace graph (as in mode light)");
+/// What would make the trace of one stage lighter.
+#[derive(Debug, Default)]
+struct LighterSettings {
+    settings: Vec<&'static str>,
+    /// True if the lighter mode has the first of them.
+    is_mode: bool,
+    /// Launches of an instance without graphs, and the microseconds that tracing adds to each.
+    single: Option<(u64, f64)>,
+}
+
+impl LighterSettings {
+    fn of(record: &OverheadRecord, gpu: Option<&StageGpu>, trace: &Trace, replays: bool) -> Self {
+        let Some(nsys) = &trace.nsys else {
+            return Self { settings: vec!["mode light"], is_mode: true, single: None };
+        };
+        let mut found = Self::default();
+        let graphs = gpu.map_or(0, |it| it.graph_launches.unwrap_or(0));
+        let has_nodes = gpu.is_some_and(|it| graphs > it.whole_graphs);
+        if has_nodes {
+            found.settings.push("profiling.nsys.cuda_graph_trace graph (as in mode light)");
+            found.is_mode = true;
         }
         if !nsys.os_calls.is_empty() {
-            settings.push("profiling.nsys.trace without osrt");
+            found.settings.push("profiling.nsys.trace without osrt");
         }
-        if eager_decode && nsys.kernels.iter().any(|kernel| kernel.graph_node.is_none()) {
-            settings.push("decode as a CUDA graph, which is traced as one launch");
+        let launches = gpu.filter(|_| graphs == 0).map_or(0, |it| it.launches);
+        if launches > 0 && record.stage == DECODE && !replays {
+            found.settings.push("decode as a CUDA graph, which is traced as one launch");
         }
-    } else {
-        settings.push("mode light");
+        let each = gpu.and_then(|it| launches.checked_div(it.instances)).filter(|it| *it > 0);
+        found.single = each.and_then(|each| {
+            Some((each, ratio(1e3 * (record.traced_ms - record.plain_ms), each as f64)?))
+        });
+        found
     }
-    if settings.is_empty() {
-        return "The trace is already minimal: raise repeats to rule out noise.".into();
+
+    fn advice(&self) -> String {
+        match (self.settings.as_slice(), self.single) {
+            ([], Some(_)) => {
+                "No setting of the timeline records single launches at less; a longer \
+                              prompt or a larger batch hides their cost behind the work."
+                    .into()
+            }
+            ([], None) => "The trace is already minimal: raise repeats to rule out noise.".into(),
+            (settings, _) => format!("Lighter settings: {}.", settings.join("; ")),
+        }
     }
-    format!("Lighter settings: {}.", settings.join("; "))
 }
 
 #[cfg(test)]
 mod tests {
+    use llmprof_core::trace::timeline::Timeline;
+
     use super::*;
     use crate::{kernels::tests::capture, stages::StageTiming, stats::Spread};
 
@@ -117,17 +162,62 @@ mod tests {
         assert_eq!(overhead(&decode(64.0, 64), &decode(64.0, 64))[0].steps, None);
     }
 
-    #[test]
-    fn a_heavy_trace_lists_lighter_settings() {
+    /// The finding on a decode of 20 ms instead of 10, with two instances on a GPU.
+    fn found(gpu: Option<StageGpu>, nsys: Option<Timeline>) -> Finding {
         let records = overhead(&decode(10.0, 1), &decode(20.0, 1));
-        let advice = |nsys| {
-            let trace = Trace { nsys, ..Trace::default() };
-            findings(&records, &trace, false).remove(0).advice.unwrap()
+        let gpus: Vec<StageGpu> = gpu.into_iter().collect();
+        let trace = Trace { nsys, ..Trace::default() };
+        findings(&records, (&trace, &gpus), false).remove(0)
+    }
+
+    #[test]
+    fn each_stage_lists_the_settings_that_are_lighter_for_it() {
+        let gpu = |launches: u64, graphs: u64, whole_graphs: u64| StageGpu {
+            stage: DECODE.into(),
+            instances: 2,
+            launches,
+            graph_launches: Some(graphs),
+            whole_graphs,
+            ..StageGpu::default()
         };
-        assert!(advice(None).contains("mode light"));
-        let mut deep = capture("call 1 1 2..3\nkernel 1 gemm 5..6 7");
-        deep.kernels = deep.kernels.map(|_, kernel| kernel.graph_node = Some(7));
-        assert!(advice(Some(deep)).contains("cuda_graph_trace graph"));
-        assert!(advice(Some(capture(""))).contains("already minimal"));
+        let of = |gpu: Option<StageGpu>, nsys: Option<&str>| {
+            let found = found(gpu, nsys.map(capture));
+            let has = |name: &str| found.evidence.get(name).cloned();
+            (found.advice.clone().unwrap(), has("lighter mode"), has("cost of a launch"))
+        };
+        let (advice, mode, _) = of(None, None);
+        assert!(advice.contains("mode light") && mode.is_some());
+        let (advice, mode, launch) = of(Some(gpu(90, 2, 0)), Some(""));
+        assert!(advice.contains("cuda_graph_trace graph") && mode.is_some(), "{advice}");
+        assert_eq!(launch, None);
+        let (advice, mode, launch) = of(Some(gpu(90, 0, 0)), Some(""));
+        assert!(advice.contains("decode as a CUDA graph") && mode.is_none(), "{advice}");
+        assert!(launch.is_some_and(|it| it.contains("222 us for each of 45")));
+        let (advice, mode, _) = of(Some(gpu(0, 2, 2)), Some(""));
+        assert!(advice.contains("already minimal") && mode.is_none(), "{advice}");
+    }
+
+    #[test]
+    fn a_stage_of_single_launches_has_no_lighter_setting_because_another_replays_a_graph() {
+        let records = [OverheadRecord {
+            stage: "prefill".into(),
+            plain_ms: 2.0,
+            traced_ms: 4.0,
+            overhead_pct: Some(100.0),
+            steps: None,
+        }];
+        let of = |stage: &str, graphs: u64| StageGpu {
+            stage: stage.into(),
+            instances: 1,
+            launches: 500,
+            graph_launches: Some(graphs),
+            ..StageGpu::default()
+        };
+        let trace = Trace { nsys: Some(capture("")), ..Trace::default() };
+        let gpus = [of("prefill", 0), of(DECODE, 9)];
+        let found = findings(&records, (&trace, &gpus), true).remove(0);
+        let advice = found.advice.unwrap();
+        assert!(advice.contains("No setting of the timeline records single launches"), "{advice}");
+        assert_eq!(found.evidence["cost of a launch"], "4.00 us for each of 500");
     }
 }

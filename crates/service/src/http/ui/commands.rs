@@ -81,6 +81,8 @@ struct ParamField<'a> {
 #[serde(default)]
 pub struct CommandQuery {
     again: String,
+    /// The mode to submit it in, if not its own.
+    in_mode: String,
     session: String,
 }
 
@@ -104,7 +106,7 @@ pub async fn form(
     let mut entered = SubmitForm::empty();
     if !query.again.is_empty() {
         let run = runs::find(&app, parse_id(&query.again)?).await?;
-        entered = SubmitForm::from_spec(&run.spec);
+        entered = SubmitForm::from_spec(&run.spec).with_mode(&query.in_mode);
         fields = run.spec.call().map(fields_of).unwrap_or_default();
     }
     fields.push(("session".into(), query.session));

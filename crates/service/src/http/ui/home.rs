@@ -68,6 +68,8 @@ pub struct HomeQuery {
     cursor: String,
     /// The run to submit again.
     again: String,
+    /// The mode to submit it in, if not its own.
+    in_mode: String,
     /// Stored inputs or a manifest that the form names.
     inputs: String,
 }
@@ -184,7 +186,7 @@ pub async fn home(
         "" => SubmitForm::empty(),
         id => SubmitForm::from_spec(&runs::find(&app, parse_id(id)?).await?.spec),
     };
-    let entered = entered.with_inputs(&query.inputs);
+    let entered = entered.with_inputs(&query.inputs).with_mode(&query.in_mode);
     show(&app, &caller, &query, &entered, None).await
 }
 

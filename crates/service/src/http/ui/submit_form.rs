@@ -74,9 +74,18 @@ impl SubmitForm {
     }
 
     /// The same form with these stored inputs or this manifest, unless the name is empty.
-    pub fn with_inputs(mut self, name: &str) -> Self {
-        if !name.is_empty() {
-            self.0.insert("inputs".into(), name.trim().to_owned());
+    pub fn with_inputs(self, name: &str) -> Self {
+        self.with("inputs", name)
+    }
+
+    /// The same form in this mode, unless it is empty.
+    pub fn with_mode(self, mode: &str) -> Self {
+        self.with("mode", mode)
+    }
+
+    fn with(mut self, field: &str, text: &str) -> Self {
+        if !text.is_empty() {
+            self.0.insert(field.into(), text.trim().to_owned());
         }
         self
     }
