@@ -10,7 +10,7 @@ use llmprof_core::trace::engine_steps::MIXED;
 use crate::{
     kernels::WARMUP,
     stages::{DECODE, PREFILL},
-    timeline::{capture::Capture, steps::StepSource},
+    timeline::capture::Capture,
 };
 
 /// A prefill, and the decode that follows it.
@@ -40,8 +40,8 @@ pub fn repeats(capture: &Capture) -> Vec<Option<u32>> {
 
 /// The prefill of each decode that is in a pass.
 fn pairs(capture: &Capture, counts: impl Fn(usize) -> bool) -> BTreeMap<usize, usize> {
-    let named = capture.stages.steps.iter().filter(|it| it.source == StepSource::Named);
-    let engine: HashSet<(i64, i64)> = named.map(|it| (it.place, it.start_ns)).collect();
+    let scheduled = capture.stages.steps.iter().filter(|it| it.is_scheduled);
+    let engine: HashSet<(i64, i64)> = scheduled.map(|it| (it.place, it.start_ns)).collect();
     let mut found = BTreeMap::new();
     let mut open: BTreeMap<i64, OpenPass> = BTreeMap::new();
     for (at, it) in capture.stages.instances.iter().enumerate() {

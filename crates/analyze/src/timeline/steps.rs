@@ -35,6 +35,8 @@ named_values! {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
     pub source: StepSource,
+    /// True for a step that an engine scheduled: it is a stage instance of its own.
+    pub is_scheduled: bool,
     pub engine: Option<&'static str>,
     /// `None` where only the boundaries are known.
     pub class: Option<StepClass>,
@@ -62,6 +64,7 @@ impl Step {
     fn named(step: EngineStep, evidence: &str, place: i64, (start_ns, end_ns): Interval) -> Self {
         Self {
             source: StepSource::Named,
+            is_scheduled: true,
             engine: Some(step.engine),
             class: Some(step.class),
             mode: step.mode.map(str::to_owned),
@@ -81,6 +84,7 @@ impl Step {
         let decode = StepPart { requests: decode_requests, ..StepPart::default() };
         Self {
             source: StepSource::Inferred,
+            is_scheduled: step.is_scheduled,
             engine: step.engine,
             class: step.class,
             mode: step.mode.map(str::to_owned),

@@ -14,7 +14,6 @@ use super::{
     interval::Interval,
     open_ranges::{EXCLUDED, NONE, OpenStages},
     stage_spans::{extended, stage_spans},
-    steps::StepSource,
 };
 use crate::{
     stages::{BETWEEN_STEPS, NO_STAGE},
@@ -25,15 +24,19 @@ use crate::{
 const PAUSE: f64 = 100.0;
 
 /// A capture without stages as one stage without a name: in each process with work, from the first
-/// recorded work of its GPUs to the last. `None` with stages, without work, and where work has no
-/// times.
+/// recorded work of its GPUs to the last, after the warm-up if there is one. `None` with stages,
+/// without work, and where work has no times.
 pub fn whole<'a>(capture: &Capture<'a>) -> Option<Capture<'a>> {
-    if !capture.stages.instances.is_empty() || capture.trace.lacks_times() {
+    let all = &capture.stages;
+    let has_stages = all.instances.iter().any(|it| all.labels[it.label] != WARMUP);
+    if has_stages || capture.trace.lacks_times() {
         return None;
     }
+    let warm_ns = stage_spans(capture).into_iter().map(|it| it.1).max().unwrap_or(i64::MIN);
     let used = used_devices(capture.trace);
     let mut of_device: BTreeMap<u32, Interval> = BTreeMap::new();
-    for it in activities(capture).filter(|it| it.device != ON_HOST) {
+    let work = activities(capture).filter(|it| it.device != ON_HOST);
+    for it in work.filter(|it| it.start_ns >= warm_ns) {
         let window = of_device.entry(it.device).or_insert((it.start_ns, it.end_ns));
         *window = extended(Some(*window), (it.start_ns, it.end_ns));
     }
@@ -52,18 +55,18 @@ pub fn whole<'a>(capture: &Capture<'a>) -> Option<Capture<'a>> {
     }
     let places: Vec<i64> = windows.keys().copied().collect();
     let stages = OpenStages::of_one(NO_STAGE, capture.trace, windows.into_iter().collect());
-    Some(capture.restaged(stages, |instance, process, _| match instance {
-        EXCLUDED => EXCLUDED,
-        _ => places.binary_search(&process).map_or(NONE, |at| at as u32),
+    Some(capture.restaged(stages, |instance, process, start_ns| match instance {
+        NONE if start_ns >= warm_ns => places.binary_search(&process).map_or(NONE, |at| at as u32),
+        _ => EXCLUDED,
     }))
 }
 
-/// The time of a process between consecutive steps that an engine names, as a stage, with the work
-/// that no step launched in it. `None` without such time. Next to a cold step and in a pause there
+/// The time of a process between consecutive steps of an engine, as a stage, with the work that no
+/// step launched in it. `None` without such time. Next to a cold step and in a pause there
 /// is none.
 pub fn between_steps<'a>(capture: &Capture<'a>) -> Option<Capture<'a>> {
     let all = &capture.stages;
-    if !all.steps.iter().any(|it| it.source == StepSource::Named) || capture.trace.lacks_times() {
+    if !all.steps.iter().any(|it| it.is_scheduled) || capture.trace.lacks_times() {
         return None;
     }
     // End of the last step of each process; `None` after a warm-up.
@@ -151,6 +154,14 @@ mod tests {
         assert_eq!(ns(&found, NO_STAGE, LedgerCause::GapUnknown), 30, "work without a call");
         let with_stage = of(&format!("range 1 prefill 0..200\n{NO_STAGES}"));
         assert!(stage(&with_stage, NO_STAGE).is_none());
+    }
+
+    #[test]
+    fn a_capture_whose_only_stage_is_a_warm_up_has_causes_of_the_time_after_it() {
+        let found = of(&format!("range 1 warmup 0..45\n{NO_STAGES}"));
+        assert_eq!(stage(&found, NO_STAGE).map(|it| it.measured_ns), Some(90), "from 60 to 150");
+        assert_eq!(sum(&found, NO_STAGE), 90);
+        assert!(stage(&of(&format!("range 1 warmup 0..200\n{NO_STAGES}")), NO_STAGE).is_none());
     }
 
     #[test]

@@ -21,8 +21,11 @@ pub struct InferredStep {
     pub start_ns: i64,
     /// End of its last work, or the start of the next launching call if that is earlier.
     pub end_ns: i64,
-    /// Consecutive decode steps have the same number: together they are one stage.
+    /// Steps of one number are one stage: consecutive decode steps of a program that generates, or
+    /// one step of an engine.
     pub run: u32,
+    /// True if an engine scheduled it: the step is a stage, and so is the time until the next.
+    pub is_scheduled: bool,
     /// Prompts that the step reads; `None` where their number is not proven.
     pub prefill_requests: Option<u64>,
     /// Tokens of these prompts; `None` where their number is not proven.
@@ -43,7 +46,7 @@ pub struct InferredSteps {
 }
 
 impl InferredSteps {
-    /// Stage instances: stage, thread, start and end. Decode steps in a row are one.
+    /// Stage instances: stage, thread, start and end. Steps of one run are one.
     pub fn stages(&self) -> Vec<(&'static str, i64, i64, i64)> {
         let mut stages: Vec<(&'static str, i64, i64, i64)> = Vec::new();
         // Steps of several threads alternate in time: a run is found by its number and thread.

@@ -100,6 +100,7 @@ impl ScopedStep<'_> {
             start_ns: first.at.0,
             end_ns: end_ns.unwrap_or(first.at.1),
             run,
+            is_scheduled: true,
             evidence: format!("ranges {}: {}", first.scopes.name, names.join(", ")).into(),
             ..InferredStep::default()
         }

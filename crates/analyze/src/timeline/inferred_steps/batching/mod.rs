@@ -71,8 +71,6 @@ struct BatchStep {
     batch: Batch,
     /// Another rank reads the chosen tokens.
     is_follower: bool,
-    /// Place among the forwards of the rank that reads them.
-    at: usize,
 }
 
 /// Steps found, and the reasons for none by thread.
@@ -125,9 +123,9 @@ impl BatchSteps {
     /// Adds the steps of a thread that reads chosen tokens; returns false if none is proven, or if
     /// the launches themselves may show more.
     fn add_reader(&mut self, place: Place, all: &[TimedForward], is_continuous: bool) -> bool {
-        let is_read = |it: &TimedForward| it.forward.chosen_bytes.is_some();
-        let read = || all.iter().enumerate().filter(|(_, it)| is_read(it));
-        let forwards: Vec<&Forward> = read().map(|(_, it)| &it.forward).collect();
+        let is_read = |it: &&TimedForward| it.forward.chosen_bytes.is_some();
+        let read = || all.iter().filter(is_read);
+        let forwards: Vec<&Forward> = read().map(|it| &it.forward).collect();
         if forwards.is_empty() {
             return false;
         }
@@ -146,8 +144,8 @@ impl BatchSteps {
         let unproven = batches.iter().filter(|it| it.is_none()).count();
         *self.unclear.entry(reason).or_default() += unproven as u64;
         *self.unclear.entry(UNREAD).or_default() += (all.len() - forwards.len()) as u64;
-        let step = |((at, forward), batch): ((usize, &TimedForward), Option<Batch>)| {
-            Some(BatchStep { forward: forward.clone(), batch: batch?, is_follower: false, at })
+        let step = |(forward, batch): (&TimedForward, Option<Batch>)| {
+            Some(BatchStep { forward: forward.clone(), batch: batch?, is_follower: false })
         };
         self.steps.insert(place, read().zip(batches).filter_map(step).collect());
         true
@@ -158,37 +156,33 @@ impl BatchSteps {
         self.steps.range((thread, 0)..=(thread, u32::MAX)).next().is_some()
     }
 
-    /// Writes all steps after the run numbered `run`; returns the number of the last run.
+    /// Writes all steps after the run numbered `run`; returns the number of the last run. Each step
+    /// is a run of its own, since the engine schedules each.
     pub fn write(&self, mut run: u32, inferred: &mut InferredSteps) -> u32 {
         for ((thread, _), steps) in &self.steps {
-            let mut last: Option<(&BatchStep, Arc<str>)> = None;
+            let mut last: Option<Arc<str>> = None;
             for step in steps {
-                let class = step.batch.class;
-                let is_next = |(before, _): &(&BatchStep, Arc<str>)| {
-                    before.batch.class == class && before.at + 1 == step.at
-                };
-                let continues = class == StepClass::Decode && last.as_ref().is_some_and(is_next);
-                run += u32::from(!continues);
+                run += 1;
                 let text = evidence(step);
                 let evidence: Arc<str> = match last {
-                    Some((_, evidence)) if *evidence == *text => evidence,
+                    Some(evidence) if *evidence == *text => evidence,
                     _ => text.into(),
                 };
                 inferred.steps.push(InferredStep {
-                    class: Some(class),
+                    class: Some(step.batch.class),
                     global_tid: *thread,
                     start_ns: step.forward.start_ns,
                     end_ns: step.forward.end_ns,
                     run,
+                    is_scheduled: true,
                     prefill_requests: step.batch.prefill_requests,
                     prefill_tokens: step.batch.prefill_tokens,
                     decode_requests: step.batch.decode_requests,
                     evidence: evidence.clone(),
                     ..InferredStep::default()
                 });
-                last = Some((step, evidence));
+                last = Some(evidence);
             }
-            run += 1;
         }
         for (reason, count) in &self.unclear {
             *inferred.unclear.entry(reason).or_default() += count;
