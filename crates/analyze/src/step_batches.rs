@@ -31,16 +31,23 @@ pub struct StepBatch {
     /// less than a factor of two.
     pub context_min: Option<u64>,
     pub context_max: Option<u64>,
+    /// Steps of all processes: ranks that run one step together have one each.
     pub steps: u64,
+    /// Processes with such steps.
+    #[serde(default)]
+    pub processes: u64,
     /// Milliseconds of a step, from its start to the end of its work.
     pub ms: Spread,
     /// Its median.
     pub p50_ms: f64,
-    /// Milliseconds from the end of a step to the end of the next one of its class and process,
-    /// median: in decode, the time between two tokens of a request. `null` if fewer than three of
-    /// these follow on such a step: an engine without requests waits.
+    /// Median of `period_ms` of its steps, milliseconds: in decode, the time between two tokens of
+    /// a request. `null` if fewer than three of these follow on such a step: an engine without
+    /// requests waits.
     #[serde(default)]
     pub period_ms: Option<f64>,
+    /// Mean and spread of the same times.
+    #[serde(default)]
+    pub periods_ms: Option<Spread>,
     /// Part of that time in which the device ran its work, percent, mean.
     pub busy_pct: Option<f64>,
     /// Tokens that a step computed or generated, of all requests, over `period_ms`, or over its own
@@ -84,39 +91,19 @@ const CUT_PART: f64 = 0.1;
 /// whose time is not their own, are left out if others of the capture or class remain.
 pub fn step_batches(steps: &[EngineStepRecord]) -> Vec<StepBatch> {
     type Key<'a> = (StepClass, Option<&'a str>, Option<u64>, Option<u32>);
-    let mut groups: BTreeMap<Key, Vec<StepAt>> = BTreeMap::new();
-    let periods = periods(steps);
+    let mut groups: BTreeMap<Key, Vec<&EngineStepRecord>> = BTreeMap::new();
     let has_work = steps.iter().any(EngineStepRecord::has_work);
     let whole: BTreeSet<Option<StepClass>> =
         steps.iter().filter(|it| !is_cut(it)).map(|it| it.class).collect();
-    for (it, period) in steps.iter().zip(periods).filter(|(it, _)| it.has_work() || !has_work) {
+    for it in steps.iter().filter(|it| it.has_work() || !has_work) {
         if is_cut(it) && whole.contains(&it.class) {
             continue;
         }
         let class = it.class.unwrap_or(StepClass::Other);
         let octave = context(it).map(u64::ilog2);
-        groups
-            .entry((class, it.mode.as_deref(), it.requests, octave))
-            .or_default()
-            .push((it, period));
+        groups.entry((class, it.mode.as_deref(), it.requests, octave)).or_default().push(it);
     }
     groups.into_iter().filter_map(|(key, steps)| batch((key.0, key.1, key.2), &steps)).collect()
-}
-
-/// A step, and its time since the end of the one before, milliseconds.
-type StepAt<'a> = (&'a EngineStepRecord, Option<f64>);
-
-/// Time from the end of the step before to the end of each step, milliseconds; `None` after a step
-/// of another class. The host may start steps long before their work: their starts are not times
-/// of tokens. The steps are in the order of their starts.
-fn periods(steps: &[EngineStepRecord]) -> Vec<Option<f64>> {
-    let mut last: BTreeMap<u32, &EngineStepRecord> = BTreeMap::new();
-    let periods = steps.iter().map(|it| {
-        let before = last.insert(it.process, it)?;
-        let is_same = (before.class, &before.mode) == (it.class, &it.mode);
-        (is_same && it.end_ms > before.end_ms).then_some(it.end_ms - before.end_ms)
-    });
-    periods.collect()
 }
 
 /// True for a step whose time is not its own.
@@ -132,9 +119,9 @@ fn context(it: &EngineStepRecord) -> Option<u64> {
 
 fn batch(
     (class, mode, requests): (StepClass, Option<&str>, Option<u64>),
-    steps: &[StepAt],
+    steps: &[&EngineStepRecord],
 ) -> Option<StepBatch> {
-    let all = || steps.iter().map(|it| it.0);
+    let all = || steps.iter().copied();
     let times: Vec<f64> = all().map(|it| it.step_ms).collect();
     let made: Option<u64> = all().map(|it| tokens(it).filter(|_| !is_cut(it))).sum();
     let busy =
@@ -142,8 +129,9 @@ fn batch(
     let busy: Option<Vec<f64>> = busy.collect();
     let contexts = || all().filter_map(context);
     let padded = || all().filter_map(|it| it.padded_requests);
-    let periods: Vec<f64> = steps.iter().filter_map(|it| it.1).collect();
-    let period_ms = if periods.len() >= LEAST_MEDIAN { median(periods) } else { None };
+    let periods: Vec<f64> = all().filter_map(|it| it.period_ms).collect();
+    let periods = Some(periods).filter(|it| it.len() >= LEAST_MEDIAN);
+    let period_ms = periods.as_ref().and_then(|it| median(it.iter().copied()));
     let mean_ms = times.iter().sum::<f64>() / times.len() as f64;
     let each = made.and_then(|made| ratio(made as f64, steps.len() as f64));
     Some(StepBatch {
@@ -155,9 +143,11 @@ fn batch(
         context_min: contexts().min(),
         context_max: contexts().max(),
         steps: steps.len() as u64,
+        processes: all().map(|it| it.process).collect::<BTreeSet<u32>>().len() as u64,
         ms: Spread::of(times.iter().copied())?,
         p50_ms: median(times)?,
         period_ms,
+        periods_ms: periods.and_then(Spread::of),
         busy_pct: busy.and_then(|it| Some(Spread::of(it)?.mean)),
         tokens_per_s: each.and_then(|each| ratio(each * 1e3, period_ms.unwrap_or(mean_ms))),
         has_unrecorded_waits: all().any(is_cut),
@@ -249,30 +239,6 @@ mod tests {
         let row = &rows(&steps.join("\n"))[0];
         assert_eq!((row.steps, row.period_ms), (6, Some(1e-3)));
         assert!((row.tokens_per_s.unwrap() - 8.0 / 1e-6).abs() < 1.0);
-    }
-
-    #[test]
-    fn a_step_of_another_class_or_mode_begins_no_period() {
-        let step = |class, mode: Option<&str>, end_ms: f64| EngineStepRecord {
-            class: Some(class),
-            mode: mode.map(str::to_owned),
-            end_ms,
-            ..engine_steps(&Capture::of(&capture(
-                "range 1 execute_context_0(0)_generation_1(1) 0..9",
-            )))
-            .remove(0)
-        };
-        let (decode, other) = (StepClass::Decode, StepClass::Other);
-        let steps = [
-            step(decode, None, 1.0),
-            step(decode, None, 3.0),
-            step(StepClass::Prefill, None, 4.0),
-            step(decode, None, 5.0),
-            step(other, Some("A"), 7.0),
-            step(other, Some("B"), 8.0),
-            step(other, Some("B"), 10.0),
-        ];
-        assert_eq!(periods(&steps), [None, Some(2.0), None, None, None, None, Some(2.0)]);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 mod checks;
 mod limit;
 mod overview;
+mod steps;
 
 pub use limit::SlowerVerdict;
 use limit::{PER_TOKEN, WHOLE_PASS};
@@ -17,9 +18,10 @@ use llmprof_analyze::{
     },
     kernels::KernelRecord,
     ledger::Ledger,
-    stages::cold::COLD_PART,
+    stages::{NO_STAGE, cold::COLD_PART, in_sentence},
+    stats::Spread,
 };
-use llmprof_core::domain::ids::RunId;
+use llmprof_core::domain::{ids::RunId, units::Nanos};
 use minijinja::{
     context,
     value::{Serde, Value},
@@ -194,6 +196,13 @@ fn side(of: &StoredReport, has_per_token: bool, per_repeat: &impl Fn(&str) -> bo
         if let Some(ms) = ms {
             add("", name, Measured::over_repeats(&ms, None));
         }
+    }
+    let recording = report.ledger_stages.iter().find(|it| it.stage == NO_STAGE);
+    if let Some(ms) = recording.and_then(|it| Spread::of([Nanos(it.measured_ns).as_ms()])) {
+        add("", in_sentence(NO_STAGE), Measured::over_repeats(&ms, None));
+    }
+    for (name, ms) in steps::rows(&report.step_batches) {
+        add("", &name, Measured::over_repeats(&ms, None));
     }
     let operators = report.operator_repeats.iter().map(|it| {
         (

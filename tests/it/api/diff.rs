@@ -66,69 +66,13 @@ fn a_slower_stage_is_listed_first_in_every_format() -> Result<()> {
 }
 
 /// `cpu-report.json`, and the same with a slower decode.
-fn slower_pair() -> Result<[Value; 2]> {
+pub fn slower_pair() -> Result<[Value; 2]> {
     let run = golden("cpu-report.json")?;
     let mut slow = run.clone();
     let rows = slow["stages"].as_array_mut().unwrap();
     let row = rows.iter_mut().find(|row| row["stage"] == "decode_all").unwrap();
     row["ms"] = json!({ "mean": 1e4, "std": 1.0, "min": 9_999.0, "max": 10_001.0, "n": 3 });
     Ok([run, slow])
-}
-
-#[test]
-fn a_limit_sets_the_exit_code_by_the_verdict_on_stages_and_latencies() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let [run, slow] = slower_pair()?;
-    let mut other = run.clone();
-    other["model"]["dtype"] = json!("f16");
-    let mut once = run.clone();
-    for row in once["stages"].as_array_mut().unwrap() {
-        row["ms"]["std"] = Value::Null;
-        row["ms"]["n"] = json!(1);
-    }
-    let mut brief = run.clone();
-    brief["aggregates"]["per_token_ms"] = Value::Null;
-    let given =
-        [("run", &run), ("slow", &slow), ("other", &other), ("once", &once), ("brief", &brief)];
-    for (name, report) in given {
-        fs::write(folder.path().join(name), report.to_string())?;
-    }
-    let code = |a: &str, b: &str, limit: Option<&str>| -> Result<(Option<i32>, String)> {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_llmprof"));
-        command.args(["diff", a, b]).current_dir(&folder);
-        command.args(limit.map(|limit| format!("--fail-on={limit}")));
-        let output = command.output()?;
-        let is_bad = matches!(output.status.code(), Some(3)) || b == "absent";
-        ensure!(is_bad == output.stdout.is_empty(), "{a} {b} {limit:?}");
-        Ok((output.status.code(), String::from_utf8(output.stderr)?))
-    };
-    for (a, b, limit, expected, text) in [
-        ("run", "slow", None, 0, ""),
-        ("run", "slow", Some("slower=3%"), 1, "slower by at least 3 %; decode_all +"),
-        ("slow", "run", Some("slower=1000"), 0, "passed: nothing is slower by 1000 %"),
-        ("run", "run", Some("slower=1000%"), 0, "passed: nothing is slower by 1000 %\n"),
-        ("brief", "brief", Some("slower=1000%"), 0, "passed: nothing is slower by 1000 %\n"),
-        ("run", "brief", Some("slower=1000%"), 2, "per token: absent in run B"),
-        ("brief", "run", Some("slower=1000%"), 2, "per token: absent in run A"),
-        ("run", "run", Some("slower=0.01%"), 2, "the noise hides"),
-        ("run", "once", Some("slower=1000%"), 2, "measured once in B"),
-        ("run", "other", Some("slower=3%"), 2, "different dtype"),
-        ("run", "absent", None, 1, "cannot read absent"),
-        ("run", "absent", Some("slower=3%"), 3, "cannot read absent"),
-        ("run", "slow", Some("slower"), 3, "expected FIGURE=PERCENT"),
-        ("run", "slow", Some("ttft=3%"), 3, "expected slower=PERCENT"),
-        ("run", "slow", Some("slower=3%,ttft=3%"), 3, "expected slower=PERCENT"),
-        ("run", "slow", Some("slower=-1%"), 3, "from 0.01 to 1000"),
-        ("run", "slow", Some("slower=nan"), 3, "from 0.01 to 1000"),
-        ("run", "slow", Some("slower=3%,slower=90%"), 3, "given more than once"),
-    ] {
-        let (code, stderr) = code(a, b, limit)?;
-        assert!(
-            code == Some(expected) && stderr.contains(text),
-            "{a} {b} {limit:?}: {code:?} {stderr}"
-        );
-    }
-    Ok(())
 }
 
 #[test]
@@ -154,7 +98,7 @@ fn a_longer_stage_is_attributed_to_the_kernels_and_causes_of_its_ledger() -> Res
     let compared: Value = serde_json::from_str(&diff(&run, &slow, "json")?)?;
     let changes = compared["ledger"].as_array().unwrap();
     let decode = changes.iter().find(|it| it["stage"] == "decode_all").unwrap();
-    let summary = "decode_all +0.220 ms: +0.220 grouped_up (more bytes than necessary)";
+    let summary = "decode +0.220 ms: +0.220 grouped_up (more bytes than necessary)";
     assert_eq!((&decode["summary"], &decode["change_ns"]), (&json!(summary), &json!(220_000)));
     let text = diff(&run, &slow, "md")?;
     assert!(text.contains("## Where the time changed"), "{text}");

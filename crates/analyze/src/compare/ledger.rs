@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ledger::{Ledger, LedgerCause, LedgerMember},
+    stages::in_sentence,
     stats::ratio,
 };
 
@@ -93,7 +94,7 @@ fn summary(stage: &str, change_ns: i64, steps: Option<u64>, changes: &[LedgerCha
         .map(|it| format!("{} {}", ms(it.change_ns), name(it)))
         .collect();
     let parts = if named.is_empty() { String::new() } else { format!(": {}", named.join(", ")) };
-    format!("{stage} {} ms{per}{parts}", ms(change_ns))
+    format!("{} {} ms{per}{parts}", in_sentence(stage), ms(change_ns))
 }
 
 fn name(it: &LedgerChange) -> String {
@@ -159,12 +160,12 @@ mod tests {
         let changes = ledger_changes(&a, &b).remove(0);
         assert_eq!(
             changes.summary,
-            "decode_all +0.310 ms per step: +0.220 grouped_up (more bytes than necessary), \
+            "decode +0.310 ms per step: +0.220 grouped_up (more bytes than necessary), \
              +0.090 gaps before work already launched after route"
         );
         let sum: i64 = changes.changes.iter().map(|it| it.change_ns).sum();
         assert_eq!((sum, changes.changes.len()), (changes.change_ns, 2));
-        assert_eq!(ledger_changes(&a, &a)[0].summary, "decode_all +0.00000 ms per step");
+        assert_eq!(ledger_changes(&a, &a)[0].summary, "decode +0.00000 ms per step");
         assert_eq!(ledger_changes(&a, &Ledger::default()), []);
     }
 }

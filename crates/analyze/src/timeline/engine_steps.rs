@@ -1,7 +1,10 @@
 //! Steps of a server or of a generating program: the work of each by the name of its range or by
 //! the order of the launches, and its kernels by the calls made inside.
 
-use std::{cmp::Reverse, collections::BTreeMap};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use llmprof_core::{
     domain::units::Nanos,
@@ -55,6 +58,11 @@ pub struct EngineStepRecord {
     /// End of the step and its work since the start of the first step, milliseconds.
     #[serde(default)]
     pub end_ms: f64,
+    /// From the end of the step before, if that is of the same class and mode, to the end of this
+    /// one; `null` for other steps. In decode, the time between two tokens of a request. Where
+    /// steps of several threads of a process are open at once, each thread has steps of its own.
+    #[serde(default)]
+    pub period_ms: Option<f64>,
     /// From the start of its first work on a device to the end of its last; `null` without work.
     pub device_ms: Option<f64>,
     /// Time within `device_ms` in which none of its kernels and graphs ran.
@@ -170,13 +178,42 @@ pub fn engine_steps(capture: &Capture) -> Vec<EngineStepRecord> {
     // The host has the times of its launches alone where a step is inferred.
     let is_timed =
         |step: &Step, work: &DeviceWork| !(work.is_untimed && step.source == StepSource::Inferred);
-    let records = steps.iter().zip(work).zip(spans).enumerate();
-    let records = records.filter(|(_, ((step, work), _))| is_timed(step, work));
-    let record = |(at, ((step, work), span)): (usize, ((&Step, DeviceWork), Interval))| {
+    let concurrent = concurrent(steps);
+    let mut last: BTreeMap<i64, (&Step, i64)> = BTreeMap::new();
+    let mut records = Vec::new();
+    for (at, ((step, work), span)) in steps.iter().zip(work).zip(spans).enumerate() {
+        if !is_timed(step, &work) {
+            continue;
+        }
         let unrecorded_wait_ms = Nanos(waits.overlap_ns(span.0, span.1)).as_ms();
-        EngineStepRecord { unrecorded_wait_ms, ..record(at, origin, step, (&work, span)) }
-    };
-    records.map(record).collect()
+        let process = process_of(step.place);
+        let engine = if concurrent.contains(&process) { step.place } else { process };
+        // The host may start steps long before their work: their starts are not times of tokens.
+        let before = last.insert(engine, (step, span.1));
+        let is_same = |it: &Step| (it.class, &it.mode) == (step.class, &step.mode);
+        let period = before.filter(|it| is_same(it.0) && it.1 < span.1);
+        let period_ms = period.map(|it| Nanos(span.1 - it.1).as_ms());
+        let record = record(at, origin, step, (&work, span));
+        records.push(EngineStepRecord { unrecorded_wait_ms, period_ms, ..record });
+    }
+    records
+}
+
+/// Processes in which steps of several threads are open at once: each of these is an engine.
+fn concurrent(steps: &[Step]) -> BTreeSet<i64> {
+    let mut open: BTreeMap<i64, &Step> = BTreeMap::new();
+    let mut found = BTreeSet::new();
+    for step in steps {
+        let process = process_of(step.place);
+        let last = open.entry(process).or_insert(step);
+        if last.end_ns > step.start_ns && last.place != step.place {
+            found.insert(process);
+        }
+        if last.end_ns < step.end_ns {
+            *last = step;
+        }
+    }
+    found
 }
 
 fn record(
@@ -200,6 +237,7 @@ fn record(
         host_ms: ms(step.end_ns - step.start_ns),
         step_ms: ms(span.1 - span.0),
         end_ms: ms(span.1 - origin),
+        period_ms: None,
         device_ms: work.window.map(|(first, last)| ms(last - first)),
         gap_ms: work.window.map(|(first, last)| ms((last - first - work.busy_ns).max(0))),
         unrecorded_wait_ms: 0.0,

@@ -16,7 +16,7 @@ pub fn quantity(count: u64, noun: &str) -> String {
 
 /// A noun in the number of a count.
 pub fn plural(count: u64, noun: &str) -> String {
-    match (count, noun.ends_with("ch")) {
+    match (count, noun.ends_with("ch") || noun.ends_with("ss")) {
         (1, _) => noun.to_owned(),
         (_, true) => format!("{noun}es"),
         (_, false) => format!("{noun}s"),

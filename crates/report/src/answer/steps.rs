@@ -68,6 +68,9 @@ fn of_steps(class: StepClass, mode: Option<&str>, rows: &[&StepBatch], waits: bo
         rows.iter().map(move |it| row_of(it).figure(column, of(it)))
     };
     let steps = Figure::sum(each("steps", |it| it.steps as f64));
+    let processes = Figure::most(each("processes", |it| it.processes as f64));
+    let ranks = processes.filter(|it| it.value() > 1.0);
+    let ranks = ranks.map(|it| Cited::of(" in {}", [it.quantity("process")])).unwrap_or_default();
     let name = match (class, mode) {
         (_, Some(mode)) => format!("{mode:?}"),
         (StepClass::Other, None) => "unclassified".into(),
@@ -100,11 +103,12 @@ fn of_steps(class: StepClass, mode: Option<&str>, rows: &[&StepBatch], waits: bo
         (_, _, None) => Cited::of("{} to {} ms each", [least, most]),
     };
     Cited::of(
-        "{}{}{}: {}{}.",
+        "{}{}{}{}: {}{}.",
         [
             steps.quantity(&format!("{name} step")),
             requests.unwrap_or_default(),
             context.unwrap_or_default(),
+            ranks,
             time,
             Cited::words(if waits { times::WITH_WAIT } else { "" }),
         ],
@@ -230,9 +234,11 @@ mod tests {
             context_min: requests.map(|it| 100 * it),
             context_max: requests.map(|it| 100 * it),
             steps: times.len() as u64,
+            processes: 1,
             ms: Spread::of(times.iter().copied()).unwrap(),
             p50_ms: times[0],
             period_ms: None,
+            periods_ms: None,
             busy_pct: None,
             tokens_per_s,
             has_unrecorded_waits: false,
@@ -312,6 +318,15 @@ mod tests {
         let named = "67 % of all wall time and 20 % of all device time are outside the stages, \
                      60.0 ms of wall time before the first one.";
         assert_eq!(text(&share(20.0, 60.0), false).as_deref(), Some(named));
+    }
+
+    #[test]
+    fn steps_that_each_rank_has_are_stated_with_the_number_of_processes() {
+        let rows = [StepBatch { processes: 2, ..row(None, &[2.0, 2.0], None) }];
+        assert_eq!(
+            of_batches(&rows, &Ledger::default()),
+            ["2 decode steps in 2 processes: 2.00 ms each."]
+        );
     }
 
     #[test]

@@ -42,6 +42,7 @@ pub fn columns() -> Vec<TableColumn<EngineStepRecord>> {
         millis("start_ms", "Start ms", |it| it.start_ms.into()),
         summed(millis("step_ms", "Step ms", |it| it.step_ms.into())),
         millis("end_ms", "End ms", |it| it.end_ms.into()),
+        millis("period_ms", "Since the step before, ms", |it| it.period_ms.into()),
         summed(millis("host_ms", "Host ms", |it| it.host_ms.into())),
         summed(millis("device_ms", "Device ms", |it| it.device_ms.into())),
         summed(millis("gap_ms", "Gaps ms", |it| it.gap_ms.into())),
@@ -86,11 +87,21 @@ pub fn batch_columns() -> Vec<TableColumn<StepBatch>> {
         count("context_min", "Context from", |it| it.context_min.into()),
         count("context_max", "Context to", |it| it.context_max.into()),
         count("steps", "Steps", |it| it.steps.into()),
+        count("processes", "Processes", |it| it.processes.into()),
     ];
     columns.extend(spread_columns!("ms", |it: StepBatch| it.ms));
     columns.extend([
         millis("p50_ms", "Median ms", |it: &StepBatch| it.p50_ms.into()),
         millis("period_ms", "One every, ms", |it: &StepBatch| it.period_ms.into()),
+        millis("periods_ms.mean", "One every, mean ms", |it| {
+            it.periods_ms.map(|it| it.mean).into()
+        }),
+        millis("periods_ms.std", "One every, std ms", |it| {
+            it.periods_ms.and_then(|it| it.std).into()
+        }),
+        millis("periods_ms.min", "One every, min ms", |it| it.periods_ms.map(|it| it.min).into()),
+        millis("periods_ms.max", "One every, max ms", |it| it.periods_ms.map(|it| it.max).into()),
+        count("periods_ms.n", "Times between steps", |it| it.periods_ms.map(|it| it.n).into()),
         percent("busy_pct", "GPU busy", |it| it.busy_pct.into()),
         number("tokens_per_s", "Tokens/s", 1, |it| it.tokens_per_s.into()),
         flag("has_unrecorded_waits", "With unrecorded waits", |it| it.has_unrecorded_waits.into()),
@@ -100,16 +111,17 @@ pub fn batch_columns() -> Vec<TableColumn<StepBatch>> {
 
 /// Times of steps by class, requests and context.
 pub fn step_batches(analysis: &Analysis) -> ReportTable {
-    let caption = "Steps of one class with as many requests and a similar context, each step once. \
-                   The time to the next step is that between two starts, median: in decode, \
-                   between two tokens of a request. Tokens/s are of this time. Context is the \
-                   mean key length of the requests of a step.";
+    let caption = "Steps of one class with equally many requests and a similar context. Each rank \
+                   of an engine has its own. \"One every\" is the median time between the ends of \
+                   consecutive steps: in decode, between two tokens of a request. Tokens/s use it. \
+                   Context is the mean key length of a step's requests.";
     let shown = [
         "class",
         "requests",
         "context_min",
         "context_max",
         "steps",
+        "processes",
         "p50_ms",
         "ms.min",
         "ms.max",

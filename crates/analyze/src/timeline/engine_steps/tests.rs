@@ -142,3 +142,38 @@ fn a_step_without_work_has_no_device_time_and_other_ranges_are_no_steps() {
     let steps = of("range 1 execute_context_0(0)_generation_1(1) 300..400");
     assert_eq!((steps[0].device_ms, steps[0].gap_ms, steps[0].kernels), (None, None, 0));
 }
+
+/// Nanoseconds since the end of the step before, by step.
+fn periods(sketch: &str) -> Vec<Option<i64>> {
+    let mut trace = capture(sketch);
+    trace.ranges.iter_mut().for_each(|it| it.name = it.name.replace('~', " "));
+    let steps = engine_steps(&Capture::of(&trace));
+    steps.iter().map(|it| it.period_ms.map(|ms| (ms * 1e6).round() as i64)).collect()
+}
+
+#[test]
+fn a_step_after_one_of_another_class_or_mode_has_no_period() {
+    let of_class = "range 1 execute_context_0(0)_generation_1(1) 0..10
+        range 1 execute_context_0(0)_generation_1(1) 20..30
+        range 1 execute_context_1(9)_generation_0(0) 30..40
+        range 1 execute_context_0(0)_generation_1(1) 40..50";
+    assert_eq!(periods(of_class), [None, Some(20), None, None]);
+    let of_mode = "range 1 step[A~bs=1] 0..10\nrange 1 step[B~bs=1] 20..30
+        range 1 step[B~bs=1] 30..50";
+    assert_eq!(periods(of_mode), [None, None, Some(20)]);
+}
+
+#[test]
+fn threads_with_steps_at_once_have_periods_of_their_own_and_one_engine_may_change_threads() {
+    let step = |thread: u32, from: i64, to: i64| {
+        format!("range {thread} execute_context_0(0)_generation_1(1) {from}..{to}")
+    };
+    let of = |steps: &[(u32, i64, i64)]| {
+        let lines: Vec<String> = steps.iter().map(|it| step(it.0, it.1, it.2)).collect();
+        periods(&lines.join("\n"))
+    };
+    let two = [(1, 0, 100), (2, 50, 150), (1, 100, 200), (2, 150, 250)];
+    assert_eq!(of(&two), [None, None, Some(100), Some(100)]);
+    let one = [(1, 0, 100), (2, 100, 200), (1, 200, 300)];
+    assert_eq!(of(&one), [None, Some(100), Some(100)]);
+}

@@ -1,0 +1,100 @@
+//! Limits of `llmprof diff`.
+
+use std::{fs, process::Command};
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+
+use super::diff::slower_pair;
+
+#[test]
+fn a_limit_sets_the_exit_code_by_the_verdict_on_stages_and_latencies() -> Result<()> {
+    let [run, slow] = slower_pair()?;
+    let mut other = run.clone();
+    other["model"]["dtype"] = json!("f16");
+    let mut once = run.clone();
+    for row in once["stages"].as_array_mut().unwrap() {
+        row["ms"]["std"] = Value::Null;
+        row["ms"]["n"] = json!(1);
+    }
+    let mut brief = run.clone();
+    brief["aggregates"]["per_token_ms"] = Value::Null;
+    let given =
+        [("run", &run), ("slow", &slow), ("other", &other), ("once", &once), ("brief", &brief)];
+    check_limits(
+        &given,
+        &[
+            ("run", "slow", None, 0, ""),
+            ("run", "slow", Some("slower=3%"), 1, "slower by at least 3 %; decode_all +"),
+            ("slow", "run", Some("slower=1000"), 0, "passed: nothing is slower by 1000 %"),
+            ("run", "run", Some("slower=1000%"), 0, "passed: nothing is slower by 1000 %\n"),
+            ("brief", "brief", Some("slower=1000%"), 0, "passed: nothing is slower by 1000 %\n"),
+            ("run", "brief", Some("slower=1000%"), 2, "per token: absent in run B"),
+            ("brief", "run", Some("slower=1000%"), 2, "per token: absent in run A"),
+            ("run", "run", Some("slower=0.01%"), 2, "the noise hides"),
+            ("run", "once", Some("slower=1000%"), 2, "measured once in B"),
+            ("run", "other", Some("slower=3%"), 2, "different dtype"),
+            ("run", "absent", None, 1, "cannot read absent"),
+            ("run", "absent", Some("slower=3%"), 3, "cannot read absent"),
+            ("run", "slow", Some("slower"), 3, "expected FIGURE=PERCENT"),
+            ("run", "slow", Some("ttft=3%"), 3, "expected slower=PERCENT"),
+            ("run", "slow", Some("slower=3%,ttft=3%"), 3, "expected slower=PERCENT"),
+            ("run", "slow", Some("slower=-1%"), 3, "from 0.01 to 1000"),
+            ("run", "slow", Some("slower=nan"), 3, "from 0.01 to 1000"),
+            ("run", "slow", Some("slower=3%,slower=90%"), 3, "given more than once"),
+        ],
+    )
+}
+
+#[test]
+fn a_limit_judges_the_time_from_one_step_of_an_engine_to_the_next() -> Result<()> {
+    let [run, _] = slower_pair()?;
+    let [steps, late] = [1.0, 2.0].map(|every| with_steps(&run, every));
+    let row = "from one decode step to the next of 32 requests, contexts of 512 to 1,023 tokens";
+    check_limits(
+        &[("run", &run), ("steps", &steps), ("late", &late)],
+        &[
+            ("steps", "late", Some("slower=3%"), 1, &format!("{row} +1.00 ms")),
+            ("steps", "steps", Some("slower=1000%"), 0, "passed: nothing is slower by 1000 %\n"),
+            ("steps", "run", Some("slower=1000%"), 2, &format!("{row}: absent in run B")),
+        ],
+    )
+}
+
+/// Two reports, the limit, and the expected exit code with a part of the message.
+type LimitCase<'a> = (&'a str, &'a str, Option<&'a str>, i32, &'a str);
+
+fn check_limits(reports: &[(&str, &Value)], cases: &[LimitCase]) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    for (name, report) in reports {
+        fs::write(folder.path().join(name), report.to_string())?;
+    }
+    for (a, b, limit, expected, text) in cases {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_llmprof"));
+        command.args(["diff", a, b]).current_dir(&folder);
+        command.args(limit.map(|limit| format!("--fail-on={limit}")));
+        let output = command.output()?;
+        let (code, stderr) = (output.status.code(), String::from_utf8(output.stderr)?);
+        let is_bad = code == Some(3) || *b == "absent";
+        ensure!(is_bad == output.stdout.is_empty(), "{a} {b} {limit:?}");
+        assert!(
+            code == Some(*expected) && stderr.contains(text),
+            "{a} {b} {limit:?}: {code:?} {stderr}"
+        );
+    }
+    Ok(())
+}
+
+/// A report with the steps of an engine, which take 0.5 ms, one every `every` ms.
+fn with_steps(run: &Value, every: f64) -> Value {
+    let spread =
+        |mean: f64| json!({ "mean": mean, "std": 0.01, "min": mean, "max": mean, "n": 50 });
+    let mut run = run.clone();
+    run["step_batches"] = json!([{
+        "class": "decode", "mode": null, "requests": 32, "padded_min": null, "padded_max": null,
+        "context_min": 700, "context_max": 710, "steps": 50, "processes": 1, "ms": spread(0.5),
+        "p50_ms": 0.5, "period_ms": every, "periods_ms": spread(every), "busy_pct": null,
+        "tokens_per_s": null,
+    }]);
+    run
+}
