@@ -4,6 +4,7 @@
 mod agents;
 mod commands;
 mod failures;
+mod quickstart;
 mod servers;
 mod sweeps;
 
