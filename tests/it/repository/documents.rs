@@ -11,19 +11,25 @@ use llmprof_service::config::Config;
 
 use super::{
     architecture::ARROWS,
+    facts::{rows, spans},
+    invariants::test_names,
     sources::{root, rust_files},
 };
 
 const README_LINES: usize = 130;
 const ARCHITECTURE_LINES: usize = 200;
+const AGENTS_LINES: usize = 40;
 
-/// README.md, ARCHITECTURE.md and the pages of `docs/`, by path.
+/// Documents outside `docs/`.
+const OTHERS: [&str; 4] = ["README.md", "ARCHITECTURE.md", "AGENTS.md", "tests/gpu/README.md"];
+
+/// The pages of `docs/`, and [`OTHERS`], by path.
 fn documents() -> Vec<(PathBuf, String)> {
     let pages = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
     let mut paths: Vec<PathBuf> = pages.collect();
     paths.sort();
     assert!(paths.len() > 5 && paths.iter().all(|it| it.extension().is_some_and(|it| it == "md")));
-    paths.extend(["README.md", "ARCHITECTURE.md"].map(|name| root().join(name)));
+    paths.extend(OTHERS.map(|name| root().join(name)));
     paths.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
 }
 
@@ -34,16 +40,24 @@ fn commands(text: &str) -> Vec<String> {
     joined.lines().map(str::to_owned).collect()
 }
 
+/// [`documents`], and the quickstart, whose commands have the same checks.
+fn documents_with_commands() -> Vec<(PathBuf, String)> {
+    let quickstart = root().join("specs/quickstart.md");
+    let text = fs::read_to_string(&quickstart).unwrap();
+    documents().into_iter().chain([(quickstart, text)]).collect()
+}
+
 /// Inline code of `text`.
 fn code(text: &str) -> impl Iterator<Item = &str> {
     text.split("```").step_by(2).flat_map(|prose| prose.split('`').skip(1).step_by(2))
 }
 
 #[test]
-fn the_readme_and_the_architecture_are_short() {
+fn the_readme_the_architecture_and_the_page_for_agents_are_short() {
     let lines = |name| fs::read_to_string(root().join(name)).unwrap().lines().count();
     assert!(lines("README.md") <= README_LINES);
     assert!(lines("ARCHITECTURE.md") <= ARCHITECTURE_LINES);
+    assert!(lines("AGENTS.md") <= AGENTS_LINES);
 }
 
 #[test]
@@ -115,7 +129,7 @@ fn the_table_of_imports_is_the_one_that_is_tested() {
 #[test]
 fn every_setting_in_a_command_exists() {
     let mut named = 0;
-    for (document, text) in documents() {
+    for (document, text) in documents_with_commands() {
         for line in commands(&text) {
             for assignment in line.split("LLMPROF__").skip(1) {
                 let (name, rest) = assignment.split_once('=').unwrap();
@@ -138,26 +152,50 @@ fn get<'a>(table: &'a toml::Value, key: &str) -> Option<&'a toml::Value> {
     key.split('.').try_fold(table, |table, key| table.get(key))
 }
 
+/// Settings of the service and of the passes of a run, with their defaults.
+struct Settings {
+    service: toml::Value,
+    passes: toml::Value,
+}
+
+impl Settings {
+    fn load() -> Self {
+        let read =
+            |name: &str| toml::from_str(&fs::read_to_string(root().join(name)).unwrap()).unwrap();
+        Self { service: read("conf/default.toml"), passes: read("conf/profiling/deep.toml") }
+    }
+
+    /// The value of a dotted key.
+    fn value(&self, key: &str) -> Option<&toml::Value> {
+        let (table, inside) = self.table(key);
+        get(table, inside)
+    }
+
+    /// Returns true for a dotted key whose first part is a section of settings.
+    fn has_section(&self, key: &str) -> bool {
+        let (table, inside) = self.table(key);
+        let Some((section, name)) = inside.split_once('.') else { return false };
+        let is_name = |it: &str| it.chars().all(|it| it.is_ascii_lowercase() || it == '_');
+        get(table, section).is_some() && name.split('.').all(is_name)
+    }
+
+    /// Table of a key, and the key inside it.
+    fn table<'a, 'b>(&'a self, key: &'b str) -> (&'a toml::Value, &'b str) {
+        key.strip_prefix("profiling.").map_or((&self.service, key), |inside| (&self.passes, inside))
+    }
+}
+
 #[test]
 fn every_setting_in_code_type_exists() {
-    let read = |name: &str| -> toml::Value {
-        toml::from_str(&fs::read_to_string(root().join(name)).unwrap()).unwrap()
-    };
-    let (settings, deep) = (read("conf/default.toml"), read("conf/profiling/deep.toml"));
+    let settings = Settings::load();
     let mut named = 0;
     for (document, text) in documents() {
         for key in code(&text).map(|span| span.split(' ').next().unwrap_or_default()) {
-            let (table, inside) = match key.strip_prefix("profiling.") {
-                Some(inside) => (&deep, inside),
-                None => (&settings, key),
-            };
-            let Some((section, name)) = inside.split_once('.') else { continue };
-            let is_name = |it: &str| it.chars().all(|it| it.is_ascii_lowercase() || it == '_');
-            if get(table, section).is_none() || !name.split('.').all(is_name) {
-                continue;
+            if settings.has_section(key) {
+                let known = settings.value(key).is_some();
+                assert!(known, "{}: no setting {key}", document.display());
+                named += 1;
             }
-            assert!(get(table, inside).is_some(), "{}: no setting {key}", document.display());
-            named += 1;
         }
     }
     assert!(named > 20, "only {named} settings found");
@@ -188,10 +226,15 @@ fn every_section_of_a_report_in_the_readme_exists() {
     assert!(named > 10, "only {named} sections found");
 }
 
+/// All Rust code in these folders.
+fn code_of(folders: &[&str]) -> String {
+    let files = folders.iter().flat_map(|folder| rust_files(&root().join(folder)));
+    files.map(|path| fs::read_to_string(path).unwrap()).collect()
+}
+
 #[test]
 fn every_id_of_the_troubleshooting_page_exists() {
-    let files = rust_files(&root().join("crates")).into_iter();
-    let sources: String = files.map(|path| fs::read_to_string(path).unwrap()).collect();
+    let sources = code_of(&["crates"]);
     let text = fs::read_to_string(root().join("docs/troubleshooting.md")).unwrap();
     let is_id =
         |it: &&str| it.contains('_') && it.chars().all(|it| it.is_ascii_lowercase() || it == '_');
@@ -222,24 +265,76 @@ fn help(words: &[&str]) -> Option<String> {
     Some(String::from_utf8(output.stdout).unwrap())
 }
 
+/// Number of options of a command of one of our programs, or the one that it does not have.
+fn check_options(command: &str) -> Result<usize, String> {
+    let words = command.split_whitespace();
+    let words: Vec<&str> = words.skip_while(|word| word.contains('=')).collect();
+    let Some(help) = help(&words) else { return Ok(0) };
+    let options: Vec<&&str> = words.iter().filter(|it| it.starts_with("--")).collect();
+    let known = |option: &str| help.split([' ', '\n', ',']).any(|word| word == option);
+    match options.iter().find(|option| !known(option)) {
+        Some(option) => Err(format!("{command:?} has no {option}")),
+        None => Ok(options.len()),
+    }
+}
+
 #[test]
 fn every_option_of_a_command_exists() {
     let mut named = 0;
-    for (document, text) in documents() {
+    for (document, text) in documents_with_commands() {
         for line in commands(&text) {
             let line = line.split(" # ").next().unwrap();
             for command in line.split([';', '|', '&']) {
-                let words = command.split_whitespace();
-                let words: Vec<&str> = words.skip_while(|word| word.contains('=')).collect();
-                let options = words.iter().filter(|it| it.starts_with("--"));
-                let Some(help) = help(&words) else { continue };
-                for option in options {
-                    let known = help.split([' ', '\n', ',']).any(|word| word == *option);
-                    assert!(known, "{}: {command:?} has no {option}", document.display());
-                    named += 1;
-                }
+                let options = check_options(command);
+                let options = options.unwrap_or_else(|it| panic!("{}: {it}", document.display()));
+                named += options;
             }
         }
     }
     assert!(named > 30, "only {named} options found");
+}
+
+/// Returns true for a word in code type that names something of this repository: a file, an
+/// endpoint, a command with its options, a file of a run, a setting, or an id, field or type.
+fn is_known(span: &str, settings: &Settings, documents: &[String; 2], sources: &str) -> bool {
+    let [contract, data_model] = documents;
+    let first = span.split_whitespace().next().unwrap_or_default();
+    if ["GET", "POST", "DELETE"].contains(&first) {
+        let path = span.split_whitespace().nth(1).unwrap_or_default();
+        return contract.contains(&format!("\n  {path}:\n"));
+    }
+    if ["llmprof", "model-runner"].contains(&first) {
+        return check_options(span).is_ok();
+    }
+    if settings.has_section(span) && settings.value(span).is_some() {
+        return true;
+    }
+    let forms = [format!("\"{span}\""), format!("{span}:"), format!("struct {span} ")];
+    root().join(first).exists()
+        || data_model.contains(span)
+        || forms.iter().any(|form| sources.contains(form))
+}
+
+#[test]
+fn every_item_of_the_specification_names_files_and_tests_that_exist() {
+    let read = |name: &str| fs::read_to_string(root().join(name)).unwrap();
+    let settings = Settings::load();
+    let documents = [read("contracts/profile.yaml"), read("specs/data-model.md")];
+    let (sources, all) = (code_of(&["crates"]), code_of(&["crates", "tests"]));
+    let tests = test_names(&all);
+    let text = read("specs/spec.md");
+    let rows = rows(&text, "| item | where | test |");
+    assert!(rows.len() > 90, "only {} items found", rows.len());
+    for row in rows {
+        let [item, place, evidence] = row[..] else { panic!("{row:?} has other columns") };
+        assert!(spans(place).next().is_some(), "{item}: no place");
+        for span in spans(place) {
+            assert!(is_known(span, &settings, &documents, &sources), "{item}: no {span}");
+        }
+        for span in spans(evidence) {
+            let exists = tests.contains(span) || root().join(span).is_file();
+            assert!(exists, "{item}: no test {span}");
+        }
+        assert!(evidence == "–" || spans(evidence).next().is_some(), "{item}: {evidence}");
+    }
 }

@@ -78,12 +78,12 @@ fn constant(sources: &[Source], file: &str, name: &str) -> u64 {
 }
 
 /// Code spans of a cell.
-fn spans(cell: &str) -> impl Iterator<Item = &str> {
+pub fn spans(cell: &str) -> impl Iterator<Item = &str> {
     cell.split('`').skip(1).step_by(2)
 }
 
 /// Rows of the tables of `text` whose head starts with `head`, as cells.
-fn rows<'a>(text: &'a str, head: &str) -> Vec<Vec<&'a str>> {
+pub fn rows<'a>(text: &'a str, head: &str) -> Vec<Vec<&'a str>> {
     let (mut found, mut inside) = (Vec::new(), false);
     for line in text.lines() {
         if line.starts_with(head) {

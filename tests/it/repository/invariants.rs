@@ -1,6 +1,6 @@
 //! `specs/invariants.md`: each invariant names tests that exist, or states that it has none.
 
-use std::fs;
+use std::{collections::BTreeSet, fs};
 
 use super::sources::root;
 
@@ -35,21 +35,20 @@ fn tests(evidence: &str) -> Option<(&str, Vec<&str>)> {
     Some((path, code.collect()))
 }
 
-/// Checks that `code` has a test of this name: a function below an attribute for tests.
-fn has_test(code: &str, name: &str) -> bool {
-    let lines: Vec<&str> = code.lines().map(str::trim).collect();
-    let is_function = |line: &str| {
-        let line = line.strip_prefix("async ").unwrap_or(line);
-        line.strip_prefix("fn ")
-            .and_then(|it| it.strip_prefix(name))
-            .is_some_and(|it| it.starts_with('('))
-    };
-    lines.iter().position(|line| is_function(line)).is_some_and(|at| {
-        let before = lines[..at].iter().rev().take_while(|line| line.starts_with(['#', '/']));
-        before
-            .into_iter()
-            .any(|line| line.starts_with("#[test") || line.starts_with("#[tokio::test"))
-    })
+/// Names of the tests of `code`: of functions below an attribute for tests.
+pub fn test_names(code: &str) -> BTreeSet<&str> {
+    let (mut names, mut below) = (BTreeSet::new(), false);
+    for line in code.lines().map(str::trim) {
+        if line.starts_with("#[test") || line.starts_with("#[tokio::test") {
+            below = true;
+        } else if !line.starts_with(['#', '/']) {
+            let function = line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ");
+            let name = function.and_then(|it| it.split('(').next());
+            names.extend(name.filter(|_| below));
+            below = false;
+        }
+    }
+    names
 }
 
 #[test]
@@ -67,8 +66,9 @@ fn every_test_of_an_invariant_exists() {
             let code = fs::read_to_string(root().join(path));
             let code = code.unwrap_or_else(|error| panic!("{title}: {path}: {error}"));
             assert!(!names.is_empty(), "{title}: {path} without a name");
+            let tests = test_names(&code);
             for name in names {
-                assert!(has_test(&code, name), "{title}: {path} has no test {name}");
+                assert!(tests.contains(name), "{title}: {path} has no test {name}");
                 named += 1;
             }
         }
@@ -80,8 +80,7 @@ fn every_test_of_an_invariant_exists() {
 fn only_functions_below_an_attribute_are_tests() {
     let code = "#[test]\nfn a_run_ends() {}\n\n#[tokio::test]\n// slow\nasync fn others_wait() {}\n\
                 fn helper() {}\n";
-    assert!(has_test(code, "a_run_ends") && has_test(code, "others_wait"));
-    assert!(!has_test(code, "helper") && !has_test(code, "a_run"));
+    assert_eq!(test_names(code), BTreeSet::from(["a_run_ends", "others_wait"]));
     let text =
         "- **A run ends** (`x.rs`), in\n  time.\n  - `a.rs`:\n    `b`, `c`\n- **B**\n  - No test.";
     let found = invariants(text);
