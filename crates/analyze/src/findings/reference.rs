@@ -15,7 +15,7 @@ use crate::{
         limits::{RateOf, RemovedRate},
         mfu::MfuRecord,
     },
-    stages::{PREFILL, STAGES},
+    stages::{PREFILL, STAGES, in_sentence},
     stats::percent,
 };
 
@@ -47,7 +47,7 @@ fn cost_disagrees(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         }
         let message = format!(
             "FLOPs counted in {} differ by {off:+.2} % from those of the architecture.",
-            row.scope
+            in_sentence(&row.scope)
         );
         Some(
             Finding::new(catalogue::COST_DISAGREES, message)

@@ -29,7 +29,7 @@ use crate::{
     events::Events,
     kernels::{LaunchConfig, counters::CounterRecord},
     roofline::{ceilings::DeviceCeilings, mfu::TOLERANCE_PCT},
-    stages::{DECODE, PREFILL},
+    stages::{DECODE, PREFILL, in_sentence},
     stats::{percent, ratio},
     timeline::capture::Capture,
 };
@@ -321,7 +321,8 @@ fn not_joined(stage: &str, reason: &str, grouped: u64) -> Finding {
         0 => String::new(),
         count => format!(", and {count} grouped GEMM calls without sizes"),
     };
-    let message = format!("GEMMs of {stage} have no kernel times: {reason}{without_sizes}.");
+    let of = in_sentence(stage);
+    let message = format!("GEMMs of {of} have no kernel times: {reason}{without_sizes}.");
     Finding::new(catalogue::GEMM_KERNELS_NOT_JOINED, message).with("stage", stage)
 }
 

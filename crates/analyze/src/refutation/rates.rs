@@ -4,7 +4,7 @@ use super::{Claim, Refutation};
 use crate::{
     ledger,
     roofline::mfu::TOLERANCE_PCT,
-    stages::{DECODE, PREFILL},
+    stages::{DECODE, PREFILL, in_sentence},
     stats::{percent, ratio},
 };
 
@@ -23,6 +23,7 @@ pub fn compute(claim: &Claim, stage: &str) -> Option<Refutation> {
     let peak = claim.ceilings.datasheet_flops(&dtype)?;
     let ms = device_ms(claim, stage)?;
     let pct = percent(ratio(flops * 1e3, ms)?, peak)?;
+    let stage = in_sentence(stage);
     above(pct).then(|| {
         Refutation(format!(
             "{stage} would compute {} in {ms:.3} ms of the GPU, {pct:.0} % of its peak in {dtype}",
@@ -46,6 +47,7 @@ pub fn bandwidth(claim: &Claim, stage: &str) -> Option<Refutation> {
     let peak = claim.ceilings.datasheet_bytes()?;
     let ms = device_ms(claim, stage)?;
     let pct = percent(ratio(bytes * 1e3, ms)?, peak)?;
+    let stage = in_sentence(stage);
     above(pct).then(|| {
         Refutation(format!(
             "{stage} would read at least {:.2} GB of weights and cache in {ms:.3} ms of the GPU, \
@@ -61,6 +63,7 @@ pub fn counted(claim: &Claim, stage: &str) -> Option<Refutation> {
     let counted = of_stage.flops as f64 / claim.repeats(stage)? as f64;
     let needed = flops(claim, stage)?;
     let pct = percent(counted, needed).filter(|pct| *pct < COUNTED_PCT)?;
+    let stage = in_sentence(stage);
     Some(Refutation(format!(
         "the operators of {stage} compute {} by their shapes, {pct:.0} % of the model's {}",
         work(counted),

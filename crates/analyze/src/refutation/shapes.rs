@@ -8,7 +8,7 @@ use llmprof_core::domain::model::DecoderSpec;
 use super::{Claim, Refutation};
 use crate::{
     operators::products::{ProductCalls, WeightProduct},
-    stages::PREFILL,
+    stages::{PREFILL, in_sentence},
 };
 
 /// Weights of a decoder's layer that no engine fuses with another weight.
@@ -67,6 +67,7 @@ pub fn weights(claim: &Claim, stage: &str) -> Option<Refutation> {
     let ((inputs, outputs), _) = flops.into_iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
     let stated = format!("{} x {}", missing.inputs, missing.outputs);
     let found = format!("{inputs} x {outputs}");
+    let stage = in_sentence(stage);
     Some(Refutation(format!(
         "no product of {stage} has its {} of {stated}; most FLOPs are of weights of {found}",
         missing.name
@@ -96,6 +97,7 @@ pub fn rows(claim: &Claim, stage: &str) -> Option<Refutation> {
         if mean.fract() == 0.0 { format!("{mean:.0}") } else { format!("{mean:.1}") }
     };
     let unit = if stage == PREFILL { "instance" } else { "step" };
+    let stage = in_sentence(stage);
     Some(Refutation(format!(
         "each {unit} of {stage} has {} products with the {}, of {} rows together, and the \
              statement is {} layers and {}",

@@ -84,7 +84,7 @@ pub fn findings(
     records.iter().filter_map(high).collect()
 }
 
-/// What would make the trace of one stage lighter.
+/// Settings that make the trace of one stage lighter.
 #[derive(Debug, Default)]
 struct LighterSettings {
     settings: Vec<&'static str>,

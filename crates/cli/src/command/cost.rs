@@ -42,8 +42,8 @@ pub struct CostOptions {
     #[arg(long, value_name = "N", default_value_t = DEPTH as u8,
         value_parser = clap::value_parser!(u8).range(1..=16))]
     depth: u8,
-    /// Rows for each layer, for example to tell windowed from global blocks of SAM, or dense layers
-    /// from those with experts
+    /// Rows for each layer: windowed and global blocks of SAM differ, and dense layers and those
+    /// with experts
     #[arg(long)]
     per_layer: bool,
     /// Folder of models [default: the setting server.models]

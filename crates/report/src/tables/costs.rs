@@ -3,7 +3,7 @@
 use llmprof_analyze::{
     Analysis,
     cost::{CONVENTIONS, Cost, CostOfModule, ModuleCost},
-    stages::{DECODE, PREFILL},
+    stages::PREFILL,
 };
 use llmprof_core::domain::finding::catalogue;
 
@@ -214,7 +214,7 @@ pub fn cost_table(cost: &Cost) -> ReportTable {
         cost.modules.iter().chain([&all]),
     );
     table.note(format!(
-        "Counted for {} prompt positions and {} steps of {DECODE}.",
+        "Counted for {} prompt positions and {} decode steps.",
         counted(cost.prompt_tokens),
         counted(cost.decode_steps)
     ));
@@ -232,7 +232,7 @@ pub fn cost_table(cost: &Cost) -> ReportTable {
     if let Some(experts) = &cost.experts {
         table.note(format!(
             "An expert layer reads {} of {} experts in {PREFILL} with an even router, at most {}, \
-             and {} in a step of {DECODE}, plus the shared ones. If all choices are distinct, \
+             and {} in a decode step, plus the shared ones. If all choices are distinct, \
              {PREFILL} reads {} of weights.",
             decimals(experts.prefill_expected, 1),
             counted(experts.experts),

@@ -7,7 +7,7 @@ use llmprof_analyze::{
         call_sites::CallSite,
         nsys_sums::{CallSum, RangeSum},
     },
-    stages::STAGES,
+    stages::{STAGES, in_sentence},
     timeline::graphs,
 };
 use llmprof_core::domain::finding::catalogue;
@@ -113,7 +113,9 @@ pub fn repeats_note(analysis: &Analysis) -> Option<String> {
         numbers = analysis.stages.rows.iter().map(|it| (&*it.stage, repeats)).collect();
     }
     numbers.retain(|it| it.1 > 1);
-    let of = |(stage, number): &(&str, u64)| format!("{} of {stage}", quantity(*number, "repeat"));
+    let of = |(stage, number): &(&str, u64)| {
+        format!("{} of {}", quantity(*number, "repeat"), in_sentence(stage))
+    };
     let of: Vec<String> = numbers.iter().map(of).collect();
     (!of.is_empty()).then(|| {
         format!("Times are sums over {}; the times of stages are of one repeat.", of.join(" and "))

@@ -20,6 +20,7 @@ use crate::{
         gemm_tiles::tile_of,
         kernel_classes::{KernelClass, classify},
     },
+    stages::in_sentence,
     timeline::{
         capture::{Capture, Join},
         open_ranges::NONE,
@@ -159,12 +160,13 @@ impl<'a> TimelineGemms<'a> {
         let instances = self.instances(stage);
         let count = instances.first().map_or(0, |(_, gemms)| gemms.len());
         if count == 0 {
-            return Err(format!("the timeline has no GEMM kernels of a library in {stage}"));
+            return Err(no_kernels(stage));
         }
         let Some(before) = calls.len().checked_sub(count) else {
             return Err(format!(
-                "the log has {} calls, the timeline {count} GEMM kernels in {stage}",
-                calls.len()
+                "the log has {} calls, the timeline {count} GEMM kernels in {}",
+                calls.len(),
+                in_sentence(stage)
             ));
         };
         let calls = &calls[before..];
@@ -186,7 +188,7 @@ impl<'a> TimelineGemms<'a> {
         let instances = self.instances(stage);
         let (Some((instance, first)), Ok(steps)) = (instances.first(), usize::try_from(steps))
         else {
-            return Err(format!("the timeline has no GEMM kernels of a library in {stage}"));
+            return Err(no_kernels(stage));
         };
         let per_step = calls.len().checked_div(steps).unwrap_or(0);
         if per_step == 0 || calls.len() != per_step * steps {
@@ -309,4 +311,7 @@ fn agrees(call: &GemmCall, kind: &LaunchKind, name: &str, tiles: &[&str]) -> boo
     let enough = loops
         || tile.of_launch(&call.shape, blocks).is_none_or(|tile| tile.tiles(&call.shape) <= blocks);
     enough && (tiles.is_empty() || tiles.iter().any(|logged| tile.matches(logged)))
+}
+fn no_kernels(stage: &str) -> String {
+    format!("the timeline has no GEMM kernels of a library in {}", in_sentence(stage))
 }

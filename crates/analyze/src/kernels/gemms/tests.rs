@@ -210,7 +210,7 @@ fn sequences_of_different_length_are_not_joined() {
         [
             "GEMMs of prefill have no kernel times: the log has 1 calls, the timeline 2 GEMM \
              kernels in prefill.",
-            "GEMMs of decode_all have no kernel times: the log has 2 calls a step, the timeline 3 \
+            "GEMMs of decode have no kernel times: the log has 2 calls a step, the timeline 3 \
              GEMM kernels in 1 steps.",
         ]
     );

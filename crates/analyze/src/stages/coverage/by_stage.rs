@@ -330,10 +330,13 @@ fn unattributed(analysis: &Analysis, trace: &Timeline) -> Option<Finding> {
              cannot be detected."
                 .into()
         }
-        0 => format!(
-            "Copies or graphs that ran during {} have no launching call in the capture.",
-            gpu.join(", ")
-        ),
+        0 => {
+            let stages: Vec<&str> = gpu.iter().map(|stage| in_sentence(stage)).collect();
+            format!(
+                "Copies or graphs that ran during {} have no launching call in the capture.",
+                stages.join(", ")
+            )
+        }
         _ => format!("{orphans} of {kernels} kernels have no launching call in the capture."),
     };
     let mut finding = Finding::new(catalogue::KERNELS_UNATTRIBUTED, message);

@@ -68,7 +68,7 @@ pub struct CostQuery {
     #[serde(default = "depth")]
     #[param(default = 2, minimum = 1, maximum = 16)]
     depth: u8,
-    /// Whether each layer has rows of its own, with its number in place of `*`.
+    /// True for rows of each layer, with its number in place of `*`.
     #[serde(default)]
     #[param(default = false)]
     per_layer: bool,
