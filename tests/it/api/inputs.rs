@@ -311,7 +311,7 @@ async fn a_thousand_inputs_are_listed_page_by_page() {
             name: format!("set {at}"),
             owner: None,
             sha256: at.to_string(),
-            set: InputSet { samples: vec![sample], images: vec![] },
+            set: InputSet { samples: vec![sample], ..InputSet::default() },
             max_owner: 0,
             max_total: 0,
         };

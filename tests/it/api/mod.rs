@@ -17,6 +17,7 @@ pub mod http;
 pub mod imports;
 mod inline;
 pub mod inputs;
+mod inputs_again;
 mod mcp;
 pub mod openapi;
 mod quiet;

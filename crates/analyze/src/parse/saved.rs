@@ -6,12 +6,12 @@ use std::{fs, io, path::Path};
 
 use llmprof_core::{
     domain::{
-        command::CommandPlan, finding::Finding, run_files::InputFile, runner::RunnerRequest,
-        state::StepRecord, subject::RunSpec,
+        command::CommandPlan, finding::Finding, input_manifest::InputManifest,
+        run_files::InputFile, runner::RunnerRequest, state::StepRecord, subject::RunSpec,
     },
     layout,
 };
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{ParseError, command};
 use crate::parse::journal::{self, JournalEvent, Position};
@@ -41,11 +41,29 @@ pub fn read(dir: &Path) -> Result<SavedRun, ParseError> {
     Ok(SavedRun {
         spec,
         request: has_runner.then(|| yaml(dir, layout::CONFIG, "a run's settings")).transpose()?,
-        inputs: yaml(dir, layout::INPUTS, "a run's inputs")?,
+        inputs: if has_runner { inputs(dir)? } else { Vec::new() },
         steps,
         findings,
         command: command::plan(dir)?,
     })
+}
+
+/// The images of a run: of its manifest, or the list that version 0.1 wrote.
+fn inputs(dir: &Path) -> Result<Vec<InputFile>, ParseError> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Inputs {
+        Files(Vec<InputFile>),
+        Manifest(InputManifest),
+    }
+    let what = "a run's inputs";
+    match yaml(dir, layout::INPUTS, what)? {
+        Inputs::Files(files) => Ok(files),
+        Inputs::Manifest(manifest) => manifest.files().ok_or_else(|| ParseError::Foreign {
+            path: dir.join(layout::INPUTS),
+            what: format!("not {what}: an image lacks its hash or size"),
+        }),
+    }
 }
 
 fn yaml<T: DeserializeOwned>(dir: &Path, name: &str, what: &str) -> Result<T, ParseError> {

@@ -81,6 +81,9 @@ pub struct InputSample {
 pub struct InputSet {
     pub samples: Vec<InputSample>,
     pub images: Vec<StoredImage>,
+    /// Seed of a run that states none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
 }
 
 impl InputSet {
@@ -91,9 +94,12 @@ impl InputSet {
         contents.into_values().sum()
     }
 
-    /// Text that is equal for equal prompts and image contents, whatever the images' names are.
+    /// Text that is equal for equal prompts, image contents and seeds, whatever the images' names
+    /// are.
     pub fn content(&self) -> String {
-        let mut text = String::new();
+        // A run of inputs without a seed has the seed 0.
+        let seed = self.seed.filter(|seed| *seed != 0);
+        let mut text = seed.map(|seed| format!("seed {seed}\n")).unwrap_or_default();
         for sample in &self.samples {
             text += &format!("{} {}\n", sample.prompt.len(), sample.images.len());
             text += &sample.prompt;
@@ -118,14 +124,16 @@ mod tests {
     }
 
     #[test]
-    fn content_ignores_the_names_of_images_and_nothing_else() {
+    fn content_ignores_the_names_of_images_and_the_default_seed_and_nothing_else() {
         let set = |prompt: &str, images: &[u32], hashes: [&str; 2]| InputSet {
             samples: vec![InputSample { prompt: prompt.into(), images: images.into() }],
             images: vec![image("a.png", hashes[0]), image("b.png", hashes[1])],
+            seed: None,
         };
         let plain = set("x", &[0, 1], ["1", "2"]);
         let mut renamed = plain.clone();
         renamed.images[0].name = "c.png".into();
+        renamed.seed = Some(0);
         assert_eq!(plain.content(), renamed.content());
         for other in [
             set("y", &[0, 1], ["1", "2"]),
@@ -133,6 +141,7 @@ mod tests {
             set("x", &[0], ["1", "2"]),
             set("x", &[0, 1], ["1", "3"]),
             set("x\n1", &[1], ["1", "2"]),
+            InputSet { seed: Some(7), ..plain.clone() },
         ] {
             assert_ne!(plain.content(), other.content());
         }

@@ -12,6 +12,7 @@ pub mod headline;
 pub mod ids;
 pub mod image_limits;
 pub mod import;
+pub mod input_manifest;
 pub mod inputs;
 pub mod json_numbers;
 pub mod legacy;

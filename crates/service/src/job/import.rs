@@ -8,7 +8,6 @@ use llmprof_analyze::parse;
 use llmprof_core::{
     domain::{
         import::{CaptureKind, Import},
-        run_files::InputFile,
         state::Step,
     },
     layout,
@@ -17,12 +16,12 @@ use llmprof_core::{
 
 use super::{
     RunningJob, StoppedBy,
-    folder::{json, reject, yaml},
+    folder::{json, reject},
     step_runner::{JobStep, StepOutcome},
 };
 use crate::{collect::ProcessLimits, job::step_journal::StepResult};
 
-/// Writes the files that every run has; an import leaves them empty.
+/// Writes the description of the host, which every run has; an import leaves it empty.
 struct LayoutStep;
 
 impl JobStep for LayoutStep {
@@ -36,8 +35,7 @@ impl JobStep for LayoutStep {
     async fn verify(&mut self, job: &mut RunningJob<'_>) -> Result<(), String> {
         let environment =
             Environment { llmprof: env!("CARGO_PKG_VERSION").into(), ..Environment::default() };
-        job.write(layout::ENV, &json(&environment)?)?;
-        job.write(layout::INPUTS, &yaml(&Vec::<InputFile>::new())?)
+        job.write(layout::ENV, &json(&environment)?)
     }
 }
 

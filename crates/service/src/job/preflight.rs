@@ -12,7 +12,6 @@ use llmprof_core::{
         model::ModelSpec,
         part::PartPath,
         profiling::Profiling,
-        run_files::InputFile,
         runner::{RunnerRequest, RunnerSample},
         state::Step,
         subject::{Passes, Workload},
@@ -81,7 +80,6 @@ impl JobStep for CommandPreflight<'_> {
 
     async fn verify(&mut self, job: &mut RunningJob<'_>) -> Result<(), String> {
         job.check_host(std::mem::take(&mut self.host))?;
-        job.write(layout::INPUTS, &yaml(&Vec::<InputFile>::new())?)?;
         job.write(layout::COMMAND_PLAN, &json(self.plan)?)
     }
 }
@@ -116,12 +114,13 @@ impl RunningJob<'_> {
         };
         let (resolved, files) =
             self.stoppable(move |work| resolve(work).map_err(io::Error::other)).await?;
+        let manifest = copies::manifest_of(self.dir, &resolved, &files, workload.seed);
+        self.write(layout::INPUTS, &yaml(&manifest)?)?;
         let mut samples = resolved.samples.into_iter().map(|sample| RunnerSample {
             prompt: sample.prompt,
             images: sample.images.into_iter().map(|image| image.path).collect(),
         });
         let first = samples.next().ok_or("the inputs have no sample")?;
-        self.write(layout::INPUTS, &yaml(&files)?)?;
         Ok(RunnerRequest {
             model: model.clone(),
             weights: self.name_weights(model)?,

@@ -273,6 +273,27 @@ impl Store {
         .map_err(during("look up contents of inputs"))?;
         Ok(found.into_iter().collect())
     }
+
+    /// Copies of images of `wanted` in the folders of runs: hash, run and path.
+    pub async fn run_images(
+        &self,
+        wanted: &[String],
+    ) -> Result<Vec<(String, RunId, String)>, StoreError> {
+        let wanted = serde_json::Value::from(wanted.to_vec()).to_string();
+        let found: Vec<(String, Vec<u8>, String)> = sqlx::query_as(
+            "select sha256, max(run_id), path from artifacts
+             where sha256 in (select value from json_each(?))
+               and path >= 'inputs/' and path < 'inputs0' and media_type like 'image/%'
+             group by sha256",
+        )
+        .bind(wanted)
+        .fetch_all(&mut *self.reader().await?)
+        .await
+        .map_err(during("look up the images of runs"))?;
+        let image =
+            |(hash, run, path): (String, Vec<u8>, String)| Ok((hash, super::id_of(&run)?, path));
+        found.into_iter().map(image).collect()
+    }
 }
 
 /// The quota that the new inputs exceed, if any.

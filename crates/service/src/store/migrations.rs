@@ -38,6 +38,7 @@ const FILES: &[(&str, &str)] = files![
     "0140_sessions",
     "0150_gates",
     "0160_sweeps",
+    "0170_run_images",
 ];
 
 /// All migrations, up to the version of this program.

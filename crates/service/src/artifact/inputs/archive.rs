@@ -10,10 +10,9 @@ use std::{
 };
 
 use llmprof_analyze::parse::compressed::{self, ZSTD};
-use llmprof_core::domain::inputs::MAX_IMAGES;
+use llmprof_core::domain::{input_manifest::check_name, inputs::MAX_IMAGES};
 use tar::{Archive, EntryType};
 
-use super::manifest::check_name;
 use crate::artifact::import_staging::{IntakeError, UploadLimits, UploadedFile};
 
 /// Unpacks the archive at `from` into `folder`; returns its files with their names.

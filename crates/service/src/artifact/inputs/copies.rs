@@ -6,12 +6,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use llmprof_core::layout;
-
-use super::{
-    Image, Inputs, Sample, images,
-    manifest::{self, ManifestImage, ManifestSample},
+use llmprof_core::{
+    domain::{
+        input_manifest::{InputManifest, ManifestImage, ManifestSample, ManifestSamples},
+        run_files::InputFile,
+    },
+    layout,
 };
+
+use super::{Image, Inputs, Sample, images, manifest};
 
 /// Copies the images into the run's folder `dir`, each file once, and writes the manifest; returns
 /// the inputs with the copies. Files of earlier inputs are removed.
@@ -35,7 +38,8 @@ pub fn copy_into(dir: &Path, inputs: &Inputs) -> io::Result<Inputs> {
             }
         };
         let path = folder.join(&name);
-        let named = ManifestImage { path: name.into(), name: Some(image.name.clone()) };
+        let named =
+            ManifestImage { name: Some(image.name.clone()), ..ManifestImage::of_path(name) };
         Ok((Image { path, ..image.clone() }, named))
     };
     let (mut samples, mut texts) = (Vec::new(), Vec::new());
@@ -46,12 +50,37 @@ pub fn copy_into(dir: &Path, inputs: &Inputs) -> io::Result<Inputs> {
         texts.push(ManifestSample { prompt: prompt.clone(), images: named });
     }
     let path = dir.join(layout::INPUT_MANIFEST);
-    fs::write(&path, manifest::text(&texts).map_err(io::Error::other)?)?;
-    Ok(Inputs { manifest: path, samples })
+    let all = ManifestSamples { seed: inputs.seed, samples: texts };
+    fs::write(&path, manifest::text(all).map_err(io::Error::other)?)?;
+    Ok(Inputs { manifest: path, samples, seed: inputs.seed })
+}
+
+/// The manifest of a run in its folder `dir`: `inputs` are its copies, `files` their contents in
+/// order.
+pub fn manifest_of(dir: &Path, inputs: &Inputs, files: &[InputFile], seed: u64) -> InputManifest {
+    let mut files = files.iter();
+    let mut image = |image: &Image| {
+        let file = files.next();
+        let path = image.path.strip_prefix(dir).unwrap_or(&image.path);
+        ManifestImage {
+            name: Some(image.name.clone()),
+            sha256: file.map(|it| it.sha256.clone()),
+            bytes: file.map(|it| it.bytes),
+            width: Some(image.width),
+            height: Some(image.height),
+            ..ManifestImage::of_path(path)
+        }
+    };
+    let sample = |sample: &Sample| ManifestSample {
+        prompt: sample.prompt.clone(),
+        images: sample.images.iter().map(&mut image).collect(),
+    };
+    let samples = inputs.samples.iter().map(sample).collect();
+    InputManifest::new(ManifestSamples { seed: Some(seed), samples })
 }
 
 /// Links a stored content, which never changes; copies other files.
-fn copy_file(from: &Path, to: &Path) -> io::Result<()> {
+pub(crate) fn copy_file(from: &Path, to: &Path) -> io::Result<()> {
     let is_read_only = fs::metadata(from)?.permissions().mode() & 0o222 == 0;
     if is_read_only && fs::hard_link(from, to).is_ok() {
         return Ok(());

@@ -20,8 +20,12 @@ use std::{
 use super::manifest::hash_file;
 use crate::runtime::work::SlicedWork;
 pub use folders::{InputFolders, ListedManifest};
-use llmprof_core::domain::{image_limits::MAX_FILE_BYTES, run_files::InputFile};
-pub use manifest::{ManifestImage, ManifestSample, check_name, parse as parse_manifest};
+use llmprof_core::domain::{
+    image_limits::MAX_FILE_BYTES,
+    input_manifest::{ManifestImage, ManifestSample},
+    run_files::InputFile,
+};
+pub use manifest::{MAX_MANIFEST, parse as parse_manifest, text as manifest_text};
 
 /// A manifest with existing images.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,6 +33,8 @@ pub struct Inputs {
     pub manifest: PathBuf,
     /// At least one.
     pub samples: Vec<Sample>,
+    /// Seed of a run that states none.
+    pub seed: Option<u64>,
 }
 
 /// A prompt with its images.
@@ -94,8 +100,9 @@ pub fn read(root: &Path, name: &str) -> Result<Inputs, InputsError> {
         let images = sample.images.iter().map(image).collect::<Result<_, _>>()?;
         Ok(Sample { prompt: sample.prompt, images })
     };
-    let samples = manifest::parse(&text).map_err(wrong)?.into_iter().map(sample);
-    Ok(Inputs { samples: samples.collect::<Result<_, _>>()?, manifest: path })
+    let all = manifest::parse(&text).map_err(wrong)?;
+    let samples = all.samples.into_iter().map(sample).collect::<Result<_, _>>()?;
+    Ok(Inputs { manifest: path, samples, seed: all.seed })
 }
 
 /// Hashes the images of all samples, each as often as it is named.
@@ -109,6 +116,14 @@ pub fn hash_images(inputs: &Inputs, work: &SlicedWork) -> Result<Vec<InputFile>,
             Ok(InputFile { path, bytes, sha256, width: image.width, height: image.height })
         })
         .collect()
+}
+
+/// Refuses a content other than the one that a manifest states.
+fn check_hash(sha256: &str, stated: &str) -> Result<(), String> {
+    if sha256 == stated {
+        return Ok(());
+    }
+    Err(format!("it has the hash {sha256}, and the manifest states {stated}"))
 }
 
 enum MissingInput {
@@ -129,9 +144,12 @@ fn inside(root: &Path, folder: &Path, name: &Path) -> Result<PathBuf, MissingInp
 
 /// Finds an image and reads its size from its first bytes.
 fn read_image(root: &Path, folder: &Path, image: &ManifestImage) -> Result<Image, InputsError> {
-    let shown = image.path.display().to_string();
+    let shown = image.shown();
     let wrong = |why: String| InputsError::BadImage { name: shown.clone(), why };
-    let path = inside(root, folder, &image.path).map_err(|missing| match missing {
+    let Some(path) = &image.path else {
+        return Err(wrong("it has no path; POST /inputs also reads images by their hash".into()));
+    };
+    let path = inside(root, folder, path).map_err(|missing| match missing {
         MissingInput::Outside => InputsError::Outside(shown.clone()),
         MissingInput::Absent => wrong("the file does not exist".into()),
     })?;
@@ -143,6 +161,11 @@ fn read_image(root: &Path, folder: &Path, image: &ManifestImage) -> Result<Image
         return Err(wrong(format!("it is larger than {MAX_FILE_BYTES} bytes")));
     }
     let (width, height) = images::size(&path, &about).map_err(wrong)?;
+    if let Some(stated) = &image.sha256 {
+        let hashed = hash_file(&path, &SlicedWork::default());
+        let (_, sha256) = hashed.map_err(|error| wrong(error.to_string()))?;
+        check_hash(&sha256, stated).map_err(wrong)?;
+    }
     let relative = || path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
     let name = image.name.clone().unwrap_or_else(relative);
     Ok(Image { path, name, width, height })
@@ -264,6 +287,11 @@ mod tests {
             "image text.png: neither PNG, JPEG nor WebP"
         );
         assert_eq!(error_of("prompt: x\nimages: [{path: .}]"), "image .: not a regular file");
+        let hash = "0".repeat(64);
+        let other = error_of(&format!("prompt: x\nimages: [{{path: page.png, sha256: {hash}}}]"));
+        assert!(other.ends_with(&format!("and the manifest states {hash}")), "{other}");
+        let by_hash = error_of(&format!("prompt: x\nimages: [{{sha256: {hash}}}]"));
+        assert!(by_hash.contains("it has no path; POST /inputs"), "{by_hash}");
         assert!(matches!(read(dir.path(), "gone.yaml"), Err(InputsError::NotFound(_))));
     }
 }

@@ -6,17 +6,18 @@
 
 use std::path::{Path, PathBuf};
 
-use llmprof_core::domain::inputs::{
-    InputSample, InputSet, MAX_IMAGES, MAX_PROMPT, MAX_SAMPLES, StoredImage,
+use llmprof_core::domain::{
+    input_manifest::{ManifestImage, ManifestSample, ManifestSamples, check_name},
+    inputs::{InputSample, InputSet, MAX_IMAGES, MAX_PROMPT, MAX_SAMPLES, StoredImage},
 };
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use super::{
-    archive,
+    archive, check_hash,
     images::{self, ImageHeader},
-    manifest::{self, ManifestSample, check_name},
+    manifest,
 };
 use crate::{
     artifact::{
@@ -28,6 +29,8 @@ use crate::{
 
 /// Images of more pixels are decoded one at a time: one needs up to 1 GB of memory.
 const MAX_PARALLEL_PIXELS: u64 = 12_000_000;
+/// Folder of contents that a manifest names by hash, in the folder of its upload.
+pub const BY_HASH: &str = "by_hash";
 /// Extensions of a manifest's name in an archive.
 const MANIFESTS: [&str; 3] = ["yaml", "yml", "json"];
 
@@ -41,6 +44,8 @@ pub struct InputsUpload {
     pub manifest: Option<UploadedFile>,
     /// The only file is a tar, possibly compressed with zstd.
     pub is_archive: bool,
+    /// Samples of the body of a submission, in place of a manifest.
+    pub stated: Option<ManifestSamples>,
     /// Samples of an upload without a manifest.
     pub samples: UploadedSamples,
     pub limits: UploadLimits,
@@ -95,16 +100,24 @@ pub fn stage(upload: &InputsUpload) -> Result<StagedInputs, IntakeError> {
     for file in &files {
         check_name(&file.name).map_err(unfit)?;
     }
-    let (samples, names) = match &manifest {
-        Some(manifest) => named_samples(manifest, &files)?,
-        None => {
-            let names = files.iter().map(|file| file.name.clone()).collect();
-            (plain_samples(&upload.samples, files.len())?, names)
+    let all = match (&upload.stated, &manifest) {
+        (Some(stated), _) => matched_samples(stated, "", files, upload)?,
+        (None, Some(manifest)) => {
+            let wrong = |why: String| unfit(format!("{} is not a manifest: {why}", manifest.name));
+            let samples = manifest::parse(&std::fs::read(&manifest.path)?).map_err(wrong)?;
+            let folder = manifest.name.rsplit_once('/').map_or("", |(folder, _)| folder);
+            matched_samples(&samples, folder, files, upload)?
         }
+        (None, None) => MatchedSamples {
+            samples: plain_samples(&upload.samples, files.len())?,
+            files: files.into_iter().map(MatchedFile::from).collect(),
+            seed: None,
+        },
     };
-    let decoded: Vec<(StoredImage, StagedImage)> = decode(&files, names, upload)?;
+    let MatchedSamples { samples, files, seed } = all;
+    let decoded: Vec<(StoredImage, StagedImage)> = decode(&files, upload)?;
     let (images, files) = decoded.into_iter().unzip();
-    Ok(StagedInputs { set: InputSet { samples, images }, files })
+    Ok(StagedInputs { set: InputSet { samples, images, seed }, files })
 }
 
 /// Unpacks the archive; returns its images by name, and its manifest.
@@ -141,40 +154,103 @@ fn plain_samples(from: &UploadedSamples, images: usize) -> Result<Vec<InputSampl
     Ok(all.map(|at| InputSample { prompt: prompt.clone(), images: vec![at] }).collect())
 }
 
-/// The samples of a manifest, and the name of each file in reports.
-fn named_samples(
-    from: &UploadedFile,
-    files: &[UploadedFile],
-) -> Result<(Vec<InputSample>, Vec<String>), IntakeError> {
-    let wrong = |why: String| unfit(format!("{} is not a manifest: {why}", from.name));
-    let text = std::fs::read(&from.path)?;
-    let samples = manifest::parse(&text).map_err(wrong)?;
-    let folder = from.name.rsplit_once('/').map_or("", |(folder, _)| folder);
-    let mut names: Vec<Option<String>> = vec![None; files.len()];
-    let mut find = |at: usize, image: &manifest::ManifestImage| {
-        let shown = image.path.display();
-        let found = find_file(files, folder, &image.path).map_err(|why| {
-            let sample = if samples.len() > 1 { format!("sample {at}: ") } else { String::new() };
-            unfit(format!("{sample}image {shown}: {why}"))
-        })?;
-        let name = image.name.clone().unwrap_or_else(|| files[found].name.clone());
-        names[found].get_or_insert(name);
-        Ok(found as u32)
-    };
-    let mut found = Vec::with_capacity(samples.len());
-    for (at, ManifestSample { prompt, images }) in samples.iter().enumerate() {
-        let images = images.iter().map(|image| find(at, image)).collect::<Result<_, IntakeError>>();
-        found.push(InputSample { prompt: prompt.clone(), images: images? });
-    }
-    let unused = names.iter().position(Option::is_none);
-    if let Some(at) = unused {
-        return Err(unfit(format!("image {}: not named in the manifest", files[at].name)));
-    }
-    Ok((found, names.into_iter().flatten().collect()))
+/// Samples with the files of their images.
+struct MatchedSamples {
+    samples: Vec<InputSample>,
+    files: Vec<MatchedFile>,
+    seed: Option<u64>,
 }
 
-/// The file that a manifest in `folder` names: by its path, else by the last part of it.
-fn find_file(files: &[UploadedFile], folder: &str, path: &Path) -> Result<usize, String> {
+/// A file with its name in reports, and the hash that a manifest states.
+struct MatchedFile {
+    file: UploadedFile,
+    name: Option<String>,
+    sha256: Option<String>,
+}
+
+impl From<UploadedFile> for MatchedFile {
+    fn from(file: UploadedFile) -> Self {
+        Self { file, name: None, sha256: None }
+    }
+}
+
+/// Matches the samples of a manifest in `folder` with the files of their upload, and with stored
+/// contents for images that are named by hash.
+fn matched_samples(
+    from: &ManifestSamples,
+    folder: &str,
+    files: Vec<UploadedFile>,
+    upload: &InputsUpload,
+) -> Result<MatchedSamples, IntakeError> {
+    let uploaded = files.len();
+    let mut files: Vec<MatchedFile> = files.into_iter().map(MatchedFile::from).collect();
+    let mut is_used = vec![false; uploaded];
+    let mut samples = Vec::with_capacity(from.samples.len());
+    for (at, ManifestSample { prompt, images }) in from.samples.iter().enumerate() {
+        let mut positions = Vec::with_capacity(images.len());
+        for image in images {
+            let found = find_image(&mut files, folder, image, upload).map_err(|why| {
+                let several = from.samples.len() > 1;
+                let sample = if several { format!("sample {at}: ") } else { String::new() };
+                unfit(format!("{sample}image {}: {why}", image.shown()))
+            })?;
+            if let Some(used) = is_used.get_mut(found) {
+                *used = true;
+            }
+            let file = &mut files[found];
+            file.name = file.name.take().or_else(|| image.name.clone());
+            if let Some(stated) = &image.sha256 {
+                let known = file.sha256.get_or_insert_with(|| stated.clone());
+                check_hash(known, stated).map_err(|why| bad_image(&file.file, &why))?;
+            }
+            positions.push(found as u32);
+        }
+        samples.push(InputSample { prompt: prompt.clone(), images: positions });
+    }
+    if let Some(at) = is_used.iter().position(|used| !used) {
+        let name = &files[at].file.name;
+        return Err(unfit(format!("image {name}: not named in the manifest")));
+    }
+    Ok(MatchedSamples { samples, files, seed: from.seed })
+}
+
+/// The file of an image: of the upload, else a stored content, which is added to `files`.
+fn find_image(
+    files: &mut Vec<MatchedFile>,
+    folder: &str,
+    image: &ManifestImage,
+    upload: &InputsUpload,
+) -> Result<usize, String> {
+    let missing = match &image.path {
+        Some(path) => match find_file(files, folder, path, image.name.as_deref()) {
+            Ok(found) => return Ok(found),
+            Err(why) => why,
+        },
+        None => "not in the upload".to_owned(),
+    };
+    let Some(hash) = &image.sha256 else { return Err(missing) };
+    let is_known = |file: &MatchedFile| file.sha256.as_ref() == Some(hash);
+    if let Some(found) = files.iter().position(is_known) {
+        return Ok(found);
+    }
+    let paths = [upload.folder.join(BY_HASH).join(hash), upload.known.join(hash)];
+    let path = paths.into_iter().find(|path| path.is_file()).ok_or_else(|| {
+        format!("{missing}, and the service has no image with the hash {hash}; send its file")
+    })?;
+    let name = image.name.clone().unwrap_or_else(|| image.shown());
+    let file = UploadedFile { path, name: name.clone() };
+    files.push(MatchedFile { file, name: Some(name), sha256: Some(hash.clone()) });
+    Ok(files.len() - 1)
+}
+
+/// The uploaded file that a manifest in `folder` names: by its path, else by the last part of it or
+/// by its name in reports.
+fn find_file(
+    files: &[MatchedFile],
+    folder: &str,
+    path: &Path,
+    name: Option<&str>,
+) -> Result<usize, String> {
     use std::path::Component;
     let mut parts = Vec::new();
     for part in path.components() {
@@ -186,24 +262,24 @@ fn find_file(files: &[UploadedFile], folder: &str, path: &Path) -> Result<usize,
     }
     let inner = parts.join("/");
     let whole = if folder.is_empty() { inner.clone() } else { format!("{folder}/{inner}") };
-    let position = |name: &str| files.iter().position(|file| file.name == name);
+    let position = |name: &str| files.iter().position(|it| it.file.name == name);
     let last = parts.last().map(AsRef::as_ref).unwrap_or_default();
-    // Clients send the last part of a file's name in a form.
+    // Clients send the last part of a file's name in a form; a run's copy has another name than the
+    // page that it copies.
     position(&whole)
         .or_else(|| position(last).filter(|_| folder.is_empty()))
+        .or_else(|| name.and_then(position))
         .ok_or_else(|| "not in the upload".into())
 }
 
 /// Decodes the files, in parallel where their memory permits it.
 fn decode(
-    files: &[UploadedFile],
-    names: Vec<String>,
+    files: &[MatchedFile],
     upload: &InputsUpload,
 ) -> Result<Vec<(StoredImage, StagedImage)>, IntakeError> {
-    let headers = files
-        .par_iter()
-        .map(|file| images::header(&file.path).map_err(|why| bad_image(file, &why)))
-        .collect::<Result<Vec<ImageHeader>, _>>()?;
+    let header =
+        |it: &MatchedFile| images::header(&it.file.path).map_err(|why| bad_image(&it.file, &why));
+    let headers = files.par_iter().map(header).collect::<Result<Vec<ImageHeader>, _>>()?;
     let is_small = |header: &ImageHeader| {
         u64::from(header.width) * u64::from(header.height) <= MAX_PARALLEL_PIXELS
     };
@@ -218,8 +294,7 @@ fn decode(
         checked.push((at, check(at)?));
     }
     checked.sort_by_key(|(at, _)| *at);
-    let named = |((_, (image, file)), name)| (StoredImage { name, ..image }, file);
-    Ok(checked.into_iter().zip(names).map(named).collect())
+    Ok(checked.into_iter().map(|(_, image)| image).collect())
 }
 
 fn bad_image(file: &UploadedFile, why: &str) -> IntakeError {
@@ -229,11 +304,15 @@ fn bad_image(file: &UploadedFile, why: &str) -> IntakeError {
 /// Hashes one image, and decodes it unless its content was decoded before.
 fn check_image(
     at: usize,
-    file: &UploadedFile,
+    matched: &MatchedFile,
     header: ImageHeader,
     upload: &InputsUpload,
 ) -> Result<(StoredImage, StagedImage), IntakeError> {
+    let file = &matched.file;
     let (bytes, sha256) = hash_file(&file.path, &SlicedWork::default())?;
+    if let Some(stated) = &matched.sha256 {
+        check_hash(&sha256, stated).map_err(|why| bad_image(file, &why))?;
+    }
     let thumbnail = if upload.known.join(&sha256).is_file() {
         None
     } else {
@@ -242,7 +321,8 @@ fn check_image(
         Some(thumbnail)
     };
     let ImageHeader { format, width, height } = header;
-    let image = StoredImage { name: file.name.clone(), sha256, bytes, width, height, format };
+    let name = matched.name.clone().unwrap_or_else(|| file.name.clone());
+    let image = StoredImage { name, sha256, bytes, width, height, format };
     Ok((image, StagedImage { path: file.path.clone(), thumbnail }))
 }
 

@@ -14,13 +14,13 @@ use std::{
 
 use llmprof_core::domain::{
     ids::InputsId,
-    inputs::{InputSet, StoredImage},
+    input_manifest::{ManifestImage, ManifestSample, ManifestSamples},
+    inputs::{InputSample, InputSet, StoredImage},
 };
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::{
-    images,
-    manifest::{self, ManifestImage, ManifestSample},
+    images, manifest,
     staging::{StagedImage, StagedInputs},
 };
 use crate::{
@@ -113,7 +113,7 @@ impl InputStorage {
 
     /// Writes the manifest of inputs whose contents are stored. Blocks.
     pub fn write_manifest(&self, id: InputsId, set: &InputSet) -> io::Result<()> {
-        let text = manifest::text(&manifest_of(set)).map_err(io::Error::other)?;
+        let text = manifest::text(manifest_of(set)).map_err(io::Error::other)?;
         write_whole(&self.root.join(id.to_string()), text.as_bytes())
     }
 
@@ -145,8 +145,8 @@ impl InputStorage {
 
     /// True if the manifest of `id` is that of `set`. Blocks.
     pub fn has_manifest(&self, id: InputsId, set: &InputSet) -> bool {
-        let written = fs::read_to_string(self.root.join(id.to_string())).ok();
-        written.is_some() && written == manifest::text(&manifest_of(set)).ok()
+        let written = fs::read(self.root.join(id.to_string()));
+        written.is_ok_and(|text| manifest::parse(&text) == Ok(manifest_of(set)))
     }
 
     /// Makes the thumbnail of a stored content again. The error is one line. Blocks.
@@ -199,17 +199,17 @@ impl InputStorage {
 }
 
 /// The manifest of a set, next to the folder of contents.
-fn manifest_of(set: &InputSet) -> Vec<ManifestSample> {
+fn manifest_of(set: &InputSet) -> ManifestSamples {
     let image = |at: &u32| {
         let image = set.images.get(*at as usize)?;
         let path = Path::new(CONTENTS).join(&image.sha256);
-        Some(ManifestImage { path, name: Some(image.name.clone()) })
+        Some(ManifestImage { name: Some(image.name.clone()), ..ManifestImage::of_path(path) })
     };
-    let sample = |sample: &llmprof_core::domain::inputs::InputSample| ManifestSample {
+    let sample = |sample: &InputSample| ManifestSample {
         prompt: sample.prompt.clone(),
         images: sample.images.iter().filter_map(image).collect(),
     };
-    set.samples.iter().map(sample).collect()
+    ManifestSamples { seed: set.seed, samples: set.samples.iter().map(sample).collect() }
 }
 
 /// Removes the files of a folder that are not listed; returns their number.
@@ -247,7 +247,7 @@ fn unlisted_files(folder: &Path, is_listed: impl Fn(&str) -> bool) -> io::Result
 
 #[cfg(test)]
 mod tests {
-    use llmprof_core::domain::inputs::{ImageFormat, InputSample};
+    use llmprof_core::domain::inputs::ImageFormat;
 
     use super::*;
 
@@ -264,7 +264,7 @@ mod tests {
         };
         let sample = InputSample { prompt: "read".into(), images: vec![0] };
         StagedInputs {
-            set: InputSet { samples: vec![sample], images: vec![image] },
+            set: InputSet { samples: vec![sample], images: vec![image], seed: None },
             files: vec![StagedImage { path, thumbnail: None }],
         }
     }

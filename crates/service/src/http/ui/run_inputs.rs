@@ -9,6 +9,7 @@ use axum::{
 use llmprof_core::{
     domain::{
         ids::{InputsId, RunId},
+        input_manifest::{ManifestSample, ManifestSamples},
         inputs::{InputSet, StoredImage},
         run_files::ArtifactRecord,
     },
@@ -17,7 +18,7 @@ use llmprof_core::{
 use serde::Serialize;
 
 use crate::{
-    artifact::inputs::{ManifestSample, parse_manifest},
+    artifact::inputs::parse_manifest,
     http::{
         api::{
             inputs::thumbnails,
@@ -83,7 +84,7 @@ pub async fn of(
     if artifacts.iter().any(|it| it.path == layout::INPUT_MANIFEST) {
         let text = runs::read_listed(app, run.run_id, layout::INPUT_MANIFEST).await?;
         match parse_manifest(&text) {
-            Ok(samples) => {
+            Ok(ManifestSamples { samples, .. }) => {
                 found.more = samples.len().saturating_sub(MAX_SAMPLES);
                 let shown = samples.into_iter().take(MAX_SAMPLES);
                 found.samples = shown.map(|it| copied_sample(run.run_id, it, artifacts)).collect();
@@ -120,7 +121,7 @@ pub fn samples_of(
 fn copied_sample(run: RunId, sample: ManifestSample, artifacts: &[ArtifactRecord]) -> SampleView {
     let more_images = sample.images.len().saturating_sub(MAX_SAMPLE_IMAGES);
     let images = sample.images.into_iter().take(MAX_SAMPLE_IMAGES).map(|image| {
-        let file = image.path.to_string_lossy().into_owned();
+        let file = image.shown();
         let is_sealed = copy(artifacts, &file).is_some();
         let thumbnail = is_sealed.then(|| format!("/ui/runs/{run}/inputs/{file}"));
         ThumbnailView { name: image.name.unwrap_or(file), thumbnail, size: None }

@@ -4,7 +4,7 @@ use std::fs;
 
 use llmprof_core::{
     domain::{
-        device::Device, mode::Mode, profiling::Profiling, run_files::InputFile, runner,
+        device::Device, input_manifest::InputManifest, mode::Mode, profiling::Profiling, runner,
         state::StepState,
     },
     layout,
@@ -34,7 +34,7 @@ async fn traced<'a>(
     for (name, text) in [
         ("baseline/events.jsonl", events("7,8,9")),
         (layout::CONFIG, yaml(&request()).unwrap()),
-        (layout::INPUTS, yaml(&Vec::<InputFile>::new()).unwrap()),
+        (layout::INPUTS, yaml(&InputManifest::default()).unwrap()),
     ] {
         fs::write(dir.join(name), text).unwrap();
     }

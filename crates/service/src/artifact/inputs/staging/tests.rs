@@ -22,6 +22,7 @@ fn upload(dir: &Path, names: &[&str], manifest: Option<&str>) -> InputsUpload {
         files,
         manifest,
         is_archive: false,
+        stated: None,
         samples: UploadedSamples { prompt: Some("read".into()), each_image: false },
         limits: UploadLimits { max_bytes: 1 << 20, least_free: 0 },
         known: dir.join("known"),

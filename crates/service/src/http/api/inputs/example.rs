@@ -38,7 +38,7 @@ pub(super) fn view() -> InputsView {
         format: ImageFormat::Png,
     };
     let samples = vec![InputSample { prompt, images: vec![0] }];
-    InputsView::of(stored(), InputSet { samples, images: vec![image] })
+    InputsView::of(stored(), InputSet { samples, images: vec![image], seed: None })
 }
 
 pub(super) fn list() -> InputsList {

@@ -1,5 +1,6 @@
 //! Stored inputs: list, view, thumbnails and deletion.
 
+pub mod by_hash;
 pub mod example;
 pub mod pending;
 pub mod thumbnails;
@@ -87,6 +88,8 @@ pub struct InputsView {
     pub owner: Option<String>,
     pub samples: Vec<InputSample>,
     pub images: Vec<ImageView>,
+    /// Seed of the runs of these inputs that state none; `null`: 0.
+    pub seed: Option<u64>,
     /// Of the images, each content once.
     pub bytes: u64,
     pub created_at: String,
@@ -146,6 +149,7 @@ impl InputsView {
             name: stored.name,
             owner: stored.owner,
             samples: set.samples,
+            seed: set.seed,
             bytes: stored.bytes,
             created_at: stored.created_at,
             used_at: stored.used_at,

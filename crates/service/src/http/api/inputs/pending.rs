@@ -5,7 +5,10 @@ use llmprof_core::domain::{ids::InputsId, inputs::InputSet};
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 
-use super::upload::RULES;
+use super::{
+    by_hash::{self, hashes_in},
+    upload::RULES,
+};
 use crate::{
     artifact::{
         import_staging::{IntakeError, UploadLimits},
@@ -50,6 +53,11 @@ pub(crate) async fn check(
     upload: InputsUpload,
     name: String,
 ) -> Result<PendingInputs, ApiError> {
+    if let Some(manifest) = &upload.manifest {
+        let text = tokio::fs::read(&manifest.path).await;
+        let text = text.map_err(|error| ApiError::internal(&error))?;
+        by_hash::find_contents(app, &folder, &hashes_in(&text)).await?;
+    }
     // A prompt alone has no file to be read.
     let has_files = upload.manifest.is_some() || !upload.files.is_empty();
     let staged = if has_files { inspect(app, upload).await } else { staging::stage(&upload) };

@@ -87,6 +87,7 @@ async fn make(
         files: vec![UploadedFile { path: from, name: "image".into() }],
         manifest: None,
         is_archive: false,
+        stated: None,
         samples: UploadedSamples { prompt: Some(String::new()), each_image: false },
         limits: pending::limits(app),
         // Nothing: the image is decoded although it is stored.

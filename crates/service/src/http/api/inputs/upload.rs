@@ -9,7 +9,10 @@ use axum::{
     http::{HeaderMap, StatusCode, header},
     response::{AppendHeaders, IntoResponse, Response},
 };
-use llmprof_core::domain::inputs::{MAX_IMAGES, MAX_PROMPT};
+use llmprof_core::domain::{
+    input_manifest::check_name,
+    inputs::{MAX_IMAGES, MAX_PROMPT},
+};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -20,10 +23,7 @@ use super::{
 use crate::{
     artifact::{
         import_staging::UploadedFile,
-        inputs::{
-            check_name,
-            staging::{InputsUpload, UploadedSamples},
-        },
+        inputs::staging::{InputsUpload, UploadedSamples},
     },
     http::{
         auth::access::Caller,
@@ -73,7 +73,9 @@ pub struct InputsForm {
     #[serde(default)]
     #[schema(max_items = 512)]
     pub image: Vec<InputFileBytes>,
-    /// A manifest as in the service's inputs folder, whose images are parts of the form.
+    /// A manifest as in the service's inputs folder, or the `inputs.yaml` of a run. Its images are
+    /// parts of the form; those with the hash of an image of stored inputs or of a run may be
+    /// absent.
     #[serde(default)]
     pub manifest: Option<InputFileBytes>,
     /// Prompt of an upload without a manifest.
@@ -319,6 +321,7 @@ pub(crate) fn files_of(
         files,
         manifest,
         is_archive,
+        stated: None,
         samples: UploadedSamples::default(),
         limits: pending::limits(app),
         known: app.input_storage.contents(),

@@ -4,7 +4,8 @@
 use llmprof_core::domain::{
     command::CommandCall,
     dtype::Dtype,
-    json_numbers::{integer, optional_object},
+    input_manifest::ManifestImage,
+    json_numbers::{integer, optional_integer, optional_object},
     mode::Mode,
     part::{AlignWith, MockChange, PartPath},
     profiling::Profiling,
@@ -42,24 +43,64 @@ pub struct InputsName(pub String);
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(
     untagged,
-    expecting = "expected the id of stored inputs, the name of a manifest, or {prompt, images}"
+    expecting = "expected the id of stored inputs, the name of a manifest, or an object \
+                 {prompt, images} as a manifest has it"
 )]
 pub enum SubmittedInputs {
     Name(InputsName),
     Inline(InlineInputs),
 }
 
-/// A prompt with its images. They are stored like uploaded ones.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// A prompt with its images, or several samples: a manifest as an object, such as the `inputs.yaml`
+/// of a run. They are stored like uploaded ones.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct InlineInputs {
+    /// Prompt of the images, or of the samples that have none of their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_length = 65536, example = "Convert the document to markdown.")]
-    pub prompt: String,
-    /// `sha256:` and the hash of a stored image, or a data URL (`data:image/png;base64,...`); up to
-    /// 8 MiB of decoded data in total.
+    pub prompt: Option<String>,
+    /// Seed of the run, unless it states another one.
+    #[serde(
+        default,
+        deserialize_with = "optional_integer",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(minimum = 0, maximum = 9007199254740991i64)]
+    pub seed: Option<u64>,
     #[serde(default)]
     #[schema(max_items = 64)]
-    pub images: Vec<String>,
+    pub images: Vec<InlineImage>,
+    /// In place of `images`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 256)]
+    pub samples: Vec<InlineSample>,
+}
+
+/// A sample of inline inputs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct InlineSample {
+    /// The prompt of the inputs when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 65536)]
+    pub prompt: Option<String>,
+    #[serde(default)]
+    #[schema(max_items = 64)]
+    pub images: Vec<InlineImage>,
+}
+
+/// An image: `sha256:` and the hash of an image of stored inputs or of a run; a data URL
+/// (`data:image/png;base64,...`), of which up to 8 MiB of decoded data are accepted in total; or an
+/// object with a `sha256`, as a manifest has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(
+    untagged,
+    expecting = "expected sha256:HASH, data:image/...;base64,... or an object with a sha256"
+)]
+pub enum InlineImage {
+    Text(String),
+    Named(ManifestImage),
 }
 
 /// Settings that both forms have: passes and queueing.
@@ -196,10 +237,10 @@ submissions! {
         #[serde(default = "defaults::batch", deserialize_with = "integer")]
         #[schema(default = 1, minimum = 1, maximum = 1024)]
         pub batch: u32,
-        /// Seed of synthetic weights.
-        #[serde(default, deserialize_with = "integer")]
-        #[schema(default = 0, minimum = 0, maximum = 9007199254740991i64)]
-        pub seed: u64,
+        /// Seed of synthetic weights; when absent, the seed of the inputs, or 0 if they state none.
+        #[serde(default, deserialize_with = "optional_integer")]
+        #[schema(minimum = 0, maximum = 9007199254740991i64)]
+        pub seed: Option<u64>,
         /// Dtype; the model's default for the device when absent.
         #[serde(default)]
         pub dtype: Option<Dtype>,

@@ -1,27 +1,28 @@
 //! Inputs of a submission: stored ones or a manifest by name, or images in the body itself.
 
-use std::path::Path;
-
 use base64::{Engine, prelude::BASE64_STANDARD};
-use llmprof_core::domain::inputs::{MAX_PROMPT, MAX_SAMPLE_IMAGES};
+use llmprof_core::domain::{
+    input_manifest::{InputManifest, ManifestImage, ManifestSampleText, is_hash},
+    inputs::MAX_SAMPLE_IMAGES,
+};
 
 use super::{
     checks::input_error,
-    submissions::{InlineInputs, InputsName, SubmitModel, SubmittedInputs, defaults},
+    submissions::{
+        InlineImage, InlineInputs, InlineSample, InputsName, SubmitModel, SubmittedInputs, defaults,
+    },
 };
 use crate::{
-    artifact::{
-        import_staging::UploadedFile,
-        inputs::staging::{InputsUpload, UploadedSamples},
-    },
+    artifact::{import_staging::UploadedFile, inputs::staging::InputsUpload},
     http::{
         api::inputs::{
+            by_hash,
             pending::{self, PendingInputs},
             upload,
         },
         error::{ApiError, ErrorCode},
         extract::bounds::check_length,
-        state::App,
+        state::{App, UploadFolder},
     },
     runtime,
 };
@@ -37,6 +38,8 @@ pub(super) struct RunInputs {
     pub manifest: String,
     pub samples: usize,
     pub images: usize,
+    /// Seed that they state.
+    pub seed: Option<u64>,
     /// Inputs to be stored before the run is queued.
     pub pending: Option<PendingInputs>,
 }
@@ -48,6 +51,7 @@ impl From<PendingInputs> for RunInputs {
             manifest: pending.name.clone(),
             samples: set.samples.len(),
             images: set.images.len(),
+            seed: set.seed,
             pending: Some(pending),
         }
     }
@@ -85,71 +89,148 @@ pub(super) async fn resolve(
         .map_err(|error| ApiError::internal(&error))?
         .map_err(|error| input_error(&name, &error))?;
     let images = inputs.images().count();
-    Ok(RunInputs { manifest: name, samples: inputs.samples.len(), images, pending: None })
+    let (samples, seed) = (inputs.samples.len(), inputs.seed);
+    Ok(RunInputs { manifest: name, samples, images, seed, pending: None })
 }
 
 fn invalid(message: impl Into<String>) -> ApiError {
     ApiError::new(ErrorCode::InputsInvalid, message)
 }
 
-/// Writes the images of a body to files and checks them.
+/// Finds the images of a body, or writes them to files, and checks them.
 pub(crate) async fn read_inline(
     app: &App,
     inline: &InlineInputs,
 ) -> Result<PendingInputs, ApiError> {
-    let InlineInputs { prompt, images } = inline;
-    if prompt.len() > MAX_PROMPT {
-        return Err(invalid(format!("the prompt is longer than {MAX_PROMPT} bytes")));
-    }
-    if images.len() > MAX_SAMPLE_IMAGES {
-        let message = format!("{} images; at most {MAX_SAMPLE_IMAGES} are accepted", images.len());
-        return Err(invalid(message));
-    }
     let folder = app.intake.create_folder().map_err(|error| ApiError::internal(&error))?;
-    let (mut files, mut bytes) = (Vec::with_capacity(images.len()), 0);
-    for (at, image) in images.iter().enumerate() {
-        let name = format!("image-{}", at + 1);
-        let path = match image.strip_prefix("sha256:") {
-            Some(hash) => stored_content(app, hash).await?,
-            None => {
-                let image = decode(image).map_err(|why| invalid(format!("{name}: {why}")))?;
-                bytes += image.len();
-                if bytes > MAX_INLINE {
-                    let message = format!(
-                        "the images have more than {MAX_INLINE} bytes; store them with POST /inputs"
-                    );
-                    return Err(ApiError::new(ErrorCode::BodyTooLarge, message));
-                }
-                let path = folder.path().join(at.to_string());
-                tokio::fs::write(&path, image).await.map_err(|e| ApiError::internal(&e))?;
-                path
-            }
-        };
-        files.push(UploadedFile { path, name });
-    }
+    let mut images = InlineImages::default();
+    let manifest = InputManifest {
+        prompt: inline.prompt.clone(),
+        seed: inline.seed,
+        images: images.add(&inline.images)?,
+        samples: inline
+            .samples
+            .iter()
+            .map(|InlineSample { prompt, images: of_sample }| {
+                let (prompt, images) = (prompt.clone(), images.add(of_sample)?);
+                Ok(ManifestSampleText { prompt, images })
+            })
+            .collect::<Result<_, ApiError>>()?,
+    };
+    let stated = manifest.samples().map_err(|why| invalid(format!("inputs: {why}")))?;
     let upload = InputsUpload {
-        samples: UploadedSamples { prompt: Some(prompt.clone()), each_image: false },
-        files,
+        files: images.files(app, &folder).await?,
+        stated: Some(stated),
         ..upload::files_of(app, &folder, vec![], false)?
     };
     pending::check(app, folder, upload, String::new()).await
 }
 
-/// The file of a content that was stored before.
-async fn stored_content(app: &App, hash: &str) -> Result<std::path::PathBuf, ApiError> {
-    let is_hash =
-        hash.len() == 64 && hash.bytes().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'));
-    if !is_hash {
-        let message =
-            format!("invalid image \"sha256:{hash:.80}\"; expected 64 hexadecimal digits");
-        return Err(invalid(message));
+/// Images of a body, in order.
+#[derive(Default)]
+struct InlineImages {
+    contents: Vec<InlineContent>,
+    /// Of all images, decoded.
+    bytes: usize,
+}
+
+/// Content of an image.
+enum InlineContent {
+    Hash(String),
+    Bytes(Vec<u8>),
+}
+
+impl InlineImages {
+    /// Reads the images of a sample; returns them as images of a manifest, named by their position.
+    fn add(&mut self, images: &[InlineImage]) -> Result<Vec<ManifestImage>, ApiError> {
+        if images.len() > MAX_SAMPLE_IMAGES {
+            let message =
+                format!("{} images; at most {MAX_SAMPLE_IMAGES} are accepted", images.len());
+            return Err(invalid(message));
+        }
+        images.iter().map(|image| self.add_one(image)).collect()
     }
-    let known = app.store.known_contents(&[hash.to_owned()]).await?;
-    if known.is_empty() {
-        let message = format!("no stored image sha256:{hash}; upload it with POST /inputs");
-        return Err(ApiError::new(ErrorCode::InputsNotFound, message));
+
+    fn add_one(&mut self, image: &InlineImage) -> Result<ManifestImage, ApiError> {
+        let path = position_name(self.contents.len());
+        let (content, named) = match image {
+            InlineImage::Text(text) => match text.strip_prefix("sha256:") {
+                Some(hash) => (InlineContent::Hash(hash.to_owned()), None),
+                None => (InlineContent::Bytes(self.decode(text, &path)?), None),
+            },
+            InlineImage::Named(image) => {
+                let Some(hash) = &image.sha256 else {
+                    let message = format!(
+                        "{path}: it has no sha256; send a file with POST /inputs or as a data URL"
+                    );
+                    return Err(invalid(message));
+                };
+                let name = image
+                    .name
+                    .clone()
+                    .or_else(|| image.path.as_ref().map(|it| it.display().to_string()));
+                (InlineContent::Hash(hash.clone()), name)
+            }
+        };
+        let sha256 = match &content {
+            InlineContent::Hash(hash) if !is_hash(hash) => {
+                let message =
+                    format!("invalid image \"sha256:{hash:.80}\"; expected 64 hexadecimal digits");
+                return Err(invalid(message));
+            }
+            InlineContent::Hash(hash) => Some(hash.clone()),
+            InlineContent::Bytes(_) => None,
+        };
+        self.contents.push(content);
+        Ok(ManifestImage { name: named, sha256, ..ManifestImage::of_path(path) })
     }
-    Ok(Path::new(&app.input_storage.contents()).join(hash))
+
+    fn decode(&mut self, text: &str, name: &str) -> Result<Vec<u8>, ApiError> {
+        let bytes = decode(text).map_err(|why| invalid(format!("{name}: {why}")))?;
+        self.bytes += bytes.len();
+        if self.bytes > MAX_INLINE {
+            let message = format!(
+                "the images have more than {MAX_INLINE} bytes; store them with POST /inputs"
+            );
+            return Err(ApiError::new(ErrorCode::BodyTooLarge, message));
+        }
+        Ok(bytes)
+    }
+
+    /// Files of the images: of stored contents, or written to `folder`.
+    async fn files(self, app: &App, folder: &UploadFolder) -> Result<Vec<UploadedFile>, ApiError> {
+        let hashes: Vec<String> = self
+            .contents
+            .iter()
+            .filter_map(|content| match content {
+                InlineContent::Hash(hash) => Some(hash.clone()),
+                InlineContent::Bytes(_) => None,
+            })
+            .collect();
+        let known = by_hash::find_contents(app, folder, &hashes).await?;
+        let mut files = Vec::with_capacity(self.contents.len());
+        for (at, content) in self.contents.into_iter().enumerate() {
+            let path = match content {
+                InlineContent::Hash(hash) => known.get(&hash).cloned().ok_or_else(|| {
+                    let message =
+                        format!("no stored image sha256:{hash}; upload it with POST /inputs");
+                    ApiError::new(ErrorCode::InputsNotFound, message)
+                })?,
+                InlineContent::Bytes(bytes) => {
+                    let path = folder.path().join(at.to_string());
+                    tokio::fs::write(&path, bytes).await.map_err(|e| ApiError::internal(&e))?;
+                    path
+                }
+            };
+            files.push(UploadedFile { path, name: position_name(at) });
+        }
+        Ok(files)
+    }
+}
+
+/// Name of an image by its position.
+fn position_name(at: usize) -> String {
+    format!("image-{}", at + 1)
 }
 
 /// The bytes of a data URL.

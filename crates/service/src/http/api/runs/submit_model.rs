@@ -44,7 +44,9 @@ pub(super) async fn check(
 ) -> Result<CheckedRun, ApiError> {
     check_range("max_new_tokens", run.max_new_tokens, 1..=4096)?;
     check_range("batch", run.batch, 1..=MAX_BATCH)?;
-    check_range("seed", run.seed, 0..=MAX_EXACT)?;
+    if let Some(seed) = run.seed {
+        check_range("seed", seed, 0..=MAX_EXACT)?;
+    }
     check_length("model", &run.model, 1..=MAX_NAME)?;
     if let Some(PartPath(path)) = &run.target {
         check_length("target", path, 1..=MAX_NAME)?;
@@ -54,7 +56,7 @@ pub(super) async fn check(
     let model = find_model(app, &run.model)?;
     let reads_images = model.vision.is_some();
     let inputs = submit_inputs::resolve(app, &run, reads_images, uploaded).await?;
-    let RunInputs { manifest, samples, images, pending } = inputs;
+    let RunInputs { manifest, samples, images, seed: of_inputs, pending } = inputs;
     if !reads_images && images > 0 {
         let message =
             format!("{manifest} contains images, but the model {} reads text only", run.model);
@@ -70,6 +72,7 @@ pub(super) async fn check(
         set_traced_repeats(&run, profiling);
     }
     let SubmitModel { model, max_new_tokens, batch, seed, dtype, dry_run, .. } = run;
+    let seed = seed.or(of_inputs).unwrap_or_default();
     let workload =
         Workload { model, inputs_manifest: manifest, max_new_tokens, batch, seed, dtype };
     let subject = match run.target {

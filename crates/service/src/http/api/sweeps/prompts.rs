@@ -38,7 +38,8 @@ impl StoredPrompts {
         }
         // As of the model runner's benchmarks: no letter is repeated in a row.
         let prompt = (1..tokens).map(|i| char::from(b'a' + (i * 7 % 26) as u8)).collect();
-        let id = self.store(app, caller, &InlineInputs { prompt, images: vec![] }).await?;
+        let inputs = InlineInputs { prompt: Some(prompt), ..InlineInputs::default() };
+        let id = self.store(app, caller, &inputs).await?;
         self.by_length.insert(tokens, id);
         Ok(id)
     }

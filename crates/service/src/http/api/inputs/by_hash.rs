@@ -1,0 +1,86 @@
+//! Images that a manifest or a submission names by hash: of stored inputs, else the copies of runs.
+
+use std::{
+    collections::HashMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use llmprof_core::domain::{input_manifest::is_hash, inputs::MAX_IMAGES};
+
+use crate::{
+    artifact::inputs::{copies, staging::BY_HASH},
+    http::{
+        error::ApiError,
+        state::{App, UploadFolder},
+    },
+    runtime,
+};
+
+/// Digits of a hash.
+const HASH: usize = 64;
+
+/// Hashes in the text of a manifest, which is not parsed here: uploads are read in a child process.
+pub fn hashes_in(manifest: &[u8]) -> Vec<String> {
+    let words = manifest.split(|byte| !byte.is_ascii_alphanumeric());
+    let hashes = words.filter(|word| word.len() == HASH).filter_map(|it| str::from_utf8(it).ok());
+    let mut found: Vec<String> = hashes.filter(|it| is_hash(it)).map(str::to_owned).collect();
+    found.sort_unstable();
+    found.dedup();
+    found.truncate(MAX_IMAGES);
+    found
+}
+
+/// Finds the files of these contents. The copy of a run is copied into the folder of the upload, so
+/// that it stays when the run is deleted.
+pub async fn find_contents(
+    app: &App,
+    folder: &UploadFolder,
+    hashes: &[String],
+) -> Result<HashMap<String, PathBuf>, ApiError> {
+    if hashes.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let known = app.store.known_contents(hashes).await?;
+    let unknown: Vec<String> = hashes.iter().filter(|it| !known.contains(*it)).cloned().collect();
+    let mut found: HashMap<String, PathBuf> =
+        known.into_iter().map(|hash| (hash.clone(), app.input_storage.content(&hash))).collect();
+    if unknown.is_empty() {
+        return Ok(found);
+    }
+    let copies = app.store.run_images(&unknown).await?;
+    let (runs, folder) = (app.runs.clone(), folder.path().join(BY_HASH));
+    let copied = runtime::blocking(move || -> std::io::Result<HashMap<String, PathBuf>> {
+        fs::create_dir_all(&folder)?;
+        let of_run = |(hash, run, path): (String, _, String)| {
+            let from = runs.join(format!("{run}")).join(path);
+            Ok(copy(&from, &folder.join(&hash))?.map(|to| (hash, to)))
+        };
+        copies.into_iter().filter_map(|it| of_run(it).transpose()).collect()
+    });
+    let copied = copied.await.map_err(|error| ApiError::internal(&error))?;
+    found.extend(copied.map_err(|error| ApiError::internal(&error))?);
+    Ok(found)
+}
+
+/// Copies a file; `None` if the run was deleted meanwhile.
+fn copy(from: &Path, to: &Path) -> std::io::Result<Option<PathBuf>> {
+    match copies::copy_file(from, to) {
+        Ok(()) => Ok(Some(to.to_owned())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_are_found_in_a_manifest_of_any_form() {
+        let (a, b) = ("a1".repeat(32), "b2".repeat(32));
+        let text = format!("images: [{{sha256: {b}}},\n {{\"sha256\":\"{a}\"}}, {a}0, x{b}] {a}");
+        assert_eq!(hashes_in(text.as_bytes()), [a, b]);
+        assert!(hashes_in(&[0xff; 200]).is_empty());
+    }
+}
