@@ -5,6 +5,7 @@ mod agents;
 mod commands;
 mod failures;
 mod quickstart;
+mod local_inputs;
 mod servers;
 mod sweeps;
 

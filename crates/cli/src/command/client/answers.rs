@@ -128,3 +128,9 @@ pub struct ArtifactAnswer {
     pub bytes: u64,
     pub sha256: String,
 }
+
+/// Stored inputs.
+#[derive(Debug, Deserialize)]
+pub struct InputsAnswer {
+    pub inputs_id: String,
+}

@@ -9,6 +9,7 @@ pub mod download;
 pub mod events;
 pub mod fetch;
 pub mod list;
+mod local_inputs;
 pub mod mcp;
 mod progress;
 mod refusal;

@@ -16,6 +16,8 @@ use serde_json::{Map, Value, json};
 use super::{
     ServerOptions, ServiceClient,
     answers::{DryRunAnswer, SubmittedAnswer},
+    local_inputs::{self, LocalInputs},
+    refusal::Refused,
     settings,
     terminal::{duration, escaped, print},
     watch,
@@ -43,8 +45,13 @@ pub struct SubmitOptions {
     /// Parameter of the command
     #[arg(long, value_name = "NAME=VALUE", requires = "command")]
     param: Vec<String>,
-    /// Id of stored inputs, or a manifest of the service
-    #[arg(long, value_name = "ID", conflicts_with_all = ["prompt", "image"])]
+    /// Stored inputs, a manifest of the service, or one of this machine
+    ///
+    /// A path that starts with `/`, `./` or `../` is a manifest of this machine: it is uploaded
+    /// with its images, which it names by absolute paths or relative to itself. Any other value is
+    /// the id of stored inputs or a manifest of the service (`GET /inputs`); if the service has
+    /// neither, it is a file of this machine.
+    #[arg(long, value_name = "ID|FILE", conflicts_with_all = ["prompt", "image"])]
     inputs: Option<String>,
     /// Prompt for the model
     #[arg(long)]
@@ -100,8 +107,11 @@ pub fn run(options: &SubmitOptions) -> ExitCode {
 }
 
 async fn submit(client: &ServiceClient, options: &SubmitOptions) -> Result<ExitCode> {
-    let body = submission(options)?;
-    let answer = client.submit("/runs", &body).await?;
+    let mut body = submission(options)?;
+    let answer = match &options.inputs {
+        Some(name) => submit_with(client, &mut body, name).await?,
+        None => client.submit("/runs", &body).await?,
+    };
     if options.json {
         print(&format!("{answer}\n"))?;
     }
@@ -112,6 +122,29 @@ async fn submit(client: &ServiceClient, options: &SubmitOptions) -> Result<ExitC
         return Ok(ExitCode::SUCCESS);
     }
     queued(client, answer, options.json, options.wait).await
+}
+
+/// Submits a run with named inputs: of this machine if the name is a path, else of the service, or
+/// of this machine if the service does not know the name.
+async fn submit_with(client: &ServiceClient, body: &mut Value, name: &str) -> Result<Value> {
+    if !local_inputs::is_path(name) {
+        match client.submit("/runs", body).await {
+            Err(error) if is_unknown(&error) && Path::new(name).is_file() => {}
+            answered => return answered,
+        }
+    }
+    let inputs = LocalInputs::read(Path::new(name))?;
+    body["inputs"] = match body["dry_run"] == true {
+        true => inputs.inline()?,
+        false => inputs.store(client).await?,
+    };
+    client.submit("/runs", body).await
+}
+
+/// True if the service has no such inputs.
+fn is_unknown(error: &anyhow::Error) -> bool {
+    let refused = error.downcast_ref::<Refused>();
+    refused.is_some_and(|it| it.code.as_deref() == Some("inputs_not_found"))
 }
 
 /// Prints the id of a queued run, and follows it on request.
@@ -237,7 +270,8 @@ fn inputs(options: &SubmitOptions) -> Result<Option<Value>> {
     Ok(Some(json!({ "prompt": prompt, "images": images })))
 }
 
-fn data_url(path: &Path) -> Result<String> {
+/// An image as a data URL.
+pub(super) fn data_url(path: &Path) -> Result<String> {
     let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let kind = match bytes.as_slice() {
         [0x89, b'P', b'N', b'G', ..] => "png",

@@ -100,7 +100,8 @@ async fn upload(client: &ServiceClient, options: &UploadOptions) -> Result<ExitC
     queued(client, answer, options.json, options.wait).await
 }
 
-fn bar() -> Result<ProgressBar> {
+/// The progress of an upload, on a terminal.
+pub(super) fn bar() -> Result<ProgressBar> {
     let style = ProgressStyle::with_template("{bytes} of {total_bytes} {wide_bar} {eta} {msg}")
         .context("the bar")?;
     let bar = ProgressBar::new(0).with_style(style);
@@ -151,7 +152,7 @@ fn model_config(name: &str) -> Result<String> {
 }
 
 /// A file as a part of the form, streamed.
-async fn part(path: &Path, bar: &ProgressBar) -> Result<Part> {
+pub(super) async fn part(path: &Path, bar: &ProgressBar) -> Result<Part> {
     let shown = path.display();
     let file = tokio::fs::File::open(path).await.with_context(|| format!("cannot read {shown}"))?;
     let data = file.metadata().await.with_context(|| format!("cannot read {shown}"))?;

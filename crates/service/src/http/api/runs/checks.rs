@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use llmprof_core::domain::{
     device::{Device, is_device, is_model},
     dtype::Dtype,
+    ids::InputsId,
     mode::Mode,
     subject::{Common, Passes},
 };
@@ -134,15 +135,27 @@ pub(super) fn check_dtype(app: &App, device: &str, dtype: Option<Dtype>) -> Resu
     Ok(())
 }
 
+fn unknown_inputs(name: &str) -> ApiError {
+    let error = InputsError::NotFound(name.into());
+    let remedy = match InputsId::of_name(name) {
+        Some(_) => "GET /inputs lists the stored ones; store them again with POST /inputs".into(),
+        None => {
+            let here = if name.starts_with(['/', '.']) { "" } else { "./" };
+            format!(
+                "GET /inputs lists its manifests. Upload one of your machine with \
+                 `llmprof submit --inputs {here}{name}`, or with POST /inputs"
+            )
+        }
+    };
+    ApiError::new(ErrorCode::InputsNotFound, format!("{error}; {remedy}"))
+}
+
 /// The error of inputs, without host paths other than the requested `name`.
 pub(crate) fn input_error(name: &str, error: &InputsError) -> ApiError {
     match error {
-        InputsError::NotFound(_) => ApiError::new(ErrorCode::InputsNotFound, error.to_string()),
+        InputsError::NotFound(_) => unknown_inputs(name),
         // The same answer as for a missing file: files outside the folder stay unknown.
-        InputsError::Outside(outside) if outside == name => {
-            let error = InputsError::NotFound(name.into());
-            ApiError::new(ErrorCode::InputsNotFound, error.to_string())
-        }
+        InputsError::Outside(outside) if outside == name => unknown_inputs(name),
         InputsError::Outside(_)
         | InputsError::NotAManifest { .. }
         | InputsError::BadImage { .. } => {

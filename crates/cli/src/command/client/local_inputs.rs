@@ -1,0 +1,167 @@
+//! Manifests of this machine: uploaded with their images, so that a submission can name them.
+
+use std::{
+    fs::{self, Metadata},
+    io,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use llmprof_core::domain::{
+    image_limits::MAX_FILE_BYTES,
+    input_manifest::{ManifestImage, ManifestSample, ManifestSamples, check_name},
+};
+use llmprof_service::artifact::inputs::{MAX_MANIFEST, manifest_text, parse_manifest};
+use reqwest::multipart::{Form, Part};
+use serde_json::{Value, json};
+
+use super::{
+    ServiceClient,
+    answers::InputsAnswer,
+    submit::data_url,
+    terminal::escaped,
+    upload::{bar, part},
+};
+
+/// A manifest of this machine with the files of its images.
+pub struct LocalInputs {
+    /// Name in lists.
+    name: String,
+    /// Its images are named by hash, or by their name in the upload.
+    samples: ManifestSamples,
+    /// Each file once.
+    files: Vec<LocalImage>,
+}
+
+/// A file with its name in the upload.
+struct LocalImage {
+    path: PathBuf,
+    name: String,
+}
+
+/// True for the path of a file on this machine; other names are the service's first.
+pub fn is_path(name: &str) -> bool {
+    ["/", "./", "../"].iter().any(|start| name.starts_with(start))
+}
+
+impl LocalInputs {
+    /// Reads a manifest, and finds its images: relative to it, or by absolute paths.
+    pub fn read(path: &Path) -> Result<Self> {
+        let shown = path.display();
+        let about = fs::metadata(path).map_err(|error| {
+            anyhow!(
+                "cannot read the manifest {shown}: {error}; --inputs uploads a manifest of this \
+                 machine with its images, as POST /inputs does; GET /inputs lists the manifests of \
+                 the service"
+            )
+        })?;
+        ensure!(!about.is_dir(), "{shown} is a folder; name the manifest in it");
+        ensure!(about.is_file(), "{shown} is not a regular file");
+        let bytes = about.len();
+        ensure!(
+            bytes <= MAX_MANIFEST,
+            "{shown} is not a manifest: it has {bytes} bytes; at most {MAX_MANIFEST} are read"
+        );
+        let text = fs::read(path).with_context(|| format!("cannot read {shown}"))?;
+        let wrong = |why| anyhow!("{shown} is not a manifest: {why}");
+        let mut samples = parse_manifest(&text).map_err(wrong)?;
+        let mut files = Vec::new();
+        let folder = path.parent().unwrap_or(Path::new(""));
+        for image in samples.samples.iter_mut().flat_map(|sample| &mut sample.images) {
+            find(image, folder, &mut files)?;
+        }
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(Self { name, samples, files })
+    }
+
+    /// Stores the inputs; returns their id.
+    pub async fn store(self, client: &ServiceClient) -> Result<Value> {
+        let Self { name, samples, files } = self;
+        let images = samples.images().count();
+        let text = manifest_text(samples).map_err(anyhow::Error::msg)?;
+        let mut form = Form::new();
+        if check_name(&name).is_ok() {
+            form = form.text("name", name);
+        }
+        let bar = bar()?;
+        form = form.part("manifest", Part::text(text).file_name("manifest.yaml"));
+        for LocalImage { path, name } in files {
+            form = form.part("image", part(&path, &bar).await?.file_name(name));
+        }
+        let path = "/inputs";
+        let request = client.http.post(client.url(path)).multipart(form);
+        let answer = client.json(request, path).await;
+        bar.finish_and_clear();
+        let stored: InputsAnswer = client.understood(answer?, path).await?;
+        let id = escaped(&stored.inputs_id);
+        let plural = if images == 1 { "" } else { "s" };
+        eprintln!(
+            "inputs {id}: {images} image{plural}, {}",
+            client.url(&format!("/ui/inputs/{id}"))
+        );
+        Ok(json!(stored.inputs_id))
+    }
+
+    /// The inputs as a part of a submission, for one that stores nothing.
+    pub fn inline(self) -> Result<Value> {
+        let Self { mut samples, files, .. } = self;
+        let mut inline = json!({});
+        if let Some(seed) = samples.seed.take() {
+            inline["seed"] = json!(seed);
+        }
+        let image = |image: &ManifestImage| match files.iter().find(|it| is_of(image, it)) {
+            Some(file) => Ok(json!(data_url(&file.path)?)),
+            None => Ok(json!(format!("sha256:{}", image.sha256.as_deref().unwrap_or_default()))),
+        };
+        let sample = |sample: &ManifestSample| {
+            let images = sample.images.iter().map(image).collect::<Result<Vec<Value>>>()?;
+            Ok(json!({ "prompt": sample.prompt, "images": images }))
+        };
+        inline["samples"] = samples.samples.iter().map(sample).collect::<Result<Value>>()?;
+        Ok(inline)
+    }
+}
+
+fn is_of(image: &ManifestImage, file: &LocalImage) -> bool {
+    image.path.as_deref() == Some(Path::new(&file.name))
+}
+
+/// Finds the file of an image, and names it in the upload. The service may have the content of an
+/// image with a hash, whose file is absent here.
+fn find(image: &mut ManifestImage, folder: &Path, files: &mut Vec<LocalImage>) -> Result<()> {
+    let Some(stated) = image.path.take() else { return Ok(()) };
+    let path = folder.join(&stated);
+    let shown = path.display();
+    let about = match fs::metadata(&path) {
+        Ok(about) => about,
+        Err(error) if error.kind() == io::ErrorKind::NotFound && image.sha256.is_some() => {
+            image.name = image.name.take().or_else(|| upload_name(&stated));
+            return Ok(());
+        }
+        Err(error) => bail!("image {}: cannot read {shown}: {error}", stated.display()),
+    };
+    check_file(&about).with_context(|| format!("image {shown}"))?;
+    let path = path.canonicalize().with_context(|| format!("cannot read {shown}"))?;
+    let known = files.iter().find(|file| file.path == path).map(|file| file.name.clone());
+    let name = known.unwrap_or_else(|| {
+        let plain = upload_name(&stated).filter(|name| files.iter().all(|it| it.name != *name));
+        let name = plain.unwrap_or_else(|| format!("image {}", files.len() + 1));
+        files.push(LocalImage { path, name: name.clone() });
+        name
+    });
+    image.path = Some(name.into());
+    Ok(())
+}
+
+fn check_file(about: &Metadata) -> Result<()> {
+    ensure!(about.is_file(), "not a regular file");
+    let bytes = about.len();
+    ensure!(bytes <= MAX_FILE_BYTES, "{bytes} bytes; at most {MAX_FILE_BYTES} are accepted");
+    Ok(())
+}
+
+/// The last part of a path, if it is a valid name of an image.
+fn upload_name(path: &Path) -> Option<String> {
+    let name = path.file_name()?.to_str()?;
+    check_name(name).is_ok().then(|| name.to_owned())
+}

@@ -1,0 +1,141 @@
+//! `llmprof submit --inputs` with manifests of this machine.
+
+use std::fs;
+
+use serde_json::{Value, json};
+use tempfile::{TempDir, tempdir};
+
+use super::{CommandResult, command, run};
+use crate::{
+    api::router::Api,
+    support::service::{Service, Setup, command as serve},
+};
+
+const SMALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/samples/small.png");
+
+/// A service that queues and does not run, and a folder of a client.
+async fn paused() -> (Api, Service, TempDir) {
+    let api = Api::new().await;
+    let mut paused = serve(api.data(), &Setup::default());
+    let service = Service::spawn(paused.env("LLMPROF__WORKER__PAUSED", "true"), api.data());
+    let folder = tempdir().unwrap();
+    fs::copy(SMALL, folder.path().join("page.png")).unwrap();
+    (api, service, folder)
+}
+
+fn submit(service: &Service, folder: &TempDir, inputs: &str, more: &[&str]) -> CommandResult {
+    let arguments = ["submit", "--model", "deepseek-ocr-tiny", "--inputs", inputs];
+    run(&mut command(folder.path(), &service.base, &[&arguments, more].concat()))
+}
+
+/// The inputs of a submitted run.
+async fn inputs_of(service: &Service, submitted: &CommandResult) -> Value {
+    assert_eq!(submitted.code, 0, "{submitted:?}");
+    let run = service.json(&format!("/runs/{}", submitted.stdout.trim())).await;
+    run["spec"]["subject"]["workload"]["inputs_manifest"].clone()
+}
+
+#[tokio::test]
+async fn a_manifest_of_this_machine_is_uploaded_with_its_images() {
+    let (_api, service, folder) = paused().await;
+    let here = folder.path().canonicalize().unwrap();
+    fs::create_dir(here.join("set")).unwrap();
+    fs::copy(SMALL, here.join("set/page.png")).unwrap();
+    let manifest = format!(
+        "prompt: read\nseed: 5\nsamples:\n- images: [{{path: ../page.png}}]\n\
+         - {{prompt: count, images: [{{path: page.png}}, {{path: {}/page.png, name: other}}]}}\n",
+        here.display()
+    );
+    fs::write(here.join("set/inputs.yaml"), manifest).unwrap();
+    let path = here.join("set/inputs.yaml");
+    let planned = submit(&service, &folder, path.to_str().unwrap(), &["--dry-run"]);
+    assert!(planned.code == 0 && planned.stdout.starts_with("preflight\n"), "{planned:?}");
+    assert_eq!(service.json("/inputs").await["inputs"], json!([]), "a dry run stores nothing");
+
+    let submitted = submit(&service, &folder, path.to_str().unwrap(), &[]);
+    let id = inputs_of(&service, &submitted).await;
+    let id = id.as_str().unwrap();
+    assert!(submitted.stderr.contains(&format!("inputs {id}: 3 images")), "{submitted:?}");
+    let view = service.json(&format!("/inputs/{id}")).await;
+    assert_eq!((&view["name"], &view["seed"]), (&json!("inputs.yaml"), &json!(5)));
+    let samples = json!([
+        { "prompt": "read", "images": [0] }, { "prompt": "count", "images": [1, 0] },
+    ]);
+    assert_eq!(view["samples"], samples, "a file is uploaded once");
+    let relative = submit(&service, &folder, "./set/inputs.yaml", &[]);
+    assert_eq!(inputs_of(&service, &relative).await, id, "stored once");
+}
+
+#[tokio::test]
+async fn a_name_of_the_service_keeps_its_meaning_next_to_a_file_of_the_same_name() {
+    let (_api, service, folder) = paused().await;
+    for name in ["inputs-small.yaml", "mine.yaml"] {
+        fs::write(folder.path().join(name), "prompt: mine\nimages: [{path: page.png}]").unwrap();
+    }
+    let of_service = submit(&service, &folder, "inputs-small.yaml", &[]);
+    assert_eq!(inputs_of(&service, &of_service).await, "inputs-small.yaml");
+    for inputs in ["./inputs-small.yaml", "mine.yaml"] {
+        let own = submit(&service, &folder, inputs, &[]);
+        let id = inputs_of(&service, &own).await;
+        let view = service.json(&format!("/inputs/{}", id.as_str().unwrap())).await;
+        assert_eq!(view["samples"][0]["prompt"], "mine", "{inputs}");
+    }
+}
+
+#[tokio::test]
+async fn unusable_manifests_of_this_machine_are_refused_in_one_line_with_a_remedy() {
+    let (_api, service, folder) = paused().await;
+    let here = folder.path();
+    let write = |name: &str, text: &str| fs::write(here.join(name), text).unwrap();
+    write("broken.yaml", "prompt: [x");
+    write("list.yaml", "- a\n- b\n");
+    write("gone.yaml", "prompt: x\nimages: [{path: gone.png}]");
+    write("dir.yaml", "prompt: x\nimages: [{path: .}]");
+    write("large.yaml", "prompt: x\nimages: [{path: large.png}]");
+    write("text.yaml", "prompt: x\nimages: [{path: broken.yaml}]");
+    write("hash.yaml", &format!("prompt: x\nimages: [{{sha256: {}}}]", "0".repeat(64)));
+    write("huge.yaml", &format!("prompt: {}", "x".repeat(1 << 20)));
+    fs::File::create(here.join("large.png")).unwrap().set_len((64 << 20) + 1).unwrap();
+    nix::unistd::mkfifo(&here.join("pipe.yaml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    for (inputs, texts) in [
+        ("/no/such.yaml", &["cannot read the manifest /no/such.yaml", "POST /inputs"][..]),
+        ("missing.yaml", &["404", "submit --inputs ./missing.yaml`", "POST /inputs"]),
+        ("./", &["./ is a folder; name the manifest in it"]),
+        ("./pipe.yaml", &["./pipe.yaml is not a regular file"]),
+        ("./broken.yaml", &["./broken.yaml is not a manifest", "line 1"]),
+        ("./list.yaml", &["./list.yaml is not a manifest"]),
+        ("./page.png", &["./page.png is not a manifest"]),
+        ("./gone.yaml", &["image gone.png: cannot read ./gone.png", "No such file"]),
+        ("./dir.yaml", &["image ./.: not a regular file"]),
+        ("./large.yaml", &["image ./large.png: 67108865 bytes; at most 67108864"]),
+        ("./text.yaml", &["422", "image broken.yaml: neither PNG, JPEG nor WebP"]),
+        ("./hash.yaml", &["422", "the service has no image with the hash 0000"]),
+        ("./huge.yaml", &["./huge.yaml is not a manifest", "at most 1048576"]),
+    ] {
+        submit(&service, &folder, inputs, &[]).assert_refused(texts);
+    }
+    assert_eq!(service.json("/runs").await["runs"], json!([]));
+    assert_eq!(service.json("/inputs").await["inputs"], json!([]));
+}
+
+#[tokio::test]
+async fn the_inputs_of_a_run_are_submitted_again_from_its_file_alone() {
+    let (data, folder) = (tempdir().unwrap(), tempdir().unwrap());
+    let service = Service::start(data.path(), &Setup::default());
+    let first = service
+        .submit(json!({ "repeats": 1, "warmup": 0, "inputs": "inputs-small.yaml", "seed": 7 }))
+        .await;
+    assert_eq!(service.end(&first).await["state"], "succeeded");
+    let read = |id: &str| fs::read_to_string(service.run_dir(id).join("inputs.yaml")).unwrap();
+    fs::write(folder.path().join("inputs.yaml"), read(&first)).unwrap();
+    let settings = ["--mode", "basic", "--repeats", "1", "--warmup", "0", "--max-new-tokens", "4"];
+    let again = submit(&service, &folder, "./inputs.yaml", &settings);
+    let id = again.stdout.trim();
+    assert_eq!(service.end(id).await["state"], "succeeded", "{again:?}");
+    assert_eq!(read(id), read(&first), "the same prompt, seed and images");
+    let manifest: Value = yaml_serde::from_str(&read(&first)).unwrap();
+    assert_eq!(manifest["seed"], 7);
+    assert!(manifest["prompt"].is_string() && manifest["images"][0]["sha256"].is_string());
+    let report = service.json(&format!("/runs/{id}/artifacts/report.json")).await;
+    assert_eq!(report["inputs"][0]["sha256"], manifest["images"][0]["sha256"]);
+}
