@@ -4,8 +4,8 @@
 mod agents;
 mod commands;
 mod failures;
-mod quickstart;
 mod local_inputs;
+mod quickstart;
 mod servers;
 mod sweeps;
 

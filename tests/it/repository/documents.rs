@@ -192,7 +192,7 @@ fn every_setting_in_code_type_exists() {
     let mut named = 0;
     for (document, text) in documents() {
         for key in code(&text).map(|span| span.split(' ').next().unwrap_or_default()) {
-// A file that has the name of a section.
+            // A file that has the name of a section.
             if settings.has_section(key) && key != layout::INPUTS {
                 let known = settings.value(key).is_some();
                 assert!(known, "{}: no setting {key}", document.display());
