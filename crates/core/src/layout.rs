@@ -92,7 +92,11 @@ pub fn timelines() -> [String; 2] {
 pub const LOGS: &str = "logs";
 
 pub const ENV: &str = "env.json";
+/// The resolved configuration, which can be submitted again ([`crate::domain::run_config`]).
 pub const CONFIG: &str = "config.yaml";
+/// The request of the model runner, from which those of the passes are made. Version 0.1 wrote it
+/// to `config.yaml`.
+pub const RUNNER: &str = "runner.yaml";
 pub const INPUTS: &str = "inputs.yaml";
 /// Copies of the inputs, with a manifest that another service accepts.
 pub const INPUT_COPIES: &str = "inputs";
@@ -291,7 +295,7 @@ pub fn step_of(path: &str) -> Option<Step> {
         NCU => Some(Step::Ncu),
         GEMM_LOG => Some(Step::GemmLog),
         TORCH_PROFILER => Some(Step::TorchProfiler),
-        ENV | CONFIG | INPUTS | INPUT_COPIES | COMMAND_PLAN => Some(Step::Preflight),
+        ENV | CONFIG | RUNNER | INPUTS | INPUT_COPIES | COMMAND_PLAN => Some(Step::Preflight),
         KERNELS_CSV | KERNELS_FULL_CSV | KERNELS_JSON | COUNTERS_CSV | GEMMS_MD | GEMMS_CSV
         | GEMMS_JSON => Some(Step::Report),
         REPORT_MD | REPORT_HTML | REPORT_JSON | SUMMARY_MD | OPERATORS_MD | KERNELS_MD

@@ -28,14 +28,12 @@ async fn with_job_spec(data: &Path) -> std::path::PathBuf {
         .await;
     assert_eq!(service.end(&id).await["state"], "succeeded");
     let spec = read(&service.run_dir(&id).join("spec.json"));
-    let request: Value = yaml_serde::from_str(
-        &fs::read_to_string(service.run_dir(&id).join("config.yaml")).unwrap(),
-    )
-    .unwrap();
+    let config = fs::read_to_string(service.run_dir(&id).join("config.yaml")).unwrap();
+    let config: Value = yaml_serde::from_str(&config).unwrap();
     let profiling = &spec["subject"]["passes"]["profiling"];
     let spec = json!({
         "id": id, "attempt": 1, "spec": spec, "inputs": data.join("samples"),
-        "subject": { "model": { "model": request["model"], "profiling": profiling } },
+        "subject": { "model": { "model": config["resolved"]["model"], "profiling": profiling } },
         "devices": ["cpu"], "gpus": 1, "grace_s": 1,
         "tools": { "model_runner": service::RUNNER, "nsys": "none", "ncu": "none" },
         "limits": { "log_bytes": 1_000_000, "free_bytes": 1, "run_bytes": 1_000_000_000,

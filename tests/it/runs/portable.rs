@@ -161,7 +161,13 @@ async fn a_deep_run_of_loaded_weights_names_no_folder_of_its_host_and_repeats_by
     assert!(run["state"] == "succeeded" || run["state"] == "partial", "{run:#}");
     let files = bundle(&service, &id).await;
     let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
-    for name in ["config.yaml", "nsys/request.json", "logs/nsys.stdout.log", "progress.jsonl"] {
+    for name in [
+        "config.yaml",
+        "runner.yaml",
+        "nsys/request.json",
+        "logs/nsys.stdout.log",
+        "progress.jsonl",
+    ] {
         assert!(names.contains(&name), "{name} is not in {names:?}");
     }
     assert!(!names.contains(&"weights"), "the path of the weights is of the host alone");

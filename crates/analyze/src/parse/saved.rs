@@ -38,9 +38,13 @@ pub fn read(dir: &Path) -> Result<SavedRun, ParseError> {
     let spec: RunSpec = file(dir, layout::SPEC, "a run's spec", json)?;
     // Version 0.1 wrote a placeholder for the other subjects.
     let has_runner = spec.kind().has_runner();
+    let is_old = !dir.join(layout::RUNNER).exists();
+    let request = if is_old { layout::CONFIG } else { layout::RUNNER };
     Ok(SavedRun {
         spec,
-        request: has_runner.then(|| yaml(dir, layout::CONFIG, "a run's settings")).transpose()?,
+        request: has_runner
+            .then(|| yaml(dir, request, "a request of the model runner"))
+            .transpose()?,
         inputs: if has_runner { inputs(dir)? } else { Vec::new() },
         steps,
         findings,

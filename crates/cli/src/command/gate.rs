@@ -8,6 +8,7 @@ use std::{fs, io::Write, path::PathBuf, process::ExitCode};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use llmprof_analyze::series::{gate::GateVerdict, gate_thresholds::THRESHOLD_PCT};
+use llmprof_core::domain::subject::RunSpec;
 use llmprof_report::gate::GateReport;
 use serde_json::{Map, Value, json};
 
@@ -154,33 +155,9 @@ async fn submit(client: &ServiceClient, body: &Value) -> Result<String> {
 
 /// The submission that repeats a run by its spec; null for an import, which cannot be repeated.
 fn submission_of(spec: &Value) -> Result<Value> {
-    let subject = &spec["subject"];
-    let mut body = Map::new();
-    let mut copy = |from: &Value, fields: &[&str]| {
-        for field in fields {
-            if let Some(value) = from.get(*field).filter(|value| !value.is_null()) {
-                body.insert((*field).to_owned(), value.clone());
-            }
-        }
-    };
-    copy(&subject["passes"], &["mode", "repeats", "warmup", "device", "profiling"]);
-    copy(&spec["common"], &["labels", "priority", "timeout_s", "revision"]);
-    match subject["kind"].as_str() {
-        Some("import") => return Ok(Value::Null),
-        Some("command") => {
-            body.insert("target".into(), subject["call"].clone());
-        }
-        Some("model" | "part") => {
-            let fields = ["model", "inputs_manifest", "max_new_tokens", "batch", "seed", "dtype"];
-            copy(&subject["workload"], &fields);
-            copy(subject, &["align_with", "mock"]);
-            if let Some(part) = subject.get("part") {
-                body.insert("target".into(), part.clone());
-            }
-        }
-        kind => bail!("the run's subject is unknown to this version: {kind:?}"),
-    }
-    Ok(body.into())
+    let spec: RunSpec = serde_json::from_value(spec.clone())
+        .context("the run's spec is unknown to this version")?;
+    Ok(spec.submission().map_or(Value::Null, Value::from))
 }
 
 /// Parses thresholds in percent.
@@ -224,28 +201,5 @@ mod tests {
         for invalid in invalid.into_iter().chain(out_of_range) {
             assert!(thresholds(invalid).is_err(), "{invalid:?}");
         }
-    }
-
-    #[test]
-    fn a_run_is_repeated_with_the_fields_of_its_subject() {
-        let passes = json!({ "mode": "light", "repeats": 2, "warmup": 1, "device": "cpu" });
-        let common = json!({ "labels": ["a"], "priority": 0, "timeout_s": 60, "revision": "r1" });
-        let call = json!({ "command": "go", "params": { "n": 3 } });
-        let spec = json!({
-            "subject": { "kind": "command", "call": call, "passes": passes }, "common": common,
-        });
-        let body = submission_of(&spec).unwrap();
-        assert_eq!((&body["target"], &body["mode"]), (&call, &json!("light")));
-        assert_eq!(body["revision"], "r1");
-        let part = json!({
-            "subject": { "kind": "part", "part": "decoder.layers.0.mlp", "align_with": null,
-                "workload": { "model": "tiny", "dtype": null, "seed": 7 }, "passes": passes },
-            "common": common,
-        });
-        let body = submission_of(&part).unwrap();
-        assert_eq!((&body["target"], &body["seed"]), (&json!("decoder.layers.0.mlp"), &json!(7)));
-        assert!(body.get("dtype").is_none() && body.get("align_with").is_none());
-        let import = json!({ "subject": { "kind": "import" }, "common": common });
-        assert_eq!(submission_of(&import).unwrap(), Value::Null);
     }
 }

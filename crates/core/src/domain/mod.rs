@@ -24,6 +24,7 @@ pub mod part;
 pub mod pass_conditions;
 pub mod plain_words;
 pub mod profiling;
+pub mod run_config;
 pub mod run_files;
 pub mod run_plan;
 pub mod runner;

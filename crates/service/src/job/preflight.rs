@@ -12,6 +12,7 @@ use llmprof_core::{
         model::ModelSpec,
         part::PartPath,
         profiling::Profiling,
+        run_config::ResolvedConfig,
         runner::{RunnerRequest, RunnerSample},
         state::Step,
         subject::{Passes, Workload},
@@ -21,7 +22,7 @@ use llmprof_core::{
 
 use super::{
     RunningJob,
-    folder::{json, yaml},
+    folder::{json, yaml, yaml_1_1},
     step_runner::{JobStep, StepOutcome},
 };
 use crate::{
@@ -56,7 +57,9 @@ impl JobStep for RunnerPreflight<'_> {
         job.check_host(std::mem::take(&mut self.host))?;
         let request = job.resolve(self.workload, self.passes, self.model, self.part).await?;
         let portable = request.relative_to(job.dir);
-        job.write(layout::CONFIG, &yaml(&portable)?)?;
+        job.write(layout::RUNNER, &yaml(&portable)?)?;
+        let model = ModelSpec { weights: None, ..self.model.clone() };
+        job.write_config(Some((model, request.dtype)))?;
         Ok(request)
     }
 }
@@ -80,11 +83,30 @@ impl JobStep for CommandPreflight<'_> {
 
     async fn verify(&mut self, job: &mut RunningJob<'_>) -> Result<(), String> {
         job.check_host(std::mem::take(&mut self.host))?;
+        job.write_config(None)?;
         job.write(layout::COMMAND_PLAN, &json(self.plan)?)
     }
 }
 
 impl RunningJob<'_> {
+    /// Writes the resolved configuration, with the model and its dtype if one runs.
+    fn write_config(&self, model: Option<(ModelSpec, Dtype)>) -> Result<(), String> {
+        let Some(submission) = self.spec.spec.submission() else { return Ok(()) };
+        let devices = [self.device].into_iter().chain(&self.spec.other_gpus);
+        let name = |device: &Device| device.uuid.as_ref().unwrap_or(&device.name).clone();
+        let (model, dtype) = model.unzip();
+        let resolved = ResolvedConfig {
+            devices: devices.map(name).collect(),
+            run_s: self.spec.time_limit().as_secs() as u32,
+            run_bytes: self.spec.folder_bytes(),
+            dtype,
+            model,
+        };
+        let resolved = yaml_1_1(&serde_json::json!({ "resolved": resolved }))?;
+        let text = format!("# llmprof submit config.yaml\n{}{resolved}", yaml(&submission)?);
+        self.write(layout::CONFIG, &text)
+    }
+
     /// Keeps the description of the host; a critical finding is an error.
     fn check_host(&mut self, host: Preflight) -> Result<(), String> {
         self.write(layout::ENV, &json(&host.environment)?)?;

@@ -33,7 +33,7 @@ async fn traced<'a>(
     fs::create_dir_all(dir.join(layout::BASELINE)).unwrap();
     for (name, text) in [
         ("baseline/events.jsonl", events("7,8,9")),
-        (layout::CONFIG, yaml(&request()).unwrap()),
+        (layout::RUNNER, yaml(&request()).unwrap()),
         (layout::INPUTS, yaml(&InputManifest::default()).unwrap()),
     ] {
         fs::write(dir.join(name), text).unwrap();

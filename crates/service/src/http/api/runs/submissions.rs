@@ -9,6 +9,7 @@ use llmprof_core::domain::{
     mode::Mode,
     part::{AlignWith, MockChange, PartPath},
     profiling::Profiling,
+    run_config::ResolvedConfig,
     settings::Settings,
 };
 use serde::{Deserialize, Serialize};
@@ -174,6 +175,11 @@ macro_rules! submissions {
                 #[serde(default, deserialize_with = "optional_object")]
                 #[schema(value_type = Option<Profiling>)]
                 pub profiling: Option<Settings>,
+                /// Values that an earlier run resolved, as its `config.yaml` has them. A model with
+                /// other values than these is refused; the device and the limits are decided again.
+                #[serde(default, deserialize_with = "optional_object")]
+                #[schema(value_type = Option<ResolvedConfig>)]
+                pub resolved: Option<Box<ResolvedConfig>>,
                 /// Check everything and return the plan of the run; queue and store nothing.
                 #[serde(default)]
                 pub dry_run: bool,

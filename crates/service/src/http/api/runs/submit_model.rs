@@ -6,6 +6,7 @@ use llmprof_core::domain::{
     model::{ModelSpec, parts::has_decode_steps},
     part::{MockChange, PartPath},
     profiling::Profiling,
+    run_config::{ResolvedConfig, model_difference},
     settings::Settings,
     subject::{ModelSubject, PartSubject, RunSpec, Subject, Workload},
 };
@@ -54,6 +55,7 @@ pub(super) async fn check(
     let (mut passes, common) = check_passes(app, &run.passes())?;
     check_dtype(app, &run.device, run.dtype)?;
     let model = find_model(app, &run.model)?;
+    check_resolved(model, run.resolved.as_deref())?;
     let reads_images = model.vision.is_some();
     let inputs = submit_inputs::resolve(app, &run, reads_images, uploaded).await?;
     let RunInputs { manifest, samples, images, seed: of_inputs, pending } = inputs;
@@ -86,6 +88,19 @@ pub(super) async fn check(
         }),
     };
     Ok(CheckedRun { spec: RunSpec { subject, common }, inputs: pending, dry_run })
+}
+
+/// Refuses a model with other values than an earlier run resolved.
+fn check_resolved(model: &ModelSpec, resolved: Option<&ResolvedConfig>) -> Result<(), ApiError> {
+    let stated = resolved.and_then(|it| it.model.as_ref());
+    match stated.and_then(|stated| model_difference(model, stated)) {
+        None => Ok(()),
+        Some(difference) => Err(contradictory(format!(
+            "the model {} of this service has other values than resolved.model: {difference}; omit \
+             `resolved` to run the model of this service",
+            model.name
+        ))),
+    }
 }
 
 /// Refuses a batch that the inputs do not fill, that a part cannot run, or that no device has the
