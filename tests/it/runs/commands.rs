@@ -21,7 +21,7 @@ pub fn service(data: &Path, commands: &str, nsys: &str) -> Service {
     Service::spawn(&mut command, data)
 }
 
-pub(super) async fn submit(service: &Service, command: &str, params: Value, more: Value) -> String {
+pub async fn submit(service: &Service, command: &str, params: Value, more: Value) -> String {
     let mut body = json!({
         "target": { "command": command, "params": params },
         "mode": "basic",
@@ -49,7 +49,7 @@ pub fn finding<'a>(run: &'a Value, id: &str) -> Option<&'a Value> {
 
 /// A shell script as a command: `sh -c SCRIPT command ARGUMENTS...`, which is the operator's to
 /// write.
-pub(super) fn script(name: &str, script: &str, args: &str, more: &str) -> String {
+pub fn script(name: &str, script: &str, args: &str, more: &str) -> String {
     format!(
         "[commands.{name}]\ndescription = 'A script'\nprogram = '/bin/sh'\n\
          args = ['-c', '''{script}''', 'command', {args}]\n{more}\n"
@@ -292,6 +292,31 @@ async fn a_command_that_fails_or_is_not_there_fails_its_run_with_the_reason() {
             "{run:#}"
         );
     }
+}
+
+/// An nsys that, like the real one, leaves no report of a program that ends within the delay, and
+/// exits with its code.
+const DELAYED_NSYS: &str = r#"case $1 in
+--version) echo 'NVIDIA Nsight Systems version 2025.3.2.1';;
+profile) while [ "$1" != --output ]; do shift; done; shift 2; "$@"; code=$?
+    echo 'FATAL ERROR: an unrelated line' >&2; exit $code;;
+esac"#;
+
+#[tokio::test]
+async fn a_program_that_ends_before_its_recording_starts_is_reported_with_the_delay() {
+    let data = tempfile::tempdir().unwrap();
+    let nsys = service::script(data.path(), DELAYED_NSYS);
+    let commands = script("short", "true", "'x'", "");
+    let service = service(data.path(), &commands, nsys.to_str().unwrap());
+    let more = json!({ "mode": "light", "profiling": { "nsys": { "delay_s": 600 } } });
+    let id = submit(&service, "short", json!({}), more).await;
+    let run = service.end(&id).await;
+    assert_eq!(run["state"], "partial", "{run:#}");
+    let step = run["steps"].as_array().unwrap().iter().find(|it| it["step"] == "nsys").unwrap();
+    let message = step["message"].as_str().unwrap();
+    let start = "the program ended before recording started (delay 600 s";
+    assert!(message.starts_with(start) && !message.contains("unrelated"), "{message}");
+    assert!(message.contains("set nsys.delay_s to less than its runtime, or to 0"), "{message}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Failures of passes, and the findings of those with a known remedy.
 
-use std::{io, path::PathBuf};
+use std::{io, path::PathBuf, time::Duration};
 
 use llmprof_core::domain::finding::{Finding, catalogue};
 
@@ -25,6 +25,13 @@ pub enum CollectError {
     NotReady { how: String, within_s: u32, last_words: Vec<String> },
     #[error("{what} {}", describe_exit(*ended, last_words))]
     Ended { what: &'static str, ended: ExitReason, last_words: Vec<String> },
+    #[error(
+        "the program ended before recording started (delay {delay_s} s{}): it {ended}{}; set \
+         nsys.delay_s to less than its runtime, or to 0 to record it from its start",
+        ran_s.map(|ran_s| format!(", runtime {ran_s:.1} s")).unwrap_or_default(),
+        if *ended == ExitReason::Exited(0) { String::new() } else { quote(last_words) }
+    )]
+    EndedEarly { delay_s: u32, ran_s: Option<f64>, ended: ExitReason, last_words: Vec<String> },
     #[error("{what} exited with code 0 but left no {file}{}", quote(last_words))]
     Empty { what: &'static str, file: String, last_words: Vec<String> },
     #[error(
@@ -174,10 +181,33 @@ impl CollectError {
         }
     }
 
+    /// The same for a profile of nsys without a report, of a target whose recording starts after
+    /// `delay_s`: the target ended earlier. `ran`: its runtime, if it was seen; `elapsed`: of nsys,
+    /// which may have failed by itself.
+    pub fn of_delayed(self, delay_s: u32, ran: Option<Duration>, elapsed: Duration) -> Self {
+        let delay = Duration::from_secs(delay_s.into());
+        let is_early = match &self {
+            Self::Ended { ended: ExitReason::Exited(_), .. } => ran.is_some_and(|ran| ran < delay),
+            Self::Empty { .. } => ran.unwrap_or(elapsed) < delay,
+            _ => false,
+        };
+        match self.ended() {
+            Some(ended) if is_early => Self::EndedEarly {
+                delay_s,
+                ran_s: ran.map(|ran| ran.as_secs_f64()),
+                ended,
+                last_words: self.last_words().to_vec(),
+            },
+            _ => self,
+        }
+    }
+
     /// Returns the exit of the command, if that is the failure.
     pub fn ended(&self) -> Option<ExitReason> {
         match self {
-            Self::Ended { ended, .. } | Self::NoCounters { ended, .. } => Some(*ended),
+            Self::Ended { ended, .. }
+            | Self::EndedEarly { ended, .. }
+            | Self::NoCounters { ended, .. } => Some(*ended),
             Self::TooLarge { .. } => Some(ExitReason::QuotaExceeded),
             Self::DiskFull { .. } => Some(ExitReason::DiskFull),
             Self::Empty { .. } | Self::NotImported { .. } => Some(ExitReason::Exited(0)),
@@ -189,6 +219,7 @@ impl CollectError {
     pub fn last_words(&self) -> &[String] {
         match self {
             Self::Ended { last_words, .. }
+            | Self::EndedEarly { last_words, .. }
             | Self::Empty { last_words, .. }
             | Self::NotImported { last_words } => last_words,
             _ => &[],

@@ -1,7 +1,10 @@
 //! The passes of nsys: a target under it, with or without samples of the GPU's metrics, and the
 //! export of its report to SQLite.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use llmprof_core::{
     domain::{
@@ -29,6 +32,16 @@ pub enum RecordedTarget<'a, 'b> {
     /// A program with its runtime, nanoseconds.
     Program(&'a mut Option<i64>),
     Server(&'a mut ServedTarget<'b>),
+}
+
+impl RecordedTarget<'_, '_> {
+    /// Runtime of a program that was seen.
+    fn runtime(&self) -> Option<Duration> {
+        match self {
+            Self::Program(Some(ns)) => u64::try_from(*ns).ok().map(Duration::from_nanos),
+            Self::Runner | Self::Program(None) | Self::Server(_) => None,
+        }
+    }
 }
 
 /// One pass of nsys.
@@ -125,6 +138,7 @@ impl Collector {
         let (profile, exposed) = self.isolated(profile, folder.dir(), limits).await;
         let mut retries = Vec::new();
         let mut pass = loop {
+            let started = Instant::now();
             let (stage, error) =
                 match self.record_once(nsys, folder, &profile, limits, &mut recorded).await {
                     Ok(pass) => break pass,
@@ -141,7 +155,13 @@ impl Collector {
             let output = folder.output(&stage);
             match nsys::find_race(&output).filter(|_| exited) {
                 Some(line) if retries.len() < nsys::MAX_RETRIES => retries.push(line.clone()),
-                _ => return Err(error),
+                _ if report.exists() || report.with_extension("qdstrm").exists() => {
+                    return Err(error);
+                }
+                _ => {
+                    let ran = recorded.runtime();
+                    return Err(error.of_delayed(settings.delay_s, ran, started.elapsed()));
+                }
             }
             for partial in [&report, &report.with_extension("qdstrm")] {
                 let _ = std::fs::remove_file(partial); // it may not exist

@@ -45,6 +45,36 @@ async fn an_nsys_that_exits_0_and_leaves_nothing_is_quoted() {
     );
 }
 
+#[test]
+fn only_a_target_that_ended_within_the_delay_is_reported_as_early() {
+    let lines = || vec!["last line".to_owned()];
+    let empty =
+        || CollectError::Empty { what: "nsys profile", file: "x".into(), last_words: lines() };
+    let ended = || CollectError::Ended {
+        what: "nsys profile",
+        ended: ExitReason::Exited(3),
+        last_words: lines(),
+    };
+    let s = |seconds: f64| Duration::from_secs_f64(seconds);
+    let early = |error: CollectError, ran: Option<f64>, elapsed: f64| {
+        let text = error.of_delayed(1, ran.map(s), s(elapsed)).to_string();
+        text.starts_with("the program ended before recording started (delay 1 s").then_some(text)
+    };
+    let text = early(empty(), Some(0.2), 3.0).unwrap();
+    assert!(text.contains("(delay 1 s, runtime 0.2 s): it exited with code 0; set"), "{text}");
+    let text = early(ended(), Some(0.2), 3.0).unwrap();
+    assert!(text.contains("it exited with code 3: last line; set nsys.delay_s"), "{text}");
+    assert!(early(empty(), None, 0.5).is_some());
+    for (error, ran, elapsed) in [
+        (empty(), Some(1.5), 3.0),
+        (empty(), None, 1.5),
+        // nsys may have failed by itself.
+        (ended(), None, 0.5),
+    ] {
+        assert_eq!(early(error, ran, elapsed), None, "{ran:?} {elapsed}");
+    }
+}
+
 /// An nsys that loses its helper process in the first `times` profiles.
 fn losing_helper(times: u32) -> TestHost {
     let lose = format!(
