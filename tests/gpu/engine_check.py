@@ -24,6 +24,8 @@ import sys
 # A step starts this much earlier than the others in their intervals at most, or this part of the
 # step before, up to MOST_NS: other threads delay launches, and clocks drift apart.
 TOLERANCE_NS, PART, MOST_NS = 500e3, 0.25, 1500e3
+# Gaps between launches and between steps that differ by more are of different steps.
+FAR_NS = 1e6
 HEAD = ("run", "prefill", "found", "decode", "found", "no class", "warm-up", "wrong",
         "requests right", "absent", "wrong")
 
@@ -61,8 +63,11 @@ def in_capture(found, starts):
     return [first + it for it in found] if first is not None and fits(first) == len(found) else None
 
 
-def on_engine(found, export, process, steps):
-    """Starts of found steps on the engine's clock, by launches of graphs; None if unclear."""
+def on_engine(found, lengths, export, process, steps):
+    """Starts of found steps on the engine's clock, by launches of graphs; None if unclear.
+
+    `lengths`: nanoseconds of each step on the host.
+    """
     starts, launches = calls(export, process)
     times = in_capture([round(it) for it in found], starts)
     decode = [it["start_ns"] for it in steps if it["class"] == "decode" and it["graph"]]
@@ -70,19 +75,27 @@ def on_engine(found, export, process, steps):
     if times is None or count < 20 or count > len(decode):
         return None
     gaps = lambda values: [after - before for before, after in zip(values, values[1:])]
-    uneven = lambda at: statistics.median(
-        abs(a - b) for a, b in zip(gaps(launches), gaps(decode[at:at + count])))
+
+    def uneven(at):
+        # The time from a launch to the next contains the preparation of the next step: usual gaps
+        # may fit better one step off, those around prompts do not.
+        apart = [abs(a - b) for a, b in zip(gaps(launches), gaps(decode[at:at + count]))]
+        return sum(it > FAR_NS for it in apart), statistics.median(apart)
+
     at = min(range(len(decode) - count + 1), key=uneven)
     shifts = [launch - start for launch, start in zip(launches, decode[at:])]
-    mapped = []
-    for time in times:
-        place = bisect.bisect_left(launches, time)
-        around = shifts[max(0, place - 4):place + 5]
-        mapped.append(time - statistics.median(around))
     # A step starts before it launches its graph.
-    ahead = [launches[place] - time for time in times
-             if (place := bisect.bisect_left(launches, time)) < count]
-    return [time + statistics.median(ahead) for time in mapped]
+    ahead = statistics.median(launches[place] - time for time in times
+                              if (place := bisect.bisect_left(launches, time)) < count)
+    mapped = []
+    for time, length in zip(times, lengths):
+        place = bisect.bisect_left(launches, time)
+        if place < count and launches[place] < time + length:
+            mapped.append(decode[at + place])  # the step that launched this graph
+            continue
+        around = shifts[max(0, place - 4):place + 5]
+        mapped.append(time - statistics.median(around) + ahead)
+    return mapped
 
 
 def lagged(found, first, intervals):
@@ -154,8 +167,9 @@ def compared(count, table, export):
         every.sort(key=lambda it: it["start_ns"])
         found = [(row["start_ms"] - rows[0]["start_ms"]) * 1e6 for row in rows]
         intervals = [(it["start_ns"], it["end_ns"]) for it in every]
+        lengths = [row["host_ms"] * 1e6 for row in rows]
         times = None if export == "profiled" else on_engine(
-            found, export, process, ranks[process]["steps"])
+            found, lengths, export, process, ranks[process]["steps"])
         places = aligned(found, intervals) if times is None else lagged(times, 0, intervals)[0]
         seen = set()
         for row, place in zip(rows, places):
