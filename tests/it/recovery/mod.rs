@@ -12,4 +12,5 @@ mod sessions;
 pub mod stop_limit;
 pub mod survive;
 pub mod sweeps;
+mod too_large;
 pub mod upgrade;

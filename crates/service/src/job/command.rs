@@ -107,7 +107,12 @@ impl RunningJob<'_> {
         self.require(CommandPreflight { plan, settings, host }).await?;
         let run = self.command_run(plan, passes);
         self.reuse_passes(TimelineTarget::Command(&run), settings).await?;
-        self.require(CommandBaselineStep { run: &run, settings }).await?;
+        let baseline = CommandBaselineStep { run: &run, settings };
+        match plan.ready {
+            // The events of a server's load would be those of a part of it.
+            Some(_) => self.require(baseline).await?,
+            None => self.require_within_size(baseline).await?.unwrap_or_default(),
+        }
         let mut selected = CounterPlan::default();
         if let (Some(ready), Some(gate), true) = (&plan.ready, &plan.gate, settings.nsys.enabled) {
             self.run_step(GateStep { run: &run, ready, gate }).await?;

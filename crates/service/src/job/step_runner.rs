@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use llmprof_core::domain::state::Step;
+use llmprof_core::domain::{finding::catalogue, state::Step};
 use nix::sys::signal::Signal;
 use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 
@@ -76,6 +76,23 @@ impl RunningJob<'_> {
     /// Executes a step whose failure stops the run.
     pub(super) async fn require<S: JobStep>(&mut self, step: S) -> Result<S::Output, StoppedBy> {
         self.execute_step(step).await.map_err(StoppedBy)
+    }
+
+    /// Executes a step whose failure stops the run, unless its files exceeded the maximum size of a
+    /// run: they were dropped, and later steps do not need them.
+    pub(super) async fn require_within_size<S: JobStep>(
+        &mut self,
+        step: S,
+    ) -> Result<Option<S::Output>, StoppedBy> {
+        let before = self.findings.len();
+        let result = self.execute_step(step).await;
+        let is_too_large =
+            self.findings[before..].iter().any(|it| it.id == catalogue::RUN_TOO_LARGE);
+        match result {
+            Ok(output) => Ok(Some(output)),
+            Err(_) if is_too_large && !self.stop.is_cancelled() => Ok(None),
+            Err(result) => Err(StoppedBy(result)),
+        }
     }
 
     async fn execute_step<S: JobStep>(&mut self, mut step: S) -> Result<S::Output, StepResult> {
