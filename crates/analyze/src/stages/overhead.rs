@@ -4,6 +4,7 @@ use llmprof_core::{
     domain::{
         digits::figure,
         finding::{Finding, catalogue},
+        units::quantity,
     },
     trace::Trace,
 };
@@ -72,8 +73,8 @@ pub fn findings(
             .with("unprofiled ms", format!("{:.3}", record.plain_ms))
             .with("traced ms", format!("{:.3}", record.traced_ms));
         if let Some((launches, us)) = lighter.single {
-            let launch = format!("{} us for each of {launches}", figure(us));
-            finding = finding.with("cost of a launch", launch);
+            let launch = format!("{} us ({})", figure(us), quantity(launches, "launch"));
+            finding = finding.with("added per launch", launch);
         }
         if lighter.is_mode {
             finding = finding.with("lighter mode", LIGHTER_MODE);
@@ -183,7 +184,7 @@ mod tests {
         let of = |gpu: Option<StageGpu>, nsys: Option<&str>| {
             let found = found(gpu, nsys.map(capture));
             let has = |name: &str| found.evidence.get(name).cloned();
-            (found.advice.clone().unwrap(), has("lighter mode"), has("cost of a launch"))
+            (found.advice.clone().unwrap(), has("lighter mode"), has("added per launch"))
         };
         let (advice, mode, _) = of(None, None);
         assert!(advice.contains("mode light") && mode.is_some());
@@ -192,7 +193,7 @@ mod tests {
         assert_eq!(launch, None);
         let (advice, mode, launch) = of(Some(gpu(90, 0, 0)), Some(""));
         assert!(advice.contains("decode as a CUDA graph") && mode.is_none(), "{advice}");
-        assert!(launch.is_some_and(|it| it.contains("222 us for each of 45")));
+        assert!(launch.is_some_and(|it| it.contains("222 us (45 launches)")));
         let (advice, mode, _) = of(Some(gpu(0, 2, 2)), Some(""));
         assert!(advice.contains("already minimal") && mode.is_none(), "{advice}");
     }
@@ -218,6 +219,6 @@ mod tests {
         let found = findings(&records, (&trace, &gpus), true).remove(0);
         let advice = found.advice.unwrap();
         assert!(advice.contains("No setting of the timeline records single launches"), "{advice}");
-        assert_eq!(found.evidence["cost of a launch"], "4.00 us for each of 500");
+        assert_eq!(found.evidence["added per launch"], "4.00 us (500 launches)");
     }
 }
