@@ -69,6 +69,15 @@ pub fn common_batch<'a>(rows: impl IntoIterator<Item = &'a StepBatch>) -> Option
 }
 
 impl StepBatch {
+    /// The word for its class; the engine's own word for a class that is not known.
+    pub fn class_word(&self) -> String {
+        match (self.class, &self.mode) {
+            (StepClass::Other, Some(mode)) => format!("{mode:?}"),
+            (StepClass::Other, None) => "unclassified".into(),
+            (class, _) => class.to_string(),
+        }
+    }
+
     /// Tokens per second, if the mean of the steps stands for their median.
     pub fn typical_tokens_per_s(&self) -> Option<f64> {
         self.tokens_per_s.filter(|_| self.is_typical())

@@ -44,11 +44,11 @@ fn of_batches(batches: &[StepBatch], ledger: &Ledger) -> Vec<Cited> {
         let mode = it.mode.as_deref().filter(|_| it.class == StepClass::Other);
         of_class.entry((it.class, mode)).or_default().push(it);
     }
-    let of_class = of_class.iter().map(|((class, mode), rows)| {
+    let of_class = of_class.iter().map(|((class, _), rows)| {
         let stage = class.stage();
         let is_named = stage.is_some_and(|it| times::has_unrecorded_wait(ledger, it));
         let waits = is_named && rows.iter().any(|it| it.has_unrecorded_waits);
-        of_steps(*class, *mode, rows, waits)
+        of_steps(rows, waits)
     });
     of_class.collect()
 }
@@ -63,7 +63,7 @@ fn row_of(it: &StepBatch) -> Row {
 }
 
 /// Number of steps of a class, their requests, times and tokens.
-fn of_steps(class: StepClass, mode: Option<&str>, rows: &[&StepBatch], waits: bool) -> Cited {
+fn of_steps(rows: &[&StepBatch], waits: bool) -> Cited {
     let each = |column: &'static str, of: fn(&StepBatch) -> f64| {
         rows.iter().map(move |it| row_of(it).figure(column, of(it)))
     };
@@ -71,11 +71,7 @@ fn of_steps(class: StepClass, mode: Option<&str>, rows: &[&StepBatch], waits: bo
     let processes = Figure::most(each("processes", |it| it.processes as f64));
     let ranks = processes.filter(|it| it.value() > 1.0);
     let ranks = ranks.map(|it| Cited::of(" in {}", [it.quantity("process")])).unwrap_or_default();
-    let name = match (class, mode) {
-        (_, Some(mode)) => format!("{mode:?}"),
-        (StepClass::Other, None) => "unclassified".into(),
-        (class, None) => class.to_string(),
-    };
+    let name = rows.first().map(|it| it.class_word()).unwrap_or_default();
     let requests: Column = ("requests", |it| it.requests);
     let requests =
         range(rows, requests, requests).map(|(least, most)| match least.value() == most.value() {
@@ -223,25 +219,19 @@ mod tests {
     use llmprof_analyze::stats::Spread;
 
     use super::*;
+    use crate::headline::times::tests::batch;
 
     fn row(requests: Option<u64>, times: &[f64], tokens_per_s: Option<f64>) -> StepBatch {
         StepBatch {
-            class: StepClass::Decode,
-            mode: None,
             requests,
-            padded_min: None,
-            padded_max: None,
             context_min: requests.map(|it| 100 * it),
             context_max: requests.map(|it| 100 * it),
             steps: times.len() as u64,
-            processes: 1,
             ms: Spread::of(times.iter().copied()).unwrap(),
             p50_ms: times[0],
             period_ms: None,
-            periods_ms: None,
-            busy_pct: None,
             tokens_per_s,
-            has_unrecorded_waits: false,
+            ..batch(StepClass::Decode, 0)
         }
     }
 

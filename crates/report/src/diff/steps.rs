@@ -20,16 +20,16 @@ pub(super) fn rows(batches: &[StepBatch]) -> Vec<(String, Spread)> {
     }
     let is_common =
         |it: &&StepBatch| it.steps as f64 >= LEAST_PART * of_class[&(it.class, &it.mode)] as f64;
-    // Unrecorded waits are a part of the times of the window, not of the engine.
-    let is_own = |it: &&StepBatch| !it.has_unrecorded_waits;
-    batches.iter().filter(is_common).filter(is_own).map(row).collect()
+    batches.iter().filter(is_common).map(row).collect()
 }
 
 fn row(it: &StepBatch) -> (String, Spread) {
-    let class = match (it.class, &it.mode) {
-        (StepClass::Other, Some(mode)) => format!("{mode:?}"),
-        (class, _) => class.to_string(),
-    };
+    let class = it.class_word();
+    // The word of a known class distinguishes its modes, unless it repeats the class.
+    let mode = it.mode.as_deref().filter(|mode| {
+        it.class != StepClass::Other && !mode.eq_ignore_ascii_case(it.class.as_str())
+    });
+    let class = mode.map_or(class.clone(), |mode| format!("{class} ({mode})"));
     let requests = it.requests.map(|it| format!(" of {}", quantity(it, "request")));
     // Steps of one row have contexts between two powers of two.
     let context = it.context_min.filter(|it| *it > 0).map(|it| {
@@ -45,40 +45,47 @@ fn row(it: &StepBatch) -> (String, Spread) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::headline::times::tests::batch;
 
-    fn batch(requests: u64, steps: u64, periods: &[f64]) -> StepBatch {
-        StepBatch {
-            class: StepClass::Decode,
-            mode: None,
-            requests: Some(requests),
-            padded_min: None,
-            padded_max: None,
-            context_min: None,
-            context_max: None,
-            steps,
-            processes: 1,
-            ms: Spread::of([2.0, 2.2]).unwrap(),
-            p50_ms: 2.0,
-            period_ms: None,
-            periods_ms: Spread::of(periods.iter().copied()),
-            busy_pct: None,
-            tokens_per_s: None,
-            has_unrecorded_waits: false,
-        }
+    fn decode(requests: u64, steps: u64, periods: &[f64]) -> StepBatch {
+        let periods_ms = Spread::of(periods.iter().copied());
+        StepBatch { steps, periods_ms, ..batch(StepClass::Decode, requests) }
+    }
+
+    /// Names and means.
+    fn found(batches: &[StepBatch]) -> Vec<(String, f64)> {
+        rows(batches).into_iter().map(|(name, ms)| (name, ms.mean)).collect()
     }
 
     #[test]
     fn steps_are_compared_by_the_time_to_the_next_and_rare_batches_are_not() {
-        let waits = StepBatch { has_unrecorded_waits: true, ..batch(3, 50, &[]) };
-        let found =
-            rows(&[batch(8, 95, &[3.0, 3.2]), batch(4, 2, &[3.0]), batch(1, 9, &[]), waits]);
-        let found: Vec<(&str, f64)> = found.iter().map(|it| (it.0.as_str(), it.1.mean)).collect();
+        let all = [decode(8, 95, &[3.0, 3.2]), decode(4, 2, &[3.0]), decode(1, 9, &[])];
         assert_eq!(
-            found,
+            found(&all),
             [
-                ("from one decode step to the next of 8 requests", 3.1),
-                ("decode step of 1 request", 2.1)
+                ("from one decode step to the next of 8 requests".to_owned(), 3.1),
+                ("decode step of 1 request".to_owned(), 2.0)
             ]
         );
+    }
+
+    #[test]
+    fn modes_of_one_class_are_rows_of_their_own_and_unrecorded_waits_stay() {
+        let of = |class, mode: Option<&str>| StepBatch {
+            mode: mode.map(str::to_owned),
+            requests: None,
+            has_unrecorded_waits: true,
+            ..batch(class, 1)
+        };
+        let all = [
+            of(StepClass::Decode, Some("DECODE")),
+            of(StepClass::Prefill, Some("EXTEND")),
+            of(StepClass::Other, Some("SPLIT")),
+            of(StepClass::Other, None),
+        ];
+        let names: Vec<String> = found(&all).into_iter().map(|it| it.0).collect();
+        let expected =
+            ["decode step", "prefill (EXTEND) step", "\"SPLIT\" step", "unclassified step"];
+        assert_eq!(names, expected);
     }
 }

@@ -91,7 +91,7 @@ impl<'a> TimeRecords<'a> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     fn records<'a>(steps: &'a [StepTimes], batches: &'a [StepBatch]) -> TimeRecords<'a> {
@@ -116,7 +116,8 @@ mod tests {
         }
     }
 
-    fn batch(class: StepClass, requests: u64) -> StepBatch {
+    /// Four steps of 2 ms, one every 2.5 ms.
+    pub(crate) fn batch(class: StepClass, requests: u64) -> StepBatch {
         StepBatch {
             class,
             mode: None,
