@@ -30,6 +30,9 @@ pub struct HostRange {
 /// The span of each stage instance; empty where the instance does not count.
 pub fn stage_spans(capture: &Capture) -> Vec<Interval> {
     let instances = &capture.stages.instances;
+    if instances.is_empty() {
+        return Vec::new();
+    }
     let work = instance_work(capture);
     spans(instances.iter().zip(work).map(|(it, work)| HostRange {
         place: it.place,
