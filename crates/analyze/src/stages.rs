@@ -49,7 +49,7 @@ pub const VISION_PARTS: [&str; 4] = ["vision", "sam", "clip", "projector"];
 /// Name of the whole recording of a capture without stages, and of work outside all stages.
 pub const NO_STAGE: &str = "";
 
-/// Name of the time between the steps that an engine names.
+/// Name of the time between the steps of an engine.
 pub const BETWEEN_STEPS: &str = "between steps";
 
 /// A stage, or the timed part of a command, in the middle of a sentence.

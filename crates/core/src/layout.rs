@@ -94,8 +94,8 @@ pub const LOGS: &str = "logs";
 pub const ENV: &str = "env.json";
 /// The resolved configuration, which can be submitted again ([`crate::domain::run_config`]).
 pub const CONFIG: &str = "config.yaml";
-/// The request of the model runner, from which those of the passes are made. Version 0.1 wrote it
-/// to `config.yaml`.
+/// The request of the model runner; each pass has its own copy with the changes of the pass.
+/// Version 0.1 wrote it to `config.yaml`.
 pub const RUNNER: &str = "runner.yaml";
 pub const INPUTS: &str = "inputs.yaml";
 /// Copies of the inputs, with a manifest that another service accepts.

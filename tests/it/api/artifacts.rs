@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use crate::api::router::{Answer, Api};
 
-fn sha256(bytes: &[u8]) -> String {
+pub fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

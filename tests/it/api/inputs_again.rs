@@ -5,17 +5,13 @@ use std::fs;
 use axum::http::{Method, header};
 use llmprof_core::domain::state::RunState;
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
 use super::{
+    artifacts::sha256,
     imports::FORM,
     inputs::{TAR, archive, form, png, upload},
     router::{Api, MODEL},
 };
-
-fn hash(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
-}
 
 /// An ended run with a copy of one image; its id and its manifest as a client downloads it.
 async fn ended_run(api: &Api) -> (String, String) {
@@ -27,7 +23,7 @@ async fn ended_run(api: &Api) -> (String, String) {
     let manifest = format!(
         "prompt: read\nseed: 7\nimages:\n- path: inputs/1.png\n  name: page.png\n  sha256: {}\n  \
          bytes: {}\n  width: 40\n  height: 30\n",
-        hash(&png(1)),
+        sha256(&png(1)),
         png(1).len()
     );
     api.end(&claimed, RunState::Succeeded, &[("inputs.yaml", &manifest)]).await;
@@ -51,7 +47,7 @@ async fn the_manifest_of_a_run_is_accepted_wherever_inputs_are() {
     let view = answer.json();
     assert_eq!(view["samples"], json!([{ "prompt": "read", "images": [0] }]));
     assert_eq!((&view["seed"], &view["images"][0]["name"]), (&json!(7), &json!("page.png")));
-    assert_eq!(view["images"][0]["sha256"], hash(&png(1)));
+    assert_eq!(view["images"][0]["sha256"], sha256(&png(1)));
     let id = view["inputs_id"].clone();
 
     let object: Value = yaml_serde::from_str(&text).unwrap();
@@ -115,7 +111,7 @@ async fn an_image_of_another_content_than_its_hash_is_refused() {
         assert_eq!(api.get("/inputs").await.json()["inputs"], json!([]));
     };
     refused(&[("1.png", &png(2))], &text, "image 1.png: it has the hash").await;
-    let unknown = text.replace(&hash(&png(1)), &"0".repeat(64));
+    let unknown = text.replace(&sha256(&png(1)), &"0".repeat(64));
     refused(&[], &unknown, "the service has no image with the hash 0000").await;
     let path = api.folder(&run).join("inputs/1.png");
     fs::write(&path, png(3)).unwrap();

@@ -6,6 +6,10 @@ fn deepseek_ocr() -> ModelSpec {
     toml::from_str(include_str!("../../../../conf/models/deepseek-ocr.toml")).unwrap()
 }
 
+fn qwen3() -> ModelSpec {
+    toml::from_str(include_str!("../../../../conf/models/qwen3-0.6b.toml")).unwrap()
+}
+
 fn page(wide: u32, high: u32) -> ImageViews {
     let crop_px = if wide * high > 0 { 640 } else { 0 };
     ImageViews {
@@ -150,8 +154,7 @@ fn the_largest_activation_of_prefill_is_that_of_vision_on_a_large_page() {
 
 #[test]
 fn a_batch_reads_its_weights_once_and_computes_each_sequence() {
-    let model: ModelSpec =
-        toml::from_str(include_str!("../../../../conf/models/qwen3-0.6b.toml")).unwrap();
+    let model = qwen3();
     let of = |batch| {
         let inputs = CostInputs {
             images: &[],
@@ -176,8 +179,7 @@ fn a_batch_reads_its_weights_once_and_computes_each_sequence() {
 
 #[test]
 fn a_batch_of_different_lengths_costs_its_sequences_apart_but_for_the_weights() {
-    let model: ModelSpec =
-        toml::from_str(include_str!("../../../../conf/models/qwen3-0.6b.toml")).unwrap();
+    let model = qwen3();
     let of = |lengths: &[u64]| {
         let prompts = Prompts::of(lengths);
         cost(&model, &CostInputs { images: &[], prompts, new_tokens: 3, element_bytes: 2 })

@@ -46,7 +46,7 @@ fn cost_disagrees(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             return None;
         }
         let message = format!(
-            "FLOPs counted in {} differ by {off:+.2} % from those of the architecture.",
+            "FLOPs counted in {} differ by {off:+.2} % from the architecture's.",
             in_sentence(&row.scope)
         );
         Some(

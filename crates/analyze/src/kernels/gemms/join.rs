@@ -312,6 +312,8 @@ fn agrees(call: &GemmCall, kind: &LaunchKind, name: &str, tiles: &[&str]) -> boo
         || tile.of_launch(&call.shape, blocks).is_none_or(|tile| tile.tiles(&call.shape) <= blocks);
     enough && (tiles.is_empty() || tiles.iter().any(|logged| tile.matches(logged)))
 }
+
+/// The reason of a stage without products of a library.
 fn no_kernels(stage: &str) -> String {
     format!("the timeline has no GEMM kernels of a library in {}", in_sentence(stage))
 }

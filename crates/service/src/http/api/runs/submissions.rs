@@ -92,8 +92,8 @@ pub struct InlineSample {
 }
 
 /// An image: `sha256:` and the hash of an image of stored inputs or of a run; a data URL
-/// (`data:image/png;base64,...`), of which up to 8 MiB of decoded data are accepted in total; or an
-/// object with a `sha256`, as a manifest has it.
+/// (`data:image/png;base64,...`); or an object with a `sha256`, as a manifest has it. Data URLs may
+/// have 8 MiB in total, decoded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(
     untagged,

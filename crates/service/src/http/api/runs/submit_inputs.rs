@@ -130,7 +130,7 @@ pub(crate) async fn read_inline(
 #[derive(Default)]
 struct InlineImages {
     contents: Vec<InlineContent>,
-    /// Of all images, decoded.
+    /// Decoded bytes of all images.
     bytes: usize,
 }
 
