@@ -184,3 +184,20 @@ fn a_number_survives_writing_and_reading() {
         );
     }
 }
+
+#[tokio::test]
+async fn a_job_spec_of_a_version_without_the_setting_does_not_sample_all_processes() {
+    let data = tempfile::tempdir().unwrap();
+    let dir = with_job_spec(data.path()).await;
+    let mut spec = read(&dir.join("job.json"));
+    spec["tools"]["nsys"] = json!(script(data.path(), service::FAKE_NSYS));
+    let nsys = &mut spec["subject"]["model"]["profiling"]["nsys"];
+    (nsys["enabled"], nsys["sample"]) = (json!(true), json!("system-wide"));
+    fs::write(dir.join("job.json"), spec.to_string()).unwrap();
+    execute(&dir, &[]);
+    let outcome = &read(&dir.join("result.json"))["outcome"];
+    assert_eq!(outcome["state"], "partial", "{outcome:#}");
+    let journal = fs::read_to_string(dir.join("progress.jsonl")).unwrap();
+    assert!(journal.contains("tools.system_wide_sampling"), "{journal}");
+    assert!(!dir.join("nsys/run.nsys-rep").exists());
+}

@@ -4,6 +4,7 @@
 //! a tool.
 
 mod change;
+mod cpu_sampling;
 mod runner;
 
 use std::{collections::BTreeMap, fmt};

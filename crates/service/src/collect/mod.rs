@@ -47,6 +47,8 @@ pub struct Collector {
     pub pass: Vec<String>,
     /// Hide other processes from nsys, where the system allows it.
     pub isolate: bool,
+    /// Samples of all processes are permitted.
+    pub system_wide_sampling: bool,
     /// Maximum size of each output of a child, bytes.
     pub log_cap: u64,
     /// Free disk space required to start a run, bytes.
@@ -68,6 +70,7 @@ impl Collector {
             ncu: None,
             pass: Vec::new(),
             isolate: true,
+            system_wide_sampling: true,
             log_cap,
             min_free_bytes,
             host_busy_pct: 0,

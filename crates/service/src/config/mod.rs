@@ -71,7 +71,7 @@ pub enum ConfigError {
 pub struct Config {
     pub server: ServerSettings,
     pub worker: WorkerSettings,
-    pub tools: ToolPaths,
+    pub tools: ToolSettings,
     pub limits: RunLimits,
     pub executor: ExecutorSettings,
     pub access: AccessSettings,
@@ -204,10 +204,13 @@ pub struct WorkerSettings {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ToolPaths {
+pub struct ToolSettings {
     pub model_runner: PathBuf,
     pub nsys: PathBuf,
     pub ncu: PathBuf,
+    /// Absent in job specs of old versions, whose operator could not forbid it: false.
+    #[serde(default)]
+    pub system_wide_sampling: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

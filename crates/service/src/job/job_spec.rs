@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use crate::{
     artifact::manifest,
     collect::{SessionAccess, host::exhaustion},
-    config::{RunLimits, ToolPaths},
+    config::{RunLimits, ToolSettings},
     job::step_journal::StepResult,
 };
 
@@ -61,7 +61,7 @@ pub struct JobSpec {
     pub devices: Vec<String>,
     /// GPUs that the job requests from the scheduler.
     pub gpus: u32,
-    pub tools: ToolPaths,
+    pub tools: ToolSettings,
     pub limits: RunLimits,
     pub grace_s: u32,
     /// The device, where the service has chosen it; otherwise the job looks for one.

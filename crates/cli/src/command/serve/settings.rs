@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 use llmprof_core::domain::device::{Device, is_device};
 use llmprof_service::{
     collect::{Collector, tools::is_program},
-    config::{self, Config, RunLimits, TokenPolicy, ToolPaths},
+    config::{self, Config, RunLimits, TokenPolicy, ToolSettings},
     http::{Certificate, ConnectionLimits},
     scheduler::{self, executor::slurm::SlurmExecutor},
 };
@@ -140,8 +140,8 @@ pub async fn devices(config: &Config, collector: &Collector) -> Result<Vec<Devic
 }
 
 /// Creates the collector with the programs of the settings.
-pub fn collector(tools: &ToolPaths, limits: &RunLimits) -> Result<Collector> {
-    let ToolPaths { model_runner, nsys, ncu } = tools;
+pub fn collector(tools: &ToolSettings, limits: &RunLimits) -> Result<Collector> {
+    let ToolSettings { model_runner, nsys, ncu, system_wide_sampling } = tools;
     for (setting, path) in
         [("tools.model_runner", model_runner), ("tools.nsys", nsys), ("tools.ncu", ncu)]
     {
@@ -154,6 +154,7 @@ pub fn collector(tools: &ToolPaths, limits: &RunLimits) -> Result<Collector> {
     found.nsys = found.nsys.filter(|_| nsys != Path::new(OFF));
     found.ncu = found.ncu.filter(|_| ncu != Path::new(OFF));
     Ok(Collector {
+        system_wide_sampling: *system_wide_sampling,
         log_cap: limits.log_bytes,
         host_busy_pct: limits.host_busy_pct,
         min_free_bytes: limits.free_bytes.max(limits.run_bytes),

@@ -15,6 +15,8 @@ use crate::collect::{
 pub enum CollectError {
     #[error("{tool} is not installed")]
     NotInstalled { tool: &'static str },
+    #[error("{refusal}")]
+    SamplingForbidden { refusal: String },
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
     #[error("cannot run {}", program.display())]

@@ -10,7 +10,7 @@ use std::{
 };
 
 use llmprof_core::{
-    domain::{command::ReadyCheck, ids::SessionId, profiling::NsysSettings},
+    domain::{command::ReadyCheck, finding::Finding, ids::SessionId, profiling::NsysSettings},
     layout,
 };
 use nix::{libc::O_NONBLOCK, sys::signal::Signal};
@@ -25,6 +25,7 @@ use super::{
     command::PassPlace,
     pass::{LAST_WORDS, PassFolder},
     server::{ServedTarget, stop_targets},
+    timeline::NsysPass,
 };
 use crate::{
     collect::{
@@ -70,6 +71,9 @@ pub struct SessionAccess {
     dir: PathBuf,
     /// Runs that it had before.
     pub earlier_runs: u32,
+    /// Finding of a server whose profiler sees other processes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    exposed: Option<Finding>,
 }
 
 /// A server of a session that is ready.
@@ -110,6 +114,8 @@ impl Collector {
             return Ok(RunningSession::simulated(id, dir, job, limits));
         }
         let nsys = self.nsys.as_deref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
+        let pass = NsysPass::timeline(settings);
+        self.check_sampling(&pass)?;
         // In a process tree of its own, everything ends with the first process.
         let limits = ProcessLimits { death_signal: Signal::SIGKILL, ..limits };
         let folder = PassFolder::create(self, dir, SERVER)?;
@@ -122,7 +128,7 @@ impl Collector {
             .env(orphans::TARGET.0, orphans::TARGET.1);
         let name = format!("llmprof-{}", id.0.simple());
         let launch = nsys_session::launch(nsys, settings, !run.gpus.is_empty(), &name, &target);
-        let (launch, _) = self.isolated(launch, dir, &limits).await;
+        let (launch, exposed) = self.isolated(launch, &pass, dir, &limits).await;
         let logs = folder.logs(SERVER);
         let served = self.served(run, ready, &place, (0, 0), Duration::ZERO)?;
         let mut retries = 0;
@@ -141,7 +147,7 @@ impl Collector {
         };
         let control = scratch(limits.run);
         let (port, dir) = (place.port, dir.to_owned());
-        let access = SessionAccess { id, port, control, dir, earlier_runs: 0 };
+        let access = SessionAccess { id, port, control, dir, earlier_runs: 0, exposed };
         Ok(RunningSession { server: SessionServer::Child(Box::new(child)), limits, access })
     }
 }
@@ -179,7 +185,7 @@ impl RunningSession {
     /// The session of a simulated server.
     pub fn simulated(id: SessionId, dir: &Path, job: SimulatedJob, limits: ProcessLimits) -> Self {
         let (control, dir) = (dir.to_owned(), dir.to_owned());
-        let access = SessionAccess { id, port: 0, control, dir, earlier_runs: 0 };
+        let access = SessionAccess { id, port: 0, control, dir, earlier_runs: 0, exposed: None };
         Self { server: SessionServer::Simulated(job), limits, access }
     }
 
@@ -224,6 +230,12 @@ impl RunningSession {
 }
 
 impl SessionAccess {
+    /// Finding of a server whose profiler sees other processes: reports may contain their
+    /// environments.
+    pub fn exposed(&self) -> Option<Finding> {
+        self.exposed.clone()
+    }
+
     /// Output of the server.
     pub fn server_logs(&self) -> Logs {
         RunningSession::logs_in(&self.dir)

@@ -72,6 +72,7 @@ impl Collector {
         (nsys, pass): (&Path, &NsysPass<'_>),
         limits: &ProcessLimits,
     ) -> Result<Pass, CollectError> {
+        self.check_sampling(pass)?;
         let started = Instant::now();
         let windows = if pass.metrics.is_some() { 1 } else { pass.settings.repeats.max(1) };
         let mut findings = Vec::new();
@@ -88,6 +89,7 @@ impl Collector {
             folder.write_times(&served.times)?;
         }
         findings.extend((windows > 1).then(|| further_windows(windows)));
+        findings.extend(session.exposed());
         Ok(Pass { wall: started.elapsed(), findings })
     }
 

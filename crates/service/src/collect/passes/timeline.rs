@@ -68,6 +68,11 @@ impl<'a> NsysPass<'a> {
         Self { settings, metrics: None }
     }
 
+    /// True if it samples processes outside the recorded process tree.
+    pub fn is_system_wide(&self) -> bool {
+        self.metrics.is_none() && self.settings.is_system_wide()
+    }
+
     fn rate_hz(&self) -> Option<u32> {
         self.metrics.map(|it| it.rate_hz)
     }
@@ -124,6 +129,7 @@ impl Collector {
         mut recorded: RecordedTarget<'_, '_>,
     ) -> Result<Pass, CollectError> {
         let nsys = self.nsys.as_deref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
+        self.check_sampling(pass)?;
         let report = folder.path().join(layout::NSYS_REPORT_FILE);
         let stem = report.with_extension("");
         let (settings, rate_hz) = (pass.settings, pass.rate_hz());
@@ -135,7 +141,7 @@ impl Collector {
             }
             _ => nsys::profile(nsys, settings, rate_hz, on_gpu, &stem, target),
         };
-        let (profile, exposed) = self.isolated(profile, folder.dir(), limits).await;
+        let (profile, exposed) = self.isolated(profile, pass, folder.dir(), limits).await;
         let mut retries = Vec::new();
         let mut pass = loop {
             let started = Instant::now();
@@ -262,14 +268,29 @@ impl Collector {
         }
     }
 
-    /// Returns the command in a process tree of its own, or unchanged with a finding where the
-    /// system forbids that.
+    /// Refuses system-wide sampling if the operator forbids it: the run may have been queued before
+    /// the operator did.
+    pub(super) fn check_sampling(&self, pass: &NsysPass<'_>) -> Result<(), CollectError> {
+        let is_forbidden = pass.is_system_wide() && !self.system_wide_sampling;
+        match pass.settings.system_wide_refusal().filter(|_| is_forbidden) {
+            Some(refusal) => Err(CollectError::SamplingForbidden { refusal }),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the command of `pass` in a process tree of its own, or unchanged with a finding: if
+    /// the pass samples all processes, or if the system does not permit such a tree.
     pub(super) async fn isolated(
         &self,
         command: Argv,
+        pass: &NsysPass<'_>,
         dir: &Path,
         limits: &ProcessLimits,
     ) -> (Argv, Option<Finding>) {
+        if pass.is_system_wide() {
+            // In a tree of its own, nsys sees other processes with the id 0 and without a name.
+            return (command, Some(nsys::sees_all_processes()));
+        }
         if !self.isolate {
             return (command, None);
         }

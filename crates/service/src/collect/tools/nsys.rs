@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use llmprof_core::{
     domain::{
         finding::{Finding, catalogue},
-        profiling::{CaptureRange, NsysSettings},
+        profiling::{CaptureRange, CpuScope, NsysSettings},
     },
     trace::event::STAGE_DOMAIN,
 };
@@ -16,7 +16,7 @@ use llmprof_core::{
 use crate::collect::process::{argv::Argv, orphans::TARGET};
 
 /// Profiles `target` into `stem.nsys-rep`, and samples the metrics of its GPUs at a rate if one is
-/// given. CPU sampling is always set, because nsys enables it by default and it is expensive.
+/// given.
 pub fn profile(
     nsys: &Path,
     settings: &NsysSettings,
@@ -27,10 +27,7 @@ pub fn profile(
 ) -> Argv {
     let apis: Vec<&str> = settings.trace_apis(on_gpu).iter().map(|api| api.as_str()).collect();
     let mut argv = Argv::new(nsys).args(["profile".to_owned(), "--trace".into(), apis.join(",")]);
-    argv = argv.args([
-        format!("--sample={}", settings.sample),
-        format!("--cpuctxsw={}", settings.cpuctxsw),
-    ]);
+    argv = argv.args(cpu_options(settings, metrics_hz));
     if on_gpu {
         argv = argv.arg(format!("--cuda-graph-trace={}", settings.cuda_graph_trace));
     }
@@ -69,6 +66,17 @@ pub fn profile(
             Argv::new("sh").args(["-c", WAIT_FOR_TARGET, "sh"]).arg(&argv.program).args(argv.args);
     }
     Argv { env, pass: target.pass.clone(), cwd: target.cwd.clone(), ..argv }
+}
+
+/// Options of CPU sampling. They are always set, because nsys samples by default and it is
+/// expensive. A pass that samples the GPU's metrics does not sample the CPU: the timeline pass has
+/// those samples.
+pub fn cpu_options(settings: &NsysSettings, metrics_hz: Option<u32>) -> [String; 2] {
+    let (sample, cpuctxsw) = match metrics_hz {
+        None => (settings.sample, settings.cpuctxsw),
+        Some(_) => (CpuScope::None, CpuScope::None),
+    };
+    [format!("--sample={sample}"), format!("--cpuctxsw={cpuctxsw}")]
 }
 
 /// Waits for the target after nsys has exited.
@@ -149,6 +157,16 @@ pub fn isolated(isolation: &[&str], command: Argv) -> Argv {
     Argv { env: command.env, pass: command.pass, cwd: command.cwd, ..argv }
 }
 
+/// Finding of a recording outside a process tree of its own, which samples all processes.
+pub fn sees_all_processes() -> Finding {
+    let message = "the request asked for samples of all processes: the report may contain names \
+                   and environments of other processes of this host";
+    Finding::new(catalogue::NSYS_SEES_ENVIRONMENTS, message).advise(
+        "do not share nsys/run.nsys-rep and nsys/run.sqlite, or set profiling.nsys.sample and \
+         profiling.nsys.cpuctxsw to process-tree",
+    )
+}
+
 /// Exports a report to SQLite; replaces an older export.
 pub fn export(nsys: &Path, report: &Path, sqlite: &Path) -> Argv {
     Argv::new(nsys)
@@ -183,7 +201,7 @@ pub fn importers(nsys: &Path) -> Vec<PathBuf> {
 mod tests {
     use llmprof_core::domain::{
         mode::Mode,
-        profiling::{CpuScope, Profiling, TraceApi},
+        profiling::{Profiling, TraceApi},
     };
 
     use super::*;
@@ -208,6 +226,15 @@ mod tests {
         let expected = "--cuda-graph-trace=node --gpu-metrics-devices=cuda-visible \
                         --gpu-metrics-frequency=20000 --wait";
         assert!(shell.contains(expected), "{shell}");
+    }
+
+    #[test]
+    fn a_pass_that_samples_metrics_does_not_sample_the_cpu() {
+        let mut settings = Profiling::bundled(&Mode::DEEP).unwrap().nsys;
+        (settings.sample, settings.cpuctxsw) = (CpuScope::SystemWide, CpuScope::ProcessTree);
+        let timeline = ["--sample=system-wide", "--cpuctxsw=process-tree"];
+        assert_eq!(cpu_options(&settings, None), timeline);
+        assert_eq!(cpu_options(&settings, Some(20_000)), ["--sample=none", "--cpuctxsw=none"]);
     }
 
     #[test]

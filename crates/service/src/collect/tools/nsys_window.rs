@@ -11,6 +11,7 @@ use std::{
 
 use llmprof_core::domain::profiling::NsysSettings;
 
+use super::nsys::cpu_options;
 use crate::collect::process::{argv::Argv, orphans::TARGET};
 
 /// Seconds until `nsys start` or `nsys stop` is ended: both may hang.
@@ -122,8 +123,7 @@ pub fn launch_of(
 
 /// Options of `nsys start`, with the samples of a GPU's metrics if a rate is given.
 pub fn start_options(settings: &NsysSettings, metrics_hz: Option<u32>) -> String {
-    let mut options =
-        vec![format!("--sample={}", settings.sample), format!("--cpuctxsw={}", settings.cpuctxsw)];
+    let mut options = cpu_options(settings, metrics_hz).to_vec();
     if let Some(rate) = metrics_hz {
         options.push("--gpu-metrics-devices=cuda-visible".into());
         options.push(format!("--gpu-metrics-frequency={rate}"));

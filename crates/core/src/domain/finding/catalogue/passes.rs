@@ -32,7 +32,8 @@ findings! {
     POWER_NOT_SAMPLED = "power_not_sampled", [Warning],
         fires_on: "power and clocks of the GPU were not sampled";
     NSYS_SEES_ENVIRONMENTS = "nsys_sees_environments", [Warning],
-        fires_on: "nsys could read the environments of the user's other processes";
+        fires_on: "nsys could read the environments of other processes: the host permits no \
+                   namespaces, or the run samples all processes";
     NSYS_STARTED_AGAIN = "nsys_started_again", [Info],
         fires_on: "nsys lost its helper process and was started again";
     NSYS_IMPORTER_UNLINKED = "nsys_importer_unlinked", [Info],

@@ -2,10 +2,12 @@
 
 use std::fs;
 
+use llmprof_core::domain::profiling::CpuScope;
+
 use super::*;
 use crate::collect::{
     process::disk_quota::DiskQuota,
-    tests::{NSYS, RUNNER, TestHost, program},
+    tests::{NSYS, RUNNER, TestHost, program, settings},
 };
 
 #[tokio::test]
@@ -299,4 +301,76 @@ async fn an_orphan_in_its_own_process_tree_is_reaped() {
     let mut host = TestHost::new(RUNNER, Some(PATIENT));
     host.collector.isolate = true;
     host.timeline().await.unwrap();
+}
+
+/// An nsys that records the options of its profile next to its report.
+const OBSERVED: &str = r#"
+case $1 in
+profile) options=$*; while [ "$1" != --output ]; do shift; done; stem=$2; shift 2; "$@" || exit $?
+  echo "$options" > "$stem.options"; readlink /proc/self/ns/pid > "$stem.namespace"
+  echo report > "$stem.nsys-rep";;
+export) while [ "$1" != --output ]; do shift; done; cat "$3" > "$2";;
+esac"#;
+
+/// Deep settings that sample all processes.
+fn system_wide() -> NsysSettings {
+    let (sample, cpuctxsw) = (CpuScope::SystemWide, CpuScope::ProcessTree);
+    NsysSettings { sample, cpuctxsw, ..settings().nsys }
+}
+
+async fn observed(host: &TestHost, pass: &NsysPass<'_>) -> Result<Pass, CollectError> {
+    host.collector.nsys(&host.run(), &host.request(), pass, &host.limits).await
+}
+
+/// A text file of a pass.
+fn text(host: &TestHost, pass: &NsysPass<'_>, file: &str) -> String {
+    fs::read_to_string(host.run().join(pass.folder()).join(file)).unwrap()
+}
+
+#[tokio::test]
+async fn a_system_wide_pass_sees_the_processes_of_the_host_and_states_it() {
+    let mut host = TestHost::new(RUNNER, Some(OBSERVED));
+    host.collector.isolate = true;
+    let wide = system_wide();
+    let timeline = NsysPass::timeline(&wide);
+    let recorded = observed(&host, &timeline).await.unwrap();
+    let findings: Vec<_> = recorded.findings.iter().map(|it| it.id.as_str()).collect();
+    assert_eq!(findings, ["nsys_sees_environments"]);
+    let advice = recorded.findings[0].advice.as_deref().unwrap();
+    assert!(advice.contains("do not share") && advice.contains("process-tree"), "{advice}");
+    let own = fs::read_link("/proc/self/ns/pid").unwrap();
+    assert_eq!(text(&host, &timeline, "run.namespace").trim(), own.to_str().unwrap());
+    let command = text(&host, &timeline, layout::COMMAND);
+    assert!(!command.contains("unshare"), "{command}");
+    let options = text(&host, &timeline, "run.options");
+    assert!(options.contains("--sample=system-wide --cpuctxsw=process-tree"), "{options}");
+}
+
+#[tokio::test]
+async fn a_pass_that_samples_metrics_samples_no_process_and_keeps_its_process_tree() {
+    let mut host = TestHost::new(RUNNER, Some(OBSERVED));
+    host.collector.isolate = true;
+    host.collector.system_wide_sampling = false;
+    let wide = system_wide();
+    let metrics = Some(SampledPass { rate_hz: 10_000, repeats: 1, max_new_tokens: 1 });
+    let pass = NsysPass { settings: &wide, metrics };
+    let exposed = observed(&host, &pass).await.unwrap().findings.pop();
+    let options = text(&host, &pass, "run.options");
+    assert!(options.contains("--sample=none --cpuctxsw=none"), "{options}");
+    // A host without namespaces is named as the reason.
+    let isolated = text(&host, &pass, layout::COMMAND).contains("unshare");
+    assert!(isolated != exposed.is_some_and(|it| it.advice.unwrap().contains("namespaces")));
+}
+
+#[tokio::test]
+async fn all_processes_are_not_sampled_if_the_operator_forbids_it() {
+    let mut host = TestHost::new(RUNNER, Some(OBSERVED));
+    host.collector.system_wide_sampling = false;
+    let wide = system_wide();
+    let error = observed(&host, &NsysPass::timeline(&wide)).await.unwrap_err();
+    assert!(matches!(error, CollectError::SamplingForbidden { .. }), "{error}");
+    assert!(error.to_string().contains("tools.system_wide_sampling"), "{error}");
+    assert!(!host.run().join("nsys/run.options").exists(), "nsys was not started");
+    let tree = NsysSettings { sample: CpuScope::ProcessTree, ..wide };
+    observed(&host, &NsysPass::timeline(&tree)).await.unwrap();
 }
