@@ -3,10 +3,14 @@
 //! Most checks are pure; those that read the host change nothing. The doctor lists all of them, the
 //! preflight of a run the relevant ones.
 
+mod cpu_sampling;
+
 use std::{
     fs::{self, File},
     path::Path,
 };
+
+pub use self::cpu_sampling::{SamplingRights, cpu_sampling, perf_events};
 
 use llmprof_core::{
     domain::{
@@ -301,27 +305,6 @@ pub fn temporary_folder(dir: &Path) -> CheckResult {
         return Err(found(ID, message, remedy));
     }
     Ok(format!("{shown} is writable and allows programs"))
-}
-
-/// Checks that users may sample the CPU; `level` is the content of
-/// `/proc/sys/kernel/perf_event_paranoid`.
-pub fn perf_events(level: Option<&str>) -> CheckResult {
-    match level.and_then(|level| level.trim().parse::<i32>().ok()) {
-        None => {
-            Ok("perf_event_paranoid is unknown; llmprof does not sample the CPU by default".into())
-        }
-        Some(level) if level <= 2 => Ok(format!("perf_event_paranoid is {level}")),
-        Some(level) => {
-            let message = format!(
-                "perf_event_paranoid is {level}: nsys cannot sample the CPU, off by default"
-            );
-            Err(found(
-                catalogue::PERF_EVENTS_RESTRICTED,
-                message,
-                "sudo sysctl kernel.perf_event_paranoid=2",
-            ))
-        }
-    }
 }
 
 /// Checks that model-runner starts; `without_cuda` is the severity of one built without the feature

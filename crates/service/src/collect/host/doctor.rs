@@ -121,11 +121,11 @@ impl Collector {
         if !known.gpus.is_empty() {
             checks.push(HostCheck::of("dcgm", checks::monitors(&checks::process_names())));
         }
-        let level = fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").ok();
+        let rights = checks::SamplingRights::read();
         checks.extend([
             HostCheck::of("disk", checks::disk(existing(data), self.min_free_bytes)),
             HostCheck::of("temporary_folder", checks::temporary_folder(&environment::temp_dir())),
-            HostCheck::of("perf_event_paranoid", checks::perf_events(level.as_deref())),
+            HostCheck::of("perf_event_paranoid", checks::perf_events(rights)),
         ]);
         Checkup::of(format!("{:.3}", jiff::Timestamp::now()), checks)
     }

@@ -69,6 +69,8 @@ impl Collector {
         if settings.nsys.enabled {
             let version = self.tool_version(self.nsys.as_deref(), &logs, "nsys", limits).await;
             findings.extend(checks::nsys(&version).err());
+            let rights = checks::SamplingRights::read();
+            findings.extend(checks::cpu_sampling(&settings.nsys, rights).err());
             described.nsys = version.ok();
             let on_gpu = described.nsys.as_ref().filter(|_| !device.is_cpu());
             findings.extend(on_gpu.and_then(|version| checks::nsys_age(version, &driver).err()));

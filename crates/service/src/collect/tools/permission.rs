@@ -32,8 +32,9 @@ use crate::collect::{
 const METRIC: &str = "sm__cycles_elapsed.max";
 /// Time limit of the probe: the runner loads CUDA and creates a small model's weights.
 const LIMIT: Duration = Duration::from_secs(120);
-/// The bit of CAP_SYS_ADMIN.
-const SYS_ADMIN: u64 = 1 << 21;
+/// The bits of capabilities.
+pub const SYS_ADMIN: u64 = 1 << 21;
+pub const PERFMON: u64 = 1 << 38;
 const STORED: &str = "counters.json";
 
 /// Facts that decide the permission, in addition to ncu.
@@ -51,12 +52,26 @@ impl PermissionFacts {
         Self {
             admin_only: field(&read("/proc/driver/nvidia/params"), "RmProfilingAdminOnly")
                 .map(|value| value == "1"),
-            admin: field(&read("/proc/self/status"), "CapEff")
-                .and_then(|set| u64::from_str_radix(&set, 16).ok())
-                .is_some_and(|set| set & SYS_ADMIN != 0),
+            admin: has_capability(SYS_ADMIN),
             boot: read("/proc/sys/kernel/random/boot_id").trim().to_owned(),
         }
     }
+}
+
+/// True if this process has a capability of the set `any_of`.
+pub fn has_capability(any_of: u64) -> bool {
+    own_status("CapEff")
+        .and_then(|set| u64::from_str_radix(&set, 16).ok())
+        .is_some_and(|set| set & any_of != 0)
+}
+
+/// True if the effective user of this process is root.
+pub fn is_root() -> bool {
+    own_status("Uid").is_some_and(|ids| ids.split_whitespace().nth(1) == Some("0"))
+}
+
+fn own_status(name: &str) -> Option<String> {
+    field(&fs::read_to_string("/proc/self/status").ok()?, name)
 }
 
 fn field(text: &str, name: &str) -> Option<String> {

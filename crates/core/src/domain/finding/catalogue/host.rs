@@ -39,6 +39,9 @@ findings! {
         fires_on: "a trial of ncu does not show if it may read counters";
     PERF_EVENTS_RESTRICTED = "perf_events_restricted", [Info],
         fires_on: "users may not sample the CPU";
+    CPU_SAMPLING_DENIED = "cpu_sampling_denied", [Warning],
+        fires_on: "the kernel does not permit the CPU samples or context switches that the run \
+                   requests";
     DISK_LOW = "disk_low", [Warning, Critical],
         fires_on: "less space is free than a run may need";
     TEMPORARY_FOLDER_UNUSABLE = "temporary_folder_unusable", [Warning, Critical],
