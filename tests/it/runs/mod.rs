@@ -26,4 +26,5 @@ pub mod serving;
 mod session_failures;
 mod sessions;
 pub mod stored_inputs;
+mod system_wide;
 mod torch_profiler;

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
-use super::runs::{check_device, check_gpu_count, find_command};
+use super::runs::{check_device, check_gpu_count, check_sampling, find_command};
 use crate::{
     config::ExecutorKind,
     http::{
@@ -237,6 +237,7 @@ fn check(app: &App, start: StartSession) -> Result<SessionSpec, ApiError> {
     let preset = app.presets.get(&mode).ok_or_else(|| {
         ApiError::new(ErrorCode::ModeNotFound, format!("no mode {mode}; see GET /profiling"))
     })?;
+    check_sampling(app, &preset.profiling.nsys)?;
     let gpus = Some(plan.gpus).filter(|gpus| *gpus > 0);
     let call = CommandCall { params: plan.params, gpus, ..call };
     Ok(SessionSpec { call, device, lifetime_s, label, nsys: preset.profiling.nsys.clone() })

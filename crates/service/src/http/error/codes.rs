@@ -88,6 +88,9 @@ codes! {
         "Idempotency-Key was already used with another body; send a new key";
     DtypeUnavailable = "dtype_unavailable", CONFLICT,
         "bf16 is not supported on the CPU; use f32";
+    SamplingForbidden = "sampling_forbidden", CONFLICT,
+        "profiling.nsys.sample: system-wide sampling is not allowed on this host; request \
+         process-tree, or ask the operator to set tools.system_wide_sampling = true";
     ParamsUnfit = "params_unfit", CONFLICT,
         "target.params.tokens: 9000 is not between 1 and 4096";
     FilterUnfit = "filter_unfit", CONFLICT,

@@ -62,8 +62,8 @@ families! {
     NotAcceptable: NotAcceptable;
     BodyTimeout: BodyTimeout;
     SubmissionConflict:
-        RequestContradictory IdempotencyKeyReused DtypeUnavailable ParamsUnfit InputsUnfit
-        SessionEnded;
+        RequestContradictory IdempotencyKeyReused DtypeUnavailable SamplingForbidden ParamsUnfit
+        InputsUnfit SessionEnded;
     RequestConflict: RequestContradictory;
     IdempotencyConflict: IdempotencyKeyReused;
     AlignmentConflict:

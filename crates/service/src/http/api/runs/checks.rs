@@ -7,6 +7,7 @@ use llmprof_core::domain::{
     dtype::Dtype,
     ids::InputsId,
     mode::Mode,
+    profiling::NsysSettings,
     subject::{Common, Passes},
 };
 
@@ -40,6 +41,7 @@ pub(super) fn check_passes(
         .profiling
         .with_changes(request.profiling.clone())
         .map_err(|error| invalid(format!("profiling: {error}")))?;
+    check_sampling(app, &profiling.nsys)?;
     let passes = Passes {
         mode: request.mode.clone(),
         repeats: request.repeats,
@@ -54,6 +56,15 @@ pub(super) fn check_passes(
         revision: check_revision(request.revision.as_deref())?,
     };
     Ok((passes, common))
+}
+
+/// Refuses system-wide sampling if the operator forbids it, whether a request or a preset sets it.
+pub(crate) fn check_sampling(app: &App, settings: &NsysSettings) -> Result<(), ApiError> {
+    let is_forbidden = !app.config.tools.system_wide_sampling;
+    match settings.system_wide_refusal().filter(|_| is_forbidden) {
+        Some(refusal) => Err(ApiError::new(ErrorCode::SamplingForbidden, refusal)),
+        None => Ok(()),
+    }
 }
 
 /// Checks a revision against the bounds of its schema.

@@ -4,7 +4,7 @@
 use llmprof_core::domain::{
     command::{CommandCall, CommandTarget},
     ids::SessionId,
-    profiling::{CaptureRange, NsysSettings},
+    profiling::{CaptureRange, CpuScope, NsysSettings},
     session::SessionSpec,
     settings::Settings,
     subject::Passes,
@@ -72,7 +72,8 @@ pub(super) fn merge_call(
     Ok(CommandCall { params, gpus, ..call.clone() })
 }
 
-/// Sets the device and the traced APIs of the session; a request for others is refused.
+/// Sets the device, the traced APIs and the widest scope of CPU sampling of the session; a request
+/// for others is refused.
 pub(super) fn fix_passes(
     passes: &mut Passes,
     change: &Settings,
@@ -84,6 +85,9 @@ pub(super) fn fix_passes(
     }
     passes.device.clone_from(&session.device);
     let Some(profiling) = &mut passes.profiling else { return Ok(()) };
+    // The profiler of other sessions is in a process tree of its own.
+    let widest =
+        if session.nsys.is_system_wide() { CpuScope::SystemWide } else { CpuScope::ProcessTree };
     let fixed = NsysSettings {
         trace: session.nsys.trace.clone(),
         trace_on_cpu: session.nsys.trace_on_cpu.clone(),
@@ -91,6 +95,8 @@ pub(super) fn fix_passes(
         delay_s: 0,
         duration_s: 0,
         capture_range: CaptureRange::None,
+        sample: profiling.nsys.sample.min(widest),
+        cpuctxsw: profiling.nsys.cpuctxsw.min(widest),
         ..profiling.nsys.clone()
     };
     let requested = change.get("nsys").and_then(|nsys| nsys.as_object());
