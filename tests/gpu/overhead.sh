@@ -31,15 +31,17 @@ times = [(it["end_ns"] - it["start_ns"]) / 1e6 for it in events
 print(sys.argv[2], statistics.median(times), sep="\t")
 PYTHON
 }
-trace() { # NAME DIRECTIVES TRACE
-    run "$1" env NSYS_CONFIG_DIRECTIVES="$2" nsys profile --trace="$3" --cuda-graph-trace=node \
-        --sample=none --cpuctxsw=none --stats=false --output "$work/report"
+trace() { # NAME DIRECTIVES TRACE [OPTION...]
+    run "$1" env NSYS_CONFIG_DIRECTIVES="$2" nsys profile --trace="$3" "${@:4}" \
+        --cuda-graph-trace=node --sample=none --cpuctxsw=none --stats=false --output "$work/report"
 }
 for _ in $(seq "$rounds"); do
     run 'unprofiled' env
     operator_ranges=false
     trace 'ranges of stages alone' '' nvtx
     trace 'all, as llmprof traces' '' cuda,nvtx
+    trace 'ranges, metrics of the GPU at 10 kHz' '' nvtx --gpu-metrics-devices=cuda-visible \
+        --gpu-metrics-frequency=10000
     operator_ranges=true
     trace 'ranges of operators, too' '' nvtx
     trace 'CUPTI attached, no kernels recorded' CUPTIDisableLaunchCollection=true cuda,nvtx
