@@ -22,6 +22,7 @@ use crate::{
     events::Events,
     external_capture::CaptureEvents,
     findings,
+    host_cpu::HostCpuTables,
     invariants::Violations,
     kernels::{
         self, KernelTimes,
@@ -115,6 +116,8 @@ pub struct Analysis {
     pub experts: Vec<ExpertUse>,
     /// GPU activity in each stage of the traced pass.
     pub stage_gpu: StageGpus,
+    /// Threads on the cores of the host; `None` where neither switches nor samples were recorded.
+    pub host_cpu: Option<HostCpuTables>,
     /// Host calls in each stage of the traced pass.
     pub stage_calls: BTreeMap<String, StageCalls>,
     /// Time in which each kernel ran alone, by stage and name.
@@ -300,6 +303,7 @@ impl Analysis {
         self.regions = tables.regions;
         self.findings.extend(tables.too_deep.map(regions::finding));
         self.stage_gpu = tables.stage_gpu;
+        self.host_cpu = tables.host_cpu;
         if self.only_traced {
             self.stage_shares = time_shares::stage_shares(&tables.walls, &self.kernels.stages);
         }

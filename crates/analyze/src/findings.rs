@@ -27,7 +27,7 @@ mod untimed;
 pub use self::{reference::why_no_kernels, rule::Rule, steps::with_engine};
 use llmprof_core::{domain::finding::Finding, trace::Trace};
 
-use super::Analysis;
+use super::{Analysis, host_cpu};
 
 /// Every rule, in the order in which findings of one severity are listed.
 pub fn rules() -> impl Iterator<Item = &'static Rule> {
@@ -36,6 +36,7 @@ pub fn rules() -> impl Iterator<Item = &'static Rule> {
         untimed::RULES,
         repeats::RULES,
         host::RULES,
+        host_cpu::RULES,
         dominance::RULES,
         experts::RULES,
         reference::RULES,

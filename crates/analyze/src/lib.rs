@@ -41,6 +41,7 @@ pub mod compare;
 pub mod cost;
 pub mod external_capture;
 pub mod findings;
+pub mod host_cpu;
 pub mod invariants;
 pub mod kernels;
 pub mod ledger;

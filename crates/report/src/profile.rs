@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use llmprof_analyze::{
     collectives::{CollectiveRecord, RankRecord},
     cost::Cost,
+    host_cpu::HostCpuTables,
     kernels::{
         ClassRecord, FullKernelRecord, KernelRecord, StageKernels,
         call_sites::CallSite,
@@ -182,6 +183,9 @@ pub struct LLMProfileReport {
     /// Stage and range rules of the capture, where they differ from the standard ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage_rules: Option<CaptureRules>,
+    /// Threads on the cores of the host, of captures with CPU samples or context switches.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_cpu: Option<HostCpuTables>,
     /// Counters by kernel and launch configuration, longest in the timeline first.
     #[serde(default)]
     pub counters: Vec<CounterRecord>,

@@ -63,6 +63,8 @@ pub(super) struct ReportView<'a> {
     #[serde(flatten)]
     shares: StepTables,
     #[serde(flatten)]
+    host: HostTables,
+    #[serde(flatten)]
     load: LoadTables,
     collectives: ReportTable,
     ranks: ReportTable,
@@ -187,6 +189,26 @@ impl StepTables {
     }
 }
 
+/// Threads on the cores of the host.
+#[derive(Serialize)]
+struct HostTables {
+    host_stages: ReportTable,
+    host_takers: ReportTable,
+    host_functions: ReportTable,
+    host_threads: ReportTable,
+}
+
+impl HostTables {
+    fn of(analysis: &Analysis) -> Self {
+        Self {
+            host_stages: tables::host_stages(analysis),
+            host_takers: table(tables::host_takers(analysis), "host_cpu.takers"),
+            host_functions: table(tables::host_functions(analysis), "host_cpu.functions"),
+            host_threads: table(tables::host_threads(analysis), "host_cpu.threads"),
+        }
+    }
+}
+
 /// Tables of the loads of a server.
 #[derive(Serialize)]
 struct LoadTables {
@@ -255,6 +277,7 @@ pub(super) fn page<'a>(
         stage_gpu: tables::stage_gpu(analysis),
         whole_graphs: top(tables::whole_graphs(analysis)),
         shares: StepTables::of(analysis),
+        host: HostTables::of(analysis),
         load: LoadTables::of(analysis),
         collectives: tables::collectives(analysis).first(TOP_ROWS, "all are in collectives.csv"),
         ranks: tables::ranks(analysis).first(TOP_ROWS, "all are in ranks.csv"),

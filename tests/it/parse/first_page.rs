@@ -165,7 +165,8 @@ fn stated_and_unknown(answer: &Answer, report: &Value) -> Vec<String> {
     stages.iter().filter(has_floor).filter(is_unknown).map(|it| it["stage"].to_string()).collect()
 }
 
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 12] = [
+    "torch-shared-core.sqlite",
     "torch-cuda-graph-node.sqlite",
     "hf-llama-attention-mock.sqlite",
     "hf-llama-e2e.sqlite",

@@ -12,6 +12,7 @@ mod foreign;
 pub mod fuzz;
 pub mod gemms;
 pub mod graphs;
+mod host_cpu;
 mod inferred_steps;
 pub mod invariants;
 pub mod kineto;

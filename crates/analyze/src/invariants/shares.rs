@@ -1,6 +1,6 @@
 //! All shares of an analysis, by the name of their report field.
 
-use super::super::{Analysis, operators::OperatorRecord};
+use super::super::{Analysis, host_cpu::HostCpuTables, operators::OperatorRecord};
 
 /// Calls `visit` with each share: its field, its subject, and a mutable reference. A share in a
 /// list removes its row when it becomes `None`.
@@ -17,6 +17,9 @@ pub fn visit_shares(
     }
     if let Some(it) = &mut analysis.device_totals {
         visit("DeviceTotals.busy_pct", "the capture", &mut it.busy_pct);
+    }
+    if let Some(host) = &mut analysis.host_cpu {
+        host_cpu(host, visit);
     }
     for it in &mut analysis.step_batches {
         visit("StepBatch.busy_pct", it.class.as_str(), &mut it.busy_pct);
@@ -137,5 +140,22 @@ fn power(analysis: &mut Analysis, visit: &mut impl FnMut(&'static str, &str, &mu
             visit("ReasonShare.share_pct", &it.stage, &mut share);
             share.is_some()
         });
+    }
+}
+
+fn host_cpu(
+    host: &mut HostCpuTables,
+    visit: &mut impl FnMut(&'static str, &str, &mut Option<f64>),
+) {
+    visit("HostCpuTables.calls_on_core_pct", "all calls", &mut host.calls_on_core_pct);
+    for it in &mut host.threads {
+        let thread = it.thread_name.clone().unwrap_or_default();
+        visit("HostThread.function_pct", &thread, &mut it.function_pct);
+    }
+    for it in &mut host.takers {
+        visit("CoreTaker.share_pct", &it.stage, &mut it.share_pct);
+    }
+    for it in &mut host.functions {
+        visit("GapFunction.share_pct", &it.stage, &mut it.share_pct);
     }
 }

@@ -56,6 +56,13 @@ pub struct Activity {
     pub graph_node: Option<u64>,
 }
 
+impl Activity {
+    /// True for a copy or fill.
+    pub const fn is_transfer(&self) -> bool {
+        matches!(self.work, DeviceWork::Copy(_) | DeviceWork::Fill)
+    }
+}
+
 /// All activities, in order of start.
 pub fn activities<'a>(capture: &'a Capture<'a>) -> impl Iterator<Item = Activity> + 'a {
     let activity = |(start_ns, end_ns): (i64, i64),

@@ -16,6 +16,7 @@
 
 mod cells;
 mod gap_sums;
+mod idle_gap;
 pub mod long_calls;
 mod overlap;
 pub mod split;
@@ -23,15 +24,22 @@ mod waits;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::cells::EarlyStart;
+pub use self::{
+    cells::{EarlyStart, GpuCell},
+    idle_gap::{IdleGap, LaneEvent},
+    waits::HostWaits,
+};
 use llmprof_core::domain::units::Nanos;
 
 use self::{
-    cells::{GpuCell, GpuCells},
+    cells::GpuCells,
     split::{SplitSums, WindowSplits},
 };
 use super::{capture::Capture, open_at::operator_nests};
-use crate::stats::{percent, ratio};
+use crate::{
+    host_cpu::{GapTables, HostGaps},
+    stats::{percent, ratio},
+};
 
 /// One stage of the traced pass on one GPU, or on all GPUs, summed over instances.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -159,13 +167,20 @@ impl StageGpus {
     }
 }
 
-/// Measures GPU activity in each stage, and divides the windows of stages.
-pub fn device_tables(capture: &Capture) -> (StageGpus, WindowSplits) {
+/// Measures GPU activity in each stage, divides the windows of stages, and what the host's threads
+/// did in gaps, where that is recorded.
+pub fn device_tables(capture: &Capture) -> (StageGpus, WindowSplits, GapTables) {
     let nests = operator_nests(capture.trace);
-    let mut splits = SplitSums::new(capture, &nests);
-    let cells = GpuCells::of(capture, &mut |cells, event| splits.add(cells, event));
+    let (mut splits, mut host) = (SplitSums::new(capture, &nests), HostGaps::of(capture));
+    let cells = GpuCells::of(capture, &mut |cells, event| {
+        splits.add(cells, event);
+        if let Some(host) = &mut host {
+            host.add(cells, event);
+        }
+    });
     let splits = splits.finish(&capture.stages.labels, &cells);
-    (stage_gpu(capture, &cells), splits)
+    let host = host.map(|it| it.finish(capture)).unwrap_or_default();
+    (stage_gpu(capture, &cells), splits, host)
 }
 
 fn stage_gpu(capture: &Capture, cells: &GpuCells) -> StageGpus {

@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     collectives::{self, CollectiveTables},
+    host_cpu::{self, HostCpuTables},
     kernels::{
         self, KernelTimes,
         counters::CounterRecord,
@@ -42,6 +43,7 @@ pub struct TimelineTables {
     pub too_deep: Option<TooDeep>,
     pub stage_gpu: StageGpus,
     pub splits: WindowSplits,
+    pub host_cpu: Option<HostCpuTables>,
     pub stage_calls: BTreeMap<String, StageCalls>,
     pub alone: AloneTimes,
     pub graphs: Vec<WholeGraph>,
@@ -64,6 +66,7 @@ impl TimelineTables {
         tables.remove_estimated_windows(capture);
         tables.remove_stages_launched_elsewhere();
         tables.remove_unequal_clocks(capture);
+        tables.remove_untimed_gaps();
         tables
     }
 
@@ -77,6 +80,7 @@ impl TimelineTables {
             too_deep,
             stage_gpu,
             splits,
+            host_cpu,
             stage_calls,
             alone,
             graphs,
@@ -95,11 +99,15 @@ impl TimelineTables {
             let timed = whole.as_ref().unwrap_or(capture);
             let between = between.as_ref();
             scope.spawn(move |_| {
-                (*stage_gpu, *splits) = gpu::device_tables(timed);
-                if let Some((gpus, more)) = between.map(gpu::device_tables) {
+                let gaps;
+                (*stage_gpu, *splits, gaps) = gpu::device_tables(timed);
+                let mut tables = host_cpu::tables(timed, gaps);
+                if let Some((gpus, more, gaps)) = between.map(gpu::device_tables) {
                     stage_gpu.append(gpus);
                     splits.append(more);
+                    tables.iter_mut().for_each(|it| it.append(&gaps));
                 }
+                *host_cpu = tables;
             });
             scope.spawn(|_| *coverage = coverage::by_stage(capture));
             scope.spawn(|_| *launched_elsewhere = launched_elsewhere::launched_elsewhere(capture));
@@ -172,6 +180,16 @@ impl TimelineTables {
             .collect();
         self.splits.stages.retain(|it| !untimed.contains(&it.stage.as_str()));
         self.splits.long_gaps.clear();
+    }
+
+    /// Removes what the host did in idle time of stages whose idle time is unknown.
+    fn remove_untimed_gaps(&mut self) {
+        let totals = &self.stage_gpu.totals;
+        let is_timed =
+            |stage: &str| totals.iter().any(|it| it.stage == stage && it.idle_host_ms.is_some());
+        if let Some(host) = &mut self.host_cpu {
+            host.retain_stages(is_timed);
+        }
     }
 
     /// Removes GPU times of stages whose work other threads launched.

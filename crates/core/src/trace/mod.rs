@@ -18,6 +18,7 @@ pub mod gemm;
 pub mod gpu_metrics;
 pub mod graph_capture;
 pub mod graph_numbers;
+pub mod host_cpu;
 pub mod inferred_steps;
 pub mod interner;
 pub mod interval;

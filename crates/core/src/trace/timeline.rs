@@ -10,6 +10,7 @@ use super::{
     framework::{FrameworkCalls, TimelineTool},
     gpu_metrics::GpuSamples,
     graph_capture::GraphCaptures,
+    host_cpu::HostCpu,
     inferred_steps::InferredSteps,
     interner::Interner,
     kernel::KernelTrace,
@@ -73,6 +74,8 @@ pub struct Timeline {
     pub cuda_calls: ApiCalls,
     /// Samples of the GPUs' metrics; `None` where none were requested.
     pub samples: Option<GpuSamples>,
+    /// Threads on the cores of the host; `None` where neither switches nor samples were recorded.
+    pub host_cpu: Option<HostCpu>,
     /// Operating system calls that blocked or took long, as traced by nsys.
     pub os_calls: ApiCalls,
     /// Rows dropped for impossible times: missing, ending before the start, or out of range.

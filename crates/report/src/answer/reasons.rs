@@ -127,7 +127,11 @@ fn reason(records: &AnswerRecords, time: &CauseTime, row: &LedgerRow) -> Option<
     let cause = Cited::words(plain(row.cause));
     let text =
         Cited::of("{}{} of {}: {}.", [Cited::words(at_most), share.text(), base.clone(), cause]);
-    let advice = advice(records.findings, row).map(|advice| match row.max_saving_ns {
+    let thread = thread_in_gaps(records, row);
+    let displaced = thread.filter(|it| it.id == catalogue::LAUNCHING_THREAD_DISPLACED);
+    let of_row = displaced.and_then(|it| it.advice.as_deref());
+    let of_row = of_row.or_else(|| advice(records.findings, row));
+    let advice = of_row.map(|advice| match row.max_saving_ns {
         0 => Cited::name(advice),
         ns => {
             let saving = row_of_cause(row).ns("max_saving_ns", ns);
@@ -137,6 +141,10 @@ fn reason(records: &AnswerRecords, time: &CauseTime, row: &LedgerRow) -> Option<
     });
     let member = ledger.members(&row.stage, row.cause).next();
     let evidence = member.map(|it| evidence(it, row)).unwrap_or_default();
+    let evidence = match thread {
+        Some(thread) => format!("{evidence} {}", thread.message),
+        None => evidence,
+    };
     Some(Reason { text, evidence, advice: advice.unwrap_or_default() })
 }
 
@@ -162,6 +170,24 @@ fn saved(
     }
     let parts = [saving.clone().short(), whole.clone().short(), base.clone()];
     Some(Cited::of("This saves at most {} of {} ms of {}.", parts))
+}
+
+/// What the launching thread did in the gaps of a stage, for the largest of their causes that are
+/// the host's.
+fn thread_in_gaps<'a>(records: &AnswerRecords<'a>, row: &LedgerRow) -> Option<&'a Finding> {
+    let is_host =
+        |it: &&LedgerRow| matches!(it.cause, LedgerCause::GapHost | LedgerCause::GapLongCall);
+    let largest = records.ledger.of_stage(&row.stage).filter(is_host).max_by_key(|it| it.ns)?;
+    let of_stage = |it: &&Finding| it.evidence.get("stage") == Some(&row.stage);
+    let known = [
+        catalogue::LAUNCHING_THREAD_DISPLACED,
+        catalogue::LAUNCHING_THREAD_OFF_CORE,
+        catalogue::GAPS_IN_FUNCTION,
+    ];
+    let found = known
+        .iter()
+        .find_map(|id| records.findings.iter().filter(of_stage).find(|it| it.id == *id));
+    found.filter(|_| largest.cause == row.cause)
 }
 
 /// The largest kernel or gap of a cause, with its evidence.

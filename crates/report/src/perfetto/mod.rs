@@ -1,5 +1,5 @@
 //! The timeline of a run for Perfetto's UI: stages, operators, CUDA calls with arrows to their
-//! kernels by stream, sampled metrics, power and clocks; the gap ledger.
+//! kernels by stream, sampled metrics, cores of the host, power and clocks; the gap ledger.
 //!
 //! Events are streamed. The format requires that slices of one row do not cross and that outer ones
 //! come first, so slices that may cross (ranges across threads, concurrent kernels of one stream)
@@ -7,6 +7,7 @@
 //! they are shown as separate processes and are not aligned. Of a large capture only a part is
 //! written (`window`).
 
+mod cores;
 mod ledger;
 mod operators;
 mod packets;
@@ -34,6 +35,7 @@ const UNPROFILED: u32 = 1;
 const TRACED: u32 = 2;
 const LEDGER: u32 = 3;
 const SAMPLED: u32 = 4;
+const CORES: u32 = 99;
 const GPU: u32 = 100;
 
 /// Writes the timeline with the ledgers of the stages, and returns the writer.
@@ -50,7 +52,7 @@ pub fn write<W: Write>(trace: &Trace, ledger: &Ledger, out: W) -> io::Result<W> 
     if let Some(nsys) = &trace.nsys {
         traced::traced(&mut packets, nsys)?;
     }
-    for (pid, nsys) in (SAMPLED..GPU).zip(&trace.sampled) {
+    for (pid, nsys) in (SAMPLED..CORES).zip(&trace.sampled) {
         sampled::sampled(&mut packets, pid, nsys)?;
     }
     if !ledger.stages.is_empty() {

@@ -11,6 +11,7 @@ use llmprof_core::trace::{
 
 use super::{
     GPU, Lanes, Rows, TRACED,
+    cores::cores,
     operators::operators,
     packets::{Arg, Packets, SliceTemplate, Track},
     sampled::metrics,
@@ -34,7 +35,7 @@ pub fn traced(packets: &mut Packets<impl Write>, nsys: &Timeline) -> io::Result<
         let device = gpu(packets, &mut devices, samples.device)?;
         metrics(packets, device, samples, &window)?;
     }
-    Ok(())
+    cores(packets, nsys, &window)
 }
 
 /// Ranges by thread; start/end ranges may cross.

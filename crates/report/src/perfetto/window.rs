@@ -11,8 +11,8 @@ use llmprof_core::trace::{
     timeline::{Timeline, process_of},
 };
 
-/// Maximum number of kernels, of graphs, of calls, of operators, of ranges, and of sampled values
-/// of a device.
+/// Maximum number of kernels, of graphs, of calls, of operators, of ranges, of times of threads on
+/// cores, of samples of threads, and of sampled values of a device.
 const MAX_EVENTS: usize = 250_000;
 
 /// A part of a capture, by the starts of its events.
@@ -36,15 +36,25 @@ impl Window {
         let ranges = || nsys.ranges.iter().map(|it| it.start_ns);
         let devices = || nsys.samples.iter().flat_map(|samples| &samples.devices);
         let operators = || nsys.framework.iter().map(|it| it.start_ns);
+        let host = || nsys.host_cpu.iter();
+        let runs = || host().flat_map(|it| it.runs().map(|run| run.start_ns));
+        let samples = || host().flat_map(|it| it.samples().map(|sample| sample.at_ns));
         let firsts = [ranges().next(), kernels().next(), graphs().next(), calls().next()];
         let sampled = devices().filter_map(|it| it.times().first().copied());
-        let origin =
-            firsts.into_iter().flatten().chain(sampled).chain(operators()).min().unwrap_or(0);
+        let of_host = runs().next().into_iter().chain(samples().min());
+        let all = firsts.into_iter().flatten().chain(sampled).chain(operators()).chain(of_host);
+        let origin = all.min().unwrap_or(0);
         let instants = max / GpuMetric::COUNT;
-        let longest =
-            [ranges().len(), kernels().len(), graphs().len(), calls().len(), nsys.framework.len()]
-                .into_iter()
-                .max();
+        let lists = [
+            ranges().len(),
+            kernels().len(),
+            graphs().len(),
+            calls().len(),
+            nsys.framework.len(),
+            host().map(|it| it.runs().len()).sum(),
+            host().map(|it| it.samples().len()).sum(),
+        ];
+        let longest = lists.into_iter().max();
         let is_whole = longest.is_none_or(|count| count <= max)
             && devices().all(|it| it.times().len() <= instants);
         if is_whole {
@@ -57,6 +67,8 @@ impl Window {
             after(graphs(), from, max),
             after(calls(), from, max),
             after(in_order(operators()), from, max),
+            after(runs(), from, max),
+            after(in_order(samples()), from, max),
         ];
         let sampled = devices().map(|it| after(it.times().iter().copied(), from, instants));
         let to = ends.into_iter().chain(sampled).flatten().min().unwrap_or(i64::MAX);

@@ -1,6 +1,6 @@
 //! Gathers `report.json` and the smaller JSON files from an analysis.
 
-use llmprof_analyze::{Analysis, roofline::Roofline};
+use llmprof_analyze::{Analysis, host_cpu::HostCpuTables, roofline::Roofline};
 use llmprof_core::{
     layout,
     trace::{Trace, environment::Environment, event::Start, stage::StageRules},
@@ -61,6 +61,7 @@ pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfi
         ranges: top(&analysis.sums.ranges),
         only_traced: analysis.only_traced,
         stage_rules: trace.nsys.as_ref().and_then(|nsys| stage_rules(&nsys.rules)),
+        host_cpu: analysis.host_cpu.as_ref().map(host_cpu),
         counters: top(&analysis.counters),
         sampled_metrics: top(&analysis.sampled.kernels),
         sampled_stages: analysis.sampled.stages.clone(),
@@ -186,6 +187,16 @@ fn aggregates(analysis: &Analysis) -> Aggregates {
         devices: analysis.device_totals.clone(),
         peak_rss_bytes: analysis.end.as_ref().map(|end| end.peak_rss_bytes),
         peak_device_bytes: analysis.end.as_ref().and_then(|end| end.peak_device_bytes),
+    }
+}
+
+/// The tables of the host's cores, with the first rows of long lists.
+fn host_cpu(host: &HostCpuTables) -> HostCpuTables {
+    HostCpuTables {
+        threads: top(&host.threads),
+        takers: top(&host.takers),
+        functions: top(&host.functions),
+        ..host.clone()
     }
 }
 

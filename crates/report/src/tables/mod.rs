@@ -12,6 +12,7 @@ mod engine_steps;
 pub mod filter;
 mod gemms;
 mod gpu;
+mod host_cpu;
 mod kernels;
 mod ledger;
 mod memory;
@@ -47,6 +48,7 @@ pub use self::{
     engine_steps::{engine_steps, step_batches},
     gemms::gemms,
     gpu::{processes, stage_gpu, whole_graphs},
+    host_cpu::{host_functions, host_stages, host_takers, host_threads},
     kernels::{kernels, kernels_full, stage_kernels},
     ledger::{ledger, ledger_members, ledger_stages},
     memory::memory,

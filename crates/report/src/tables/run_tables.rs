@@ -12,8 +12,8 @@ use serde_json::Value;
 use super::{
     collectives, costs, counters,
     csv::{CsvTable, cell},
-    engine_steps, gemms, gpu, kernels, ledger, memory, operators, power, regions, requests,
-    roofline, run_facts, sampled, samples,
+    engine_steps, gemms, gpu, host_cpu, kernels, ledger, memory, operators, power, regions,
+    requests, roofline, run_facts, sampled, samples,
     schema::{ColumnKind, TableCell, TableColumn},
     stages, step, step_times, traced, utilisation,
 };
@@ -228,6 +228,7 @@ pub fn run_tables<'a>(
         let sites = &analysis.call_sites;
         tables.push(RunTable::new("call_sites", traced::call_site_columns(), sites));
     }
+    tables.extend(analysis.host_cpu.iter().flat_map(host_cpu::run_tables));
     let cost = analysis.cost.as_ref().map(|it| it.modules.as_slice());
     let power = analysis.power.as_ref().map(|it| it.stages.as_slice());
     tables.extend([

@@ -9,6 +9,7 @@
 mod columns;
 mod export;
 mod gpu_metrics;
+mod host_cpu;
 mod layout;
 mod log;
 mod names;
@@ -66,11 +67,12 @@ pub fn read(path: &Path) -> Result<Timeline, ParseError> {
     let path = plain.path();
     let export = Export::open(path)?;
     // The long tables are read concurrently over separate connections.
-    let (rest, calls, samples) = thread::scope(|scope| {
+    let (rest, calls, samples, host_cpu) = thread::scope(|scope| {
         let calls = scope.spawn(|| cuda_calls(path));
         let samples = scope.spawn(|| gpu_metrics::read(&Export::open(path)?));
+        let host_cpu = scope.spawn(|| host_cpu::read(&Export::open(path)?));
         let rest = others(&export);
-        (rest, calls.join(), samples.join())
+        (rest, calls.join(), samples.join(), host_cpu.join())
     });
     let (mut trace, mut names, unnamed) = rest?;
     trace.samples = samples.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
@@ -79,6 +81,12 @@ pub fn read(path: &Path) -> Result<Timeline, ParseError> {
     let indices: Vec<u32> = theirs.ids().iter().map(|id| names.index(*id)).collect();
     calls.rename(|name| indices[name as usize]);
     trace.cuda_calls = calls;
+    let host_cpu = host_cpu.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    trace.host_cpu = host_cpu.map(|(mut host, theirs)| {
+        let indices: Vec<u32> = theirs.ids().iter().map(|id| names.index(*id)).collect();
+        host.rename(|name| indices[name as usize]);
+        host
+    });
     trace.impossible_rows += impossible;
     trace.drop_repeated_calls();
 

@@ -18,8 +18,9 @@ use super::{
         interval::{Interval, IntervalSet},
         stage_spans::stage_spans,
     },
+    idle_gap::{IdleGap, LaneEvent},
     overlap::Overlap,
-    waits::{GapReasons, HostWaits, IdleSplit},
+    waits::{HostWaits, IdleSplit},
 };
 
 /// Count, bytes and time of copies or fills.
@@ -286,32 +287,6 @@ impl GpuCells {
     }
 }
 
-/// An event on one GPU.
-pub enum LaneEvent<'a> {
-    Gap(IdleGap<'a>),
-    /// Work of the stage of this cell, and the start of the call that launched it.
-    Work {
-        cell: usize,
-        work: &'a Activity,
-        launched_ns: i64,
-    },
-    /// Work without a launching call.
-    Unattributed(&'a Activity),
-}
-
-/// Idle time inside the window of one cell.
-pub struct IdleGap<'a> {
-    pub cell: usize,
-    pub from: i64,
-    pub to: i64,
-    pub reasons: GapReasons,
-    /// Part of the unknown reasons that is an unrecorded wait.
-    pub unrecorded_ns: i64,
-    /// The work that ended last before the gap, and the work that ended the gap.
-    pub before: Option<Activity>,
-    pub after: Option<&'a Activity>,
-}
-
 /// Position of one GPU while its activities are processed in order of time.
 struct GpuLane {
     /// Cell, start and end of every window, in order of start.
@@ -363,9 +338,7 @@ impl GpuLane {
             for (cell, from, to) in &self.open {
                 let gap = (self.busy_until.max(*from), start.min(*to));
                 if gap.0 < gap.1 {
-                    let copy = next.is_some_and(|it| {
-                        matches!(it.work, DeviceWork::Copy(_) | DeviceWork::Fill)
-                    });
+                    let copy = next.is_some_and(Activity::is_transfer);
                     let last = self.thread.filter(|_| next.is_none());
                     let from = self.waited_from.map_or(gap.1, |it| it.clamp(gap.0, gap.1));
                     // Before all recorded work, what blocked a stream for most of the gap blocked
@@ -381,6 +354,8 @@ impl GpuLane {
                         to: gap.1,
                         reasons,
                         unrecorded_ns,
+                        call,
+                        last_thread: last,
                         before: self.last,
                         after: next,
                     }));

@@ -1,6 +1,6 @@
 //! Idle time of a GPU by its reason.
 
-use super::{cells::IdleGap, waits::IdleSplit};
+use super::{idle_gap::IdleGap, waits::IdleSplit};
 
 /// Reason of an idle gap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -24,8 +24,9 @@ use super::{
         interval::{Interval, IntervalSet},
         open_at::OpenAt,
     },
-    cells::{GpuCell, GpuCells, IdleGap, LaneEvent},
+    cells::{GpuCell, GpuCells},
     gap_sums::reasons,
+    idle_gap::{IdleGap, LaneEvent},
     long_calls::{LONG_CALL_NS, LongCalls},
     waits::IdleSplit,
 };

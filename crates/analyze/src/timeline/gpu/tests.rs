@@ -226,7 +226,7 @@ fn a_graph_whose_gpu_is_unknown_is_of_no_gpu_and_hides_the_busy_time_of_its_stag
     );
     trace.graphs[0].device = llmprof_core::trace::timeline::ON_HOST;
     let timeline = Capture::of(&trace);
-    let (gpus, splits) = device_tables(&timeline);
+    let (gpus, splits, _) = device_tables(&timeline);
     let row = |stage: &str| gpus.totals.iter().find(|it| it.stage == stage).unwrap().clone();
     let (prefill, decode) = (row("prefill"), row("decode_all"));
     assert_eq!((prefill.devices, prefill.busy_ms), (1, Some(10e-6)));

@@ -54,6 +54,36 @@ impl GapReasons {
     }
 }
 
+/// The launch that ended an idle gap, within a part of the gap.
+struct LaunchTimes {
+    thread: i64,
+    /// Start of the call; the end of the part for a gap that no work ended.
+    launched: i64,
+    /// End of the launch; `None` where no work ended the gap.
+    returned: Option<i64>,
+}
+
+impl LaunchTimes {
+    /// `None` where no thread is known.
+    fn of(
+        (from, to): Interval,
+        gap: Interval,
+        call: Option<ApiCall>,
+        last: Option<i64>,
+    ) -> Option<Self> {
+        let Some(call) = call else {
+            return last.map(|thread| Self { thread, launched: to, returned: None });
+        };
+        let launched = call.start_ns.clamp(from, to);
+        let returned = match call.end_ns {
+            end if end <= gap.0 => launched,
+            end if gap.1 - end <= LAUNCH_LATENCY_NS => to,
+            end => end.clamp(launched, to),
+        };
+        Some(Self { thread: call.global_tid, launched, returned: Some(returned) })
+    }
+}
+
 /// Waiting and copying calls by thread, and the profiler's own work by process.
 #[derive(Default)]
 pub struct HostWaits {
@@ -105,6 +135,28 @@ impl HostWaits {
         GapReasons { all, program }
     }
 
+    /// Calls `take` with each part of an idle gap whose reason is the host. `known` is the gap
+    /// without an unrecorded wait at its end.
+    pub fn each_host_part(
+        &self,
+        (known, gap): (Interval, Interval),
+        call: Option<ApiCall>,
+        copy: bool,
+        last: Option<i64>,
+        mut take: impl FnMut(Interval),
+    ) {
+        let Some(launch) = LaunchTimes::of(known, gap, call, last) else { return };
+        let none = IntervalSet::default();
+        let sync = self.sync.get(&launch.thread).unwrap_or(&none);
+        let copying = self.copy.get(&launch.thread).unwrap_or(&none);
+        for part in sync.outside((known.0, launch.launched)) {
+            copying.outside(part).for_each(&mut take);
+        }
+        if let Some(returned) = launch.returned.filter(|it| !copy && launch.launched < *it) {
+            take((launch.launched, returned));
+        }
+    }
+
     /// Splits a part of the gap.
     fn part(
         &self,
@@ -116,10 +168,10 @@ impl HostWaits {
         near: &mut [usize; 2],
     ) -> IdleSplit {
         let mut split = IdleSplit::default();
-        let (launched, thread) = match (call, last) {
-            (Some(call), _) => (call.start_ns.clamp(from, to), call.global_tid),
-            (None, Some(thread)) => (to, thread),
-            (None, None) => return IdleSplit { unknown: to - from, ..split },
+        let Some(LaunchTimes { thread, launched, returned }) =
+            LaunchTimes::of((from, to), gap, call, last)
+        else {
+            return IdleSplit { unknown: to - from, ..split };
         };
         let inside = |covers: &BTreeMap<i64, IntervalSet>, near: &mut usize| {
             covers.get(&thread).map_or(0, |it| it.overlap_near(from, launched, near))
@@ -127,12 +179,7 @@ impl HostWaits {
         split.sync = inside(&self.sync, &mut near[0]);
         split.copy = inside(&self.copy, &mut near[1]).min(launched - from - split.sync);
         split.host = launched - from - split.sync - split.copy;
-        let Some(call) = call else { return split };
-        let returned = match call.end_ns {
-            end if end <= gap.0 => launched,
-            end if gap.1 - end <= LAUNCH_LATENCY_NS => to,
-            end => end.clamp(launched, to),
-        };
+        let Some(returned) = returned else { return split };
         let launching = returned - launched;
         match copy {
             true => split.copy += launching,

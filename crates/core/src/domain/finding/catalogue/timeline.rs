@@ -122,6 +122,29 @@ findings! {
                    times the median of the others, not on the device, and does something for \
                    the first time",
         advice: "Warm up before recording; the instance counts as warm-up.";
+    SWITCHES_CONTRADICT_CALLS = "switches_contradict_calls", [Warning],
+        fires_on: "fewer than 95 % of the calls of CUDA start while their thread is on a core by \
+                   the recorded switches of threads; no figure of a stage uses them",
+        advice: "Record again with a newer nsys: it loses switches, or gives them wrong times.";
+    PROCESS_UNTRACED = "process_untraced", [Warning],
+        fires_on: "a process of a system-wide recording was sampled in NVIDIA's driver, and no call \
+                   of CUDA of it is recorded",
+        advice: "Start the process by the profiled command, whose programs are recorded, or record \
+                 it with a profiler of its own and import that.";
+    LAUNCHING_THREAD_DISPLACED = "launching_thread_displaced", [Warning],
+        fires_on: "for at least 3 % of a stage, its GPU idled for the host while the launching \
+                   thread was on no core and another thread was on the core that it had left",
+        advice: "Give the program cores of its own (taskset, numactl --physcpubind, a cpuset), start \
+                 fewer threads in it, or stop the other work; nsys does not record whether the \
+                 thread could have run.";
+    LAUNCHING_THREAD_OFF_CORE = "launching_thread_off_core", [Info],
+        fires_on: "for at least 3 % of a stage, its GPU idled for the host while the launching \
+                   thread was on no core, and no other recorded thread was on the core that it had \
+                   left";
+    GAPS_IN_FUNCTION = "gaps_in_function", [Info],
+        fires_on: "at least 20 % of 20 or more samples of the launching thread are in one function \
+                   while the GPU idled for the host, which is at least 3 % of a stage",
+        advice: "Shorten this work between launches, or launch the stage as a CUDA graph.";
     HOST_BUSY = "host_busy", [Warning],
         fires_on: "tasks waited for a CPU during at least limits.host_busy_pct percent of the \
                    unprofiled pass",
