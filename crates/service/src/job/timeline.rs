@@ -11,12 +11,12 @@ use llmprof_analyze::{
 use llmprof_core::{
     domain::{
         finding::{Finding, catalogue},
-        profiling::{NcuSettings, Profiling, TraceApi},
+        profiling::{CpuScope, NsysSettings, Profiling, TraceApi},
         runner::{self, RunnerRequest},
         state::Step,
     },
     layout,
-    trace::{stage::StageRules, timeline::Timeline},
+    trace::{host_cpu::HostCpu, stage::StageRules, timeline::Timeline},
 };
 use llmprof_report::pipeline::{apply_rules, rules_of};
 
@@ -63,6 +63,8 @@ struct ReadTimeline {
     incomplete: Option<Finding>,
     /// Of a complete one: errors of its import.
     import_errors: Option<Finding>,
+    /// Of a complete one: requested samples of the CPU that it lacks.
+    without_samples: Option<Finding>,
 }
 
 impl JobStep for TimelineStep<'_> {
@@ -101,8 +103,8 @@ impl TimelineStep<'_> {
     /// Reads the timeline back; an error if it is unreadable, incomplete or of another output.
     async fn read(&self, job: &mut RunningJob<'_>) -> Result<ReadTimeline, String> {
         let expected = self.target.expected(self.settings, job);
-        let (dir, ncu) = (job.dir.to_owned(), self.settings.ncu.clone());
-        let read = blocking(move || read_timeline(&dir, expected, &ncu)).await;
+        let (dir, settings) = (job.dir.to_owned(), self.settings.clone());
+        let read = blocking(move || read_timeline(&dir, expected, &settings)).await;
         let read = read.map_err(|reason| job.report_unreadable(&reason))?;
         if let TimelineTarget::Runner(_) = self.target {
             job.compare_tokens(layout::NSYS)
@@ -117,6 +119,7 @@ impl TimelineStep<'_> {
             }
             None => {
                 job.add_findings(read.import_errors.clone());
+                job.add_findings(read.without_samples.clone());
                 Ok(read)
             }
         }
@@ -217,7 +220,7 @@ impl RunningJob<'_> {
 fn read_timeline(
     dir: &Path,
     expected: ExpectedTimeline,
-    ncu: &NcuSettings,
+    Profiling { nsys, ncu, .. }: &Profiling,
 ) -> Result<ReadTimeline, ParseError> {
     let trace = parse::nsys::read(&dir.join(layout::NSYS_EXPORT))?;
     let trace = apply_rules(trace, expected.rules);
@@ -236,7 +239,28 @@ fn read_timeline(
     let quoted = &log[..log.len().min(MAX_QUOTED)];
     let incomplete = covered.finding(expected.kernels, &trace, quoted);
     let selected = kernel_selection::select_kernels(&trace, ncu, expected.program);
-    Ok(ReadTimeline { trace, selected, incomplete, import_errors })
+    let without_samples = without_samples(nsys, &trace);
+    Ok(ReadTimeline { trace, selected, incomplete, import_errors, without_samples })
+}
+
+/// The finding that requested samples of the CPU, or switches of threads, are not in the timeline.
+fn without_samples(settings: &NsysSettings, trace: &Timeline) -> Option<Finding> {
+    let host = trace.host_cpu.as_ref();
+    let lacks_samples =
+        settings.sample != CpuScope::None && !host.is_some_and(HostCpu::has_samples);
+    let lacks_switches =
+        settings.cpuctxsw != CpuScope::None && !host.is_some_and(HostCpu::has_switches);
+    let missing = match (lacks_samples, lacks_switches) {
+        (false, false) => return None,
+        (true, false) => "samples of the CPU",
+        (false, true) => "switches of threads",
+        (true, true) => "samples of the CPU and switches of threads",
+    };
+    let message = format!("nsys was to record {missing}, and its report has none");
+    let remedy = "read the log of the nsys step; permit it (sudo sysctl -w \
+                  kernel.perf_event_paranoid=0, or CAP_SYS_ADMIN for the service); a program that \
+                  ends within a millisecond has none";
+    Some(Finding::new(catalogue::CPU_SAMPLES_MISSING, message).advise(remedy))
 }
 
 #[cfg(test)]
