@@ -35,8 +35,8 @@ fn switches_contradict_calls(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         return vec![];
     };
     let message = format!(
-        "Only {pct:.1} % of the calls of CUDA start while their thread is on a core by the recorded \
-         switches of threads, so the switches are not those of the calls."
+        "Only {pct:.1} % of the calls of CUDA start while their thread is on a core by the \
+         recorded switches of threads, so the switches are not those of the calls."
     );
     let found = Finding::new(catalogue::SWITCHES_CONTRADICT_CALLS, message);
     vec![found.with("switches without a counterpart", host.unpaired_switches)]
@@ -56,8 +56,8 @@ fn process_untraced(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         }
         let name = named(threads[0].process_name.as_deref(), process);
         let message = format!(
-            "{name} executed code of NVIDIA's driver in {samples} samples, and none of its calls of \
-             CUDA is recorded: its kernels are not in this report."
+            "{name} executed code of NVIDIA's driver in {samples} samples, and none of its calls \
+             of CUDA is recorded: its kernels are not in this report."
         );
         Some(Finding::new(catalogue::PROCESS_UNTRACED, message).with("samples in libcuda", samples))
     };

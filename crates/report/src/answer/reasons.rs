@@ -172,8 +172,8 @@ fn saved(
     Some(Cited::of("This saves at most {} of {} ms of {}.", parts))
 }
 
-/// What the launching thread did in the gaps of a stage, for the largest of their causes that are
-/// the host's.
+/// The finding on the launching thread in the gaps of a stage, for the largest of their causes that
+/// are the host's.
 fn thread_in_gaps<'a>(records: &AnswerRecords<'a>, row: &LedgerRow) -> Option<&'a Finding> {
     let is_host =
         |it: &&LedgerRow| matches!(it.cause, LedgerCause::GapHost | LedgerCause::GapLongCall);

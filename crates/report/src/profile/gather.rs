@@ -16,6 +16,7 @@ use crate::{RunFacts, all_findings, answer::is_of_cpu, narrative};
 const MAX_RECORDS: usize = 200;
 
 /// Gathers the report of one run.
+#[expect(clippy::too_many_lines, reason = "a field of the report per line")]
 pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfileReport {
     LLMProfileReport {
         schema_version: SCHEMA_VERSION,

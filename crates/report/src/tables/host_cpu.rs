@@ -81,10 +81,10 @@ fn function_columns() -> Vec<TableColumn<GapFunction>> {
 
 /// Launching threads while a GPU idled.
 pub fn host_stages(analysis: &Analysis) -> ReportTable {
-    let caption = "The threads that launch the work of a stage, while a GPU idled in the traced pass \
-                   because nothing was launched. On core: the thread ran. Off core: it did not; \
-                   core taken: another thread ran on the core that it had left. Samples are those \
-                   of the thread in this time.";
+    let caption = "The threads that launch the work of a stage, while a GPU idled in the traced \
+                   pass because nothing was launched. On core: the thread ran. Off core: it did \
+                   not; core taken: another thread ran on the core that it had left. Samples are \
+                   those of the thread in this time.";
     let shown = ["stage", "idle_host_ms", "on_core_ms", "off_core_ms", "taken_ms", "samples"];
     let rows = analysis.host_cpu.iter().flat_map(|it| &it.stages);
     ReportTable::of("host-stages", "Launching Threads", caption, (&stage_columns(), &shown), rows)

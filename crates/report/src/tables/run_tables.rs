@@ -224,11 +224,7 @@ pub fn run_tables<'a>(
     if !analysis.sampled.coverage.is_empty() {
         tables.extend(sampled_tables(analysis));
     }
-    if !analysis.call_sites.is_empty() {
-        let sites = &analysis.call_sites;
-        tables.push(RunTable::new("call_sites", traced::call_site_columns(), sites));
-    }
-    tables.extend(analysis.host_cpu.iter().flat_map(host_cpu::run_tables));
+    tables.extend(launching_tables(analysis));
     let cost = analysis.cost.as_ref().map(|it| it.modules.as_slice());
     let power = analysis.power.as_ref().map(|it| it.stages.as_slice());
     tables.extend([
@@ -274,6 +270,14 @@ fn traced_tables(analysis: &Analysis) -> [RunTable<'_>; 14] {
         RunTable::new("ranges", traced::range_columns(), &analysis.sums.ranges),
         RunTable::new("regions", regions::columns(), &analysis.regions),
     ]
+}
+
+/// Tables of lines of code and threads that launch work, of captures that have them.
+fn launching_tables(analysis: &Analysis) -> Vec<RunTable<'_>> {
+    let sites = &analysis.call_sites;
+    let table = || RunTable::new("call_sites", traced::call_site_columns(), sites);
+    let sites = (!sites.is_empty()).then(table);
+    sites.into_iter().chain(analysis.host_cpu.iter().flat_map(host_cpu::run_tables)).collect()
 }
 
 /// Tables of sampled metrics, of runs that have samples.

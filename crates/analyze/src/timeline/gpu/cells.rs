@@ -348,7 +348,7 @@ impl GpuLane {
                     let mut reasons = waits.split((gap.0, known), call, copy, last, &mut self.near);
                     let unrecorded_ns = gap.1 - known;
                     reasons.add_unknown(unrecorded_ns);
-                    take(LaneEvent::Gap(IdleGap {
+                    take(LaneEvent::Gap(&IdleGap {
                         cell: *cell,
                         from: gap.0,
                         to: gap.1,

@@ -1,4 +1,4 @@
-//! What a GPU does in the windows of stages: work, and idle gaps with their reasons.
+//! Events of a GPU in the windows of stages: work, and idle gaps with their reasons.
 
 use llmprof_core::trace::{interval::Interval, timeline::ApiCall};
 
@@ -9,7 +9,7 @@ use super::{
 
 /// An event on one GPU.
 pub enum LaneEvent<'a> {
-    Gap(IdleGap<'a>),
+    Gap(&'a IdleGap<'a>),
     /// Work of the stage of this cell, and the start of the call that launched it.
     Work {
         cell: usize,

@@ -47,7 +47,8 @@ findings! {
     INCOMPLETE_CAPTURE = "incomplete_capture", [Warning],
         fires_on: "the timeline of a pass lacks kernels, launches or ranges";
     CPU_SAMPLES_MISSING = "cpu_samples_missing", [Warning],
-        fires_on: "samples of the CPU or switches of threads were requested, and nsys recorded none";
+        fires_on: "samples of the CPU or switches of threads were requested, and nsys recorded \
+                   none";
     GPU_METRICS_UNSUPPORTED = "gpu_metrics_unsupported", [Warning],
         fires_on: "nsys cannot sample the metrics of the GPU";
     NOTHING_PROFILED = "nothing_profiled", [Warning],

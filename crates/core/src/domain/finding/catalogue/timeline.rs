@@ -127,16 +127,16 @@ findings! {
                    the recorded switches of threads; no figure of a stage uses them",
         advice: "Record again with a newer nsys: it loses switches, or gives them wrong times.";
     PROCESS_UNTRACED = "process_untraced", [Warning],
-        fires_on: "a process of a system-wide recording was sampled in NVIDIA's driver, and no call \
-                   of CUDA of it is recorded",
+        fires_on: "a process of a system-wide recording was sampled in NVIDIA's driver, and no \
+                   call of CUDA of it is recorded",
         advice: "Start the process by the profiled command, whose programs are recorded, or record \
                  it with a profiler of its own and import that.";
     LAUNCHING_THREAD_DISPLACED = "launching_thread_displaced", [Warning],
         fires_on: "for at least 3 % of a stage, its GPU idled for the host while the launching \
                    thread was on no core and another thread was on the core that it had left",
-        advice: "Give the program cores of its own (taskset, numactl --physcpubind, a cpuset), start \
-                 fewer threads in it, or stop the other work; nsys does not record whether the \
-                 thread could have run.";
+        advice: "Give the program cores of its own (taskset, numactl --physcpubind, a cpuset), \
+                 start fewer threads in it, or stop the other work; nsys does not record \
+                 whether the thread could have run.";
     LAUNCHING_THREAD_OFF_CORE = "launching_thread_off_core", [Info],
         fires_on: "for at least 3 % of a stage, its GPU idled for the host while the launching \
                    thread was on no core, and no other recorded thread was on the core that it had \
