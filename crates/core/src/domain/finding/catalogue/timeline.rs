@@ -140,7 +140,9 @@ findings! {
     LAUNCHING_THREAD_OFF_CORE = "launching_thread_off_core", [Info],
         fires_on: "for at least 3 % of a stage, its GPU idled for the host while the launching \
                    thread was on no core, and no other recorded thread was on the core that it had \
-                   left";
+                   left",
+        advice: "Record the switches of all processes, and the calls of the operating system: osrt \
+                 in profiling.nsys.trace.";
     GAPS_IN_FUNCTION = "gaps_in_function", [Info],
         fires_on: "at least 20 % of 20 or more samples of the launching thread are in one function \
                    while the GPU idled for the host, which is at least 3 % of a stage",
