@@ -9,7 +9,10 @@ pub mod passes;
 pub mod process;
 pub mod tools;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 pub use crate::collect::{
     host::{doctor::CheckDepth, preflight::Preflight},
@@ -49,6 +52,8 @@ pub struct Collector {
     pub isolate: bool,
     /// Samples of all processes are permitted.
     pub system_wide_sampling: bool,
+    /// Time without use of a CPU after which nsys hangs, once its program has ended.
+    pub stalled_after: Duration,
     /// Maximum size of each output of a child, bytes.
     pub log_cap: u64,
     /// Free disk space required to start a run, bytes.
@@ -71,6 +76,7 @@ impl Collector {
             pass: Vec::new(),
             isolate: true,
             system_wide_sampling: true,
+            stalled_after: process::stall::STALLED_AFTER,
             log_cap,
             min_free_bytes,
             host_busy_pct: 0,

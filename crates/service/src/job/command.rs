@@ -109,7 +109,7 @@ impl RunningJob<'_> {
         self.reuse_passes(TimelineTarget::Command(&run), settings).await?;
         let baseline = CommandBaselineStep { run: &run, settings };
         match plan.ready {
-            // The events of a server's load would be those of a part of it.
+            // The events of a server's load would cover only a part of it.
             Some(_) => self.require(baseline).await?,
             None => self.require_within_size(baseline).await?.unwrap_or_default(),
         }

@@ -63,7 +63,7 @@ struct ReadTimeline {
     incomplete: Option<Finding>,
     /// Of a complete one: errors of its import.
     import_errors: Option<Finding>,
-    /// Of a complete one: requested samples of the CPU that it lacks.
+    /// Requested samples of the CPU that a complete one lacks.
     without_samples: Option<Finding>,
 }
 

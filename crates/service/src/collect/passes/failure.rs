@@ -17,6 +17,10 @@ pub enum CollectError {
     NotInstalled { tool: &'static str },
     #[error("{refusal}")]
     SamplingForbidden { refusal: String },
+    #[error(
+        "nsys did not end: it had no program and used no CPU for {} s", for_s.as_secs_f64()
+    )]
+    Hung { for_s: Duration },
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
     #[error("cannot run {}", program.display())]

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::collect::{
     Collector, ExitReason, ProcessLimits,
-    process::{argv::Argv, child, watch::RuntimeWatch},
+    process::{argv::Argv, child, stall::StallWatch, watch::RuntimeWatch},
     tools::{self, gpu_metrics, nsys, nsys_window},
 };
 
@@ -159,8 +159,11 @@ impl Collector {
                 return Err(CollectError::NoCounters { tool, process, complaint, ended });
             }
             let output = folder.output(&stage);
-            match nsys::find_race(&output).filter(|_| exited) {
-                Some(line) if retries.len() < nsys::MAX_RETRIES => retries.push(line.clone()),
+            let race = nsys::find_race(&output).filter(|_| exited).cloned();
+            let is_hung = matches!(error, CollectError::Hung { .. });
+            match race.or_else(|| is_hung.then(|| error.to_string())) {
+                Some(line) if retries.len() < nsys::MAX_RETRIES => retries.push(line),
+                _ if is_hung => return Err(error),
                 _ if report.exists() || report.with_extension("qdstrm").exists() => {
                     return Err(error);
                 }
@@ -189,6 +192,8 @@ impl Collector {
     ) -> Result<Pass, (String, CollectError)> {
         let report = folder.path().join(layout::NSYS_REPORT_FILE);
         let name = folder.log();
+        let (stall, limits) = StallWatch::start(limits, self.stalled_after);
+        let limits = &limits;
         let ran = match recorded {
             RecordedTarget::Runner => folder.run("nsys profile", &name, profile, limits).await,
             RecordedTarget::Program(wall) => {
@@ -201,6 +206,9 @@ impl Collector {
                 served.run_profiled(folder, &name, profile, limits).await
             }
         };
+        if stall.stop().await {
+            return Err((name, CollectError::Hung { for_s: self.stalled_after }));
+        }
         let raw = report.with_extension("qdstrm");
         // With a report or raw data, the target failed and not nsys.
         let has_data = report.exists() || raw.exists();

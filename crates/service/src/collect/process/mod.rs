@@ -9,5 +9,6 @@ pub mod loader_errors;
 pub mod orphans;
 pub mod output;
 pub mod resources;
+pub mod stall;
 pub mod start;
 pub mod watch;

@@ -109,7 +109,7 @@ pub fn find_race(output: &[String]) -> Option<&String> {
 
 /// Returns the finding of a repeated profile; `errors` are those of the failed starts.
 pub fn started_again(errors: &[String]) -> Option<Finding> {
-    let message = "nsys lost the connection to its helper process and was started again";
+    let message = "nsys failed for a reason of its own and was started again";
     let finding =
         Finding::new(catalogue::NSYS_STARTED_AGAIN, message).with("starts", errors.len() + 1);
     errors.last().map(|error| finding.with("nsys", error))
