@@ -139,11 +139,19 @@ for line in (data / "submitted").read_text().splitlines():
                 not traced or cost.get("overhead_pct") is not None,
                 f"the overhead of {stage} is not known",
             )
-            slow = stage == "decode_all" and (cost.get("overhead_pct") or 0) > max_overhead
+            limit = max_overhead if stage == "decode_all" else max(max_overhead, 25)
+            slow = (cost.get("overhead_pct") or 0) > limit
+            # A short prefill of single launches may exceed it: the report has to state what each costs.
+            stated = name == "second" and stage == "prefill" and any(
+                it["id"] == "overhead_high"
+                and it["evidence"].get("stage") == stage
+                and "added per launch" in it["evidence"]
+                for it in report["findings"]
+            )
             check(
                 name,
-                not slow,
-                f"overhead of {stage} is {shown(cost.get('overhead_pct'))} %, over {max_overhead} %",
+                not slow or stated,
+                f"overhead of {stage} is {shown(cost.get('overhead_pct'))} %, over {limit} %",
             )
         stages.append(
             [

@@ -13,7 +13,6 @@ ends with 1 if one fails. PYTHON (default: this one) needs PyTorch; nsys has to 
 `--out` keeps the exports and pages.
 """
 
-import argparse
 import json
 import pathlib
 import re
@@ -22,23 +21,13 @@ import sqlite3
 import statistics
 import subprocess
 import sys
-import tempfile
+
+import claims
+from claims import check, near
 
 here = pathlib.Path(__file__).resolve().parent
-parser = argparse.ArgumentParser()
-parser.add_argument("llmprof")
-parser.add_argument("--python", default=sys.executable)
-parser.add_argument("--out")
-args = parser.parse_args()
-work = pathlib.Path(args.out or tempfile.mkdtemp())
-work.mkdir(parents=True, exist_ok=True)
-rows, failed = [], False
-
-
-def check(recording, claim, expected, found, is_right):
-    global failed
-    failed |= not is_right
-    rows.append((recording, claim, str(expected), str(found), "yes" if is_right else "NO"))
+args = claims.arguments()
+work = args.work
 
 
 def program(name, *extra, prefix=()):
@@ -85,10 +74,6 @@ def step_ms(text):
     return number(r"A decode step takes ([\d.,]+) ms", text) or number(
         r"Decode takes ([\d.,]+) ms per", text
     )
-
-
-def near(found, expected, part):
-    return found is not None and abs(found - expected) <= part * expected
 
 
 def check_steps(recording, truth, text, report):
@@ -234,8 +219,4 @@ check(name, "named, on the first page", "work_untimed", (finding or {"message": 
 check(name, "gaps of decode differ by", "at most 5 %", f"{100 * same_gaps(report):.1f} %",
       same_gaps(report) <= 0.05)
 
-widths = [max(len(row[at]) for row in rows) for at in range(5)]
-for row in rows:
-    print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
-print(f"{sum(row[4] == 'yes' for row in rows)} of {len(rows)} right")
-sys.exit(failed)
+sys.exit(claims.print_table())

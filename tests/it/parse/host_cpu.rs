@@ -4,10 +4,16 @@
 
 use std::{path::Path, process::Command};
 
+use llmprof_analyze::{ledger::Ledger, parse};
+use llmprof_core::trace::Trace;
+use llmprof_report::perfetto;
 use rusqlite::Connection;
 use serde_json::Value;
 
-use crate::support::captures::capture;
+use crate::{
+    parse::perfetto::{Wire, decode},
+    support::captures::capture,
+};
 
 const CAPTURE: &str = "torch-shared-core";
 const OFF_CORE_MS: f64 = 288.5;
@@ -78,7 +84,7 @@ fn the_process_on_the_core_of_the_launching_thread_is_named_with_its_time() {
     assert_eq!(report["host_cpu"]["calls_on_core_pct"], 100.0);
     let found = findings(&report);
     assert_eq!(found[0].0, "launching_thread_displaced");
-    assert!(found[0].1.contains("most of them python (process 482) (28"), "{}", found[0].1);
+    assert!(found[0].1.contains("longest python (process 482) with 288."), "{}", found[0].1);
 }
 
 #[test]
@@ -149,7 +155,7 @@ fn a_recording_of_one_command_does_not_state_what_others_did() {
     assert_eq!(report["host_cpu"]["is_system_wide"], false);
     let (id, message) = findings(&report)[0];
     assert_eq!(id, "launching_thread_off_core");
-    assert!(message.ends_with("; other programs were not recorded."), "{message}");
+    assert!(message.ends_with("and other programs were not recorded."), "{message}");
     assert_eq!(of_decode(&report, "stages")["taken_ms"], 0.0);
 }
 
@@ -173,7 +179,7 @@ fn a_process_sampled_in_the_driver_without_recorded_calls_is_named() {
     );
     let found = findings(&report);
     assert_eq!(found[0].0, "process_untraced", "{found:?}");
-    assert!(found[0].1.contains("(process 507) executed code of NVIDIA's driver"), "{found:?}");
+    assert!(found[0].1.contains("python (process 507), and no call of CUDA"), "{found:?}");
 }
 
 #[test]
@@ -188,4 +194,29 @@ fn exports_without_a_table_or_column_of_the_host_are_read_without_it() {
     let report = report("drop table SAMPLING_CALLCHAINS; drop table ThreadNames");
     assert!(rows(&report, "functions").is_empty());
     assert_eq!(ids(&report), ["launching_thread_displaced"]);
+}
+
+#[test]
+fn the_rows_of_cores_have_the_times_of_each_thread_and_the_samples_of_the_launching_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.sqlite");
+    capture(CAPTURE, &path, "").unwrap();
+    let report = analysed(&path);
+    let trace = Trace { nsys: Some(parse::timeline(&[path]).unwrap()), ..Trace::default() };
+    let written = perfetto::write(&trace, &Ledger::default(), Vec::new()).unwrap();
+    let slices = decode(&written).slices;
+    let of_cores: Vec<_> = slices.iter().filter(|it| it.row.starts_with("core ")).collect();
+    for thread in rows(&report, "threads") {
+        let id = thread["thread"].as_u64().unwrap();
+        let is_of_thread = |args: &[(String, Wire)]| {
+            args.iter().any(|it| *it == ("thread id".to_owned(), Wire::Number(id)))
+        };
+        let of_thread = of_cores.iter().filter(|it| is_of_thread(&it.args));
+        let ns: u64 = of_thread.map(|it| it.times.1 - it.times.0).sum();
+        let ms = thread["on_core_ms"].as_f64().unwrap();
+        assert!((ns as f64 / 1e6 - ms).abs() < 1e-3, "thread {id}: {ns} ns, {ms} ms");
+    }
+    let sampled = slices.iter().filter(|it| it.row == "samples of thread 507").count() as u64;
+    let launching = rows(&report, "threads").into_iter().find(|it| it["thread"] == 507).unwrap();
+    assert_eq!(Some(sampled), launching["samples"].as_u64());
 }

@@ -1,19 +1,20 @@
 //! Threads on cores, by thread and by core, for lookups of intervals.
 
-use std::collections::BTreeSet;
-
-use super::PROVEN_PCT;
 use foldhash::HashMap;
 use llmprof_core::trace::{
-    clocks::CLOCK_TOLERANCE_NS,
-    host_cpu::{HostCpu, SampledFunction},
-    interval::Interval,
-    timeline::Timeline,
+    clocks::CLOCK_TOLERANCE_NS, host_cpu::SampledFunction, interval::Interval, timeline::Timeline,
 };
+
+use super::PROVEN_PCT;
+use crate::stats::percent;
 
 /// Runs of the threads that made calls of CUDA, and of all cores.
 #[derive(Default)]
 pub struct Cores {
+    /// Share of the calls of recorded threads that start while the thread is on a core, percent;
+    /// `None` without such calls. A thread that calls is on a core, so switches that contradict the
+    /// calls were recorded at other times.
+    pub calls_on_core_pct: Option<f64>,
     bounds: Option<Interval>,
     /// Start, end and core, in order.
     threads: HashMap<i64, Vec<(i64, i64, u32)>>,
@@ -27,8 +28,8 @@ pub struct Cores {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OffCore {
     pub span: Interval,
-    /// The core that the thread left; `None` before its first one.
-    pub core: Option<u32>,
+    /// The core that the thread left.
+    pub core: u32,
 }
 
 /// An interval of a thread.
@@ -36,13 +37,14 @@ pub struct OffCore {
 pub struct ThreadTime {
     pub on_core_ns: i64,
     pub off_core: Vec<OffCore>,
-    /// Time outside the recorded switches.
+    /// Time outside the recorded switches, or before the first of the thread.
     pub unknown_ns: i64,
 }
 
 impl Cores {
-    pub fn of(host: &HostCpu, trace: &Timeline) -> Self {
-        let callers: BTreeSet<i64> = trace.cuda_calls.sites().iter().map(|it| it.1).collect();
+    /// `None` for a capture without switches and samples.
+    pub fn of(trace: &Timeline) -> Option<Self> {
+        let (host, callers) = (trace.host_cpu.as_ref()?, trace.cuda_calls.threads());
         let mut all = Self { bounds: host.bounds, ..Self::default() };
         for run in host.runs() {
             let of_core = all.cores.entry(run.core).or_default();
@@ -56,12 +58,11 @@ impl Cores {
             all.samples.entry(it.global_tid).or_default().push((it.at_ns, it.function));
         }
         all.samples.values_mut().for_each(|it| it.sort_unstable_by_key(|it| it.0));
-        all
+        all.calls_on_core_pct = all.on_core_pct(trace);
+        Some(all)
     }
 
-    /// Share of the calls of recorded threads that start while the thread is on a core, percent;
-    /// `None` without such calls. A thread that calls runs, so other switches are not of the calls.
-    pub fn calls_on_core_pct(&self, trace: &Timeline) -> Option<f64> {
+    fn on_core_pct(&self, trace: &Timeline) -> Option<f64> {
         let (from, to) = self.bounds?;
         let (mut calls, mut on_core) = (0u64, 0u64);
         for call in trace.cuda_calls.iter().filter(|it| from <= it.start_ns && it.start_ns <= to) {
@@ -71,12 +72,12 @@ impl Cores {
             calls += 1;
             on_core += u64::from(last.is_some_and(|end| end + CLOCK_TOLERANCE_NS >= call.start_ns));
         }
-        (calls > 0).then(|| on_core as f64 / calls as f64 * 100.0)
+        percent(on_core as f64, calls as f64)
     }
 
-    /// True if switches are recorded, and are those of the calls.
-    pub fn is_proven(&self, trace: &Timeline) -> bool {
-        self.calls_on_core_pct(trace).is_none_or(|pct| pct >= PROVEN_PCT)
+    /// True unless calls contradict the switches.
+    pub fn is_proven(&self) -> bool {
+        self.calls_on_core_pct.is_none_or(|pct| pct >= PROVEN_PCT)
     }
 
     pub fn has_switches(&self) -> bool {
@@ -97,18 +98,18 @@ impl Cores {
         let first = runs.partition_point(|it| it.1 <= start);
         let mut at = start;
         let mut core = first.checked_sub(1).map(|it| runs[it].2);
-        let mut leave = |at: i64, until: i64, core: Option<u32>| {
-            if at < until {
-                divided.off_core.push(OffCore { span: (at, until), core });
-            }
+        let mut leave = |span: Interval, core: Option<u32>| match core {
+            _ if span.0 >= span.1 => {}
+            Some(core) => divided.off_core.push(OffCore { span, core }),
+            None => divided.unknown_ns += span.1 - span.0,
         };
         for run in runs[first..].iter().take_while(|it| it.0 < end) {
-            leave(at, run.0, core);
+            leave((at, run.0), core);
             let (on, off) = (run.0.max(at), run.1.min(end));
             divided.on_core_ns += (off - on).max(0);
             (at, core) = (at.max(off), Some(run.2));
         }
-        leave(at, end, core);
+        leave((at, end), core);
         divided
     }
 
@@ -139,14 +140,14 @@ impl Cores {
 #[cfg(test)]
 mod tests {
     use llmprof_core::trace::{
-        host_cpu::{Switch, Switches},
+        host_cpu::{HostCpu, Switch, Switches},
         timeline::ApiCall,
     };
     use proptest::prelude::*;
 
     use super::*;
 
-    fn cores(switches: &[(i64, u32, i64, bool)], calls: &[(i64, i64)]) -> (Cores, Timeline) {
+    fn cores(switches: &[(i64, u32, i64, bool)], calls: &[(i64, i64)]) -> Cores {
         let mut all = Switches::default();
         for (at_ns, core, global_tid, is_to_core) in switches.iter().copied() {
             all.push(Switch { at_ns, core, global_tid, is_to_core });
@@ -158,9 +159,8 @@ mod tests {
             global_tid: *global_tid,
             correlation_id: 0,
         };
-        let trace =
-            Timeline { cuda_calls: calls.iter().map(call).collect(), ..Timeline::default() };
-        (Cores::of(&HostCpu::of(all), &trace), trace)
+        let (cuda_calls, host_cpu) = (calls.iter().map(call).collect(), Some(HostCpu::of(all)));
+        Cores::of(&Timeline { cuda_calls, host_cpu, ..Timeline::default() }).unwrap()
     }
 
     #[test]
@@ -173,25 +173,26 @@ mod tests {
             (160, 1, 7, true),
             (200, 1, 7, false),
         ];
-        let (cores, _) = cores(&switches, &[(7, 0)]);
+        let cores = cores(&switches, &[(7, 0), (9, 0)]);
         let divided = cores.divide(7, (50, 300));
-        let off = |span| OffCore { span, core: Some(0) };
+        let off = |span| OffCore { span, core: 0 };
         assert_eq!(divided.off_core, [off((100, 160))]);
         assert_eq!((divided.on_core_ns, divided.unknown_ns), (90, 100));
         let mut found = Vec::new();
         cores.on_core(0, (100, 160), |thread, ns| found.push((thread, ns)));
         assert_eq!(found, [(9, 40)]);
         assert_eq!(cores.divide(8, (50, 60)).unknown_ns, 10, "a thread without switches");
+        assert_eq!(cores.divide(9, (50, 120)).unknown_ns, 60, "before its first switch");
     }
 
     #[test]
     fn calls_of_a_thread_off_its_core_refute_the_switches() {
         let switches = [(0, 0, 7, true), (100_000, 0, 7, false), (900_000, 0, 7, true)];
-        let (fitting, trace) = cores(&switches, &[(7, 50_000), (7, 105_000)]);
-        assert_eq!(fitting.calls_on_core_pct(&trace), Some(100.0));
-        let (others, trace) = cores(&switches, &[(7, 50_000), (7, 500_000)]);
-        assert_eq!(others.calls_on_core_pct(&trace), Some(50.0));
-        assert!(!others.is_proven(&trace));
+        let fitting = cores(&switches, &[(7, 50_000), (7, 105_000)]);
+        assert_eq!(fitting.calls_on_core_pct, Some(100.0));
+        let others = cores(&switches, &[(7, 50_000), (7, 500_000)]);
+        assert_eq!(others.calls_on_core_pct, Some(50.0));
+        assert!(fitting.is_proven() && !others.is_proven());
     }
 
     proptest! {
@@ -200,7 +201,7 @@ mod tests {
             switches in prop::collection::vec((0i64..60, 0u32..2, 0i64..3, any::<bool>()), 0..40),
             from in -5i64..60, length in 1i64..30
         ) {
-            let (cores, _) = cores(&switches, &[(0, 0), (1, 0)]);
+            let cores = cores(&switches, &[(0, 0), (1, 0)]);
             for thread in 0..2 {
                 let divided = cores.divide(thread, (from, from + length));
                 let off: i64 = divided.off_core.iter().map(|it| it.span.1 - it.span.0).sum();

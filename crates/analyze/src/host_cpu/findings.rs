@@ -1,11 +1,11 @@
 //! Rules on the threads that launch work: off their core while a GPU idles, or in one function; and
 //! on processes that use the driver unrecorded.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
     domain::finding::{Finding, catalogue},
-    trace::Trace,
+    trace::{Trace, timeline::pid_of},
 };
 
 use super::{CoreTaker, GapFunction, HostCpuTables, HostStage, HostThread};
@@ -36,28 +36,31 @@ fn switches_contradict_calls(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     };
     let message = format!(
         "Only {pct:.1} % of the calls of CUDA start while their thread is on a core by the \
-         recorded switches of threads, so the switches are not those of the calls."
+         recorded switches of threads, so the switches were recorded at other times."
     );
     let found = Finding::new(catalogue::SWITCHES_CONTRADICT_CALLS, message);
     vec![found.with("switches without a counterpart", host.unpaired_switches)]
 }
 
-/// Processes with samples in the driver, of which no call of CUDA is recorded.
-fn process_untraced(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+/// Processes that were sampled in the driver, without a recorded call or kernel.
+fn process_untraced(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let recorded = analysis.host_cpu.as_ref().filter(|it| it.is_system_wide == Some(true));
     let mut processes: BTreeMap<u32, Vec<&HostThread>> = BTreeMap::new();
     for thread in recorded.iter().flat_map(|it| &it.threads) {
         processes.entry(thread.process).or_default().push(thread);
     }
+    let kinds = trace.nsys.iter().flat_map(|it| it.kernels.kinds());
+    let with_kernels: BTreeSet<u32> = kinds.map(|it| pid_of(it.global_pid)).collect();
     let finding = |(process, threads): (u32, Vec<&HostThread>)| {
         let samples: u64 = threads.iter().map(|it| it.driver_samples).sum();
-        if samples < MIN_DRIVER_SAMPLES || threads.iter().any(|it| it.calls_cuda) {
+        let is_traced = threads.iter().any(|it| it.calls_cuda) || with_kernels.contains(&process);
+        if samples < MIN_DRIVER_SAMPLES || is_traced {
             return None;
         }
         let name = named(threads[0].process_name.as_deref(), process);
         let message = format!(
-            "{name} executed code of NVIDIA's driver in {samples} samples, and none of its calls \
-             of CUDA is recorded: its kernels are not in this report."
+            "NVIDIA's driver was sampled {samples} times in {name}, and no call of CUDA and no \
+             kernel of it is recorded: its work is not in this report."
         );
         Some(Finding::new(catalogue::PROCESS_UNTRACED, message).with("samples in libcuda", samples))
     };
@@ -75,15 +78,23 @@ fn off_core(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             continue;
         };
         let is_large = |ms: f64| percent(ms, window).is_some_and(|pct| pct >= MIN_PCT);
-        let takers: Vec<&CoreTaker> =
-            host.takers.iter().filter(|by| by.stage == it.stage).collect();
-        match takers.first() {
-            Some(first) if is_large(taken) => found.push(displaced(it, first, (off, taken))),
+        match longest_on_core(host, &it.stage) {
+            Some(by) if is_large(taken) => found.push(displaced(it, &by, (off, taken))),
             _ if is_large(off) => found.push(off_its_core(it, host, (off, taken))),
             _ => {}
         }
     }
     found
+}
+
+/// The process whose threads were longest on the core of the launching thread, and their time, ms.
+fn longest_on_core(host: &HostCpuTables, stage: &str) -> Option<(String, f64)> {
+    let mut processes: BTreeMap<u32, (&CoreTaker, f64)> = BTreeMap::new();
+    for it in host.takers.iter().filter(|it| it.stage == stage) {
+        processes.entry(it.process).or_insert((it, 0.0)).1 += it.total_ms;
+    }
+    let (first, ms) = processes.into_values().max_by(|a, b| a.1.total_cmp(&b.1))?;
+    Some((named(first.process_name.as_deref(), first.process), ms))
 }
 
 /// The start of both messages.
@@ -96,52 +107,61 @@ fn off_core_of(stage: &HostStage, off: f64) -> String {
     )
 }
 
-fn displaced(stage: &HostStage, first: &CoreTaker, (off, taken): (f64, f64)) -> Finding {
-    let by = named(first.process_name.as_deref(), first.process);
+fn displaced(stage: &HostStage, (by, by_ms): &(String, f64), (off, taken): (f64, f64)) -> Finding {
     let message = format!(
-        "{}, and others ran on the core that it had left for {taken:.3} ms, most of them {by} \
-         ({:.3} ms).",
+        "{}, and others ran on the core that it had left for {taken:.3} ms, longest {by} with \
+         {by_ms:.3} ms.",
         off_core_of(stage, off),
-        first.total_ms,
     );
-    Finding::new(catalogue::LAUNCHING_THREAD_DISPLACED, message)
+    about(Finding::new(catalogue::LAUNCHING_THREAD_DISPLACED, message), stage, (off, taken))
+}
+
+/// The same with its evidence.
+fn about(finding: Finding, stage: &HostStage, (off, taken): (f64, f64)) -> Finding {
+    finding
         .with("stage", &stage.stage)
         .with("idle for the host, ms", format!("{:.3}", stage.idle_host_ms))
         .with("thread on no core, ms", format!("{off:.3}"))
         .with("others on its core, ms", format!("{taken:.3}"))
-        .with("thread", first.thread_name.as_deref().unwrap_or("unknown"))
 }
 
-/// The core was empty, or what ran on it was not recorded.
+/// The core was empty, or the threads on it were not recorded.
 fn off_its_core(stage: &HostStage, host: &HostCpuTables, (off, taken): (f64, f64)) -> Finding {
-    let empty = off - taken;
-    let (rest, advice) = match host.is_system_wide {
-        Some(true) => (
-            format!(
-                "for {empty:.3} ms of that no other thread ran on the core that it had left: it \
-                 waited, as for a lock, a timer or a file"
-            ),
-            "Look up what it waits for: with osrt in profiling.nsys.trace, nsys records the calls \
-             of the operating system.",
-        ),
-        _ => (
-            format!(
-                "for {empty:.3} ms of that no thread of its program ran on the core that it had \
-                 left; other programs were not recorded"
-            ),
-            "Record the switches of all processes (profiling.nsys.cpuctxsw system-wide): they show \
-             whether it waited or others had its core.",
-        ),
+    let others = match host.is_system_wide {
+        Some(true) => {
+            "no other thread was recorded on the core that it had left: it waited, as \
+                       for a lock, a timer or a file"
+        }
+        Some(false) => {
+            "no other thread of its program was recorded on the core that it had left, \
+                        and other programs were not recorded"
+        }
+        None => {
+            "no other thread was recorded on the core that it had left; the capture does not \
+                 show whether other programs were recorded"
+        }
     };
-    Finding::new(
-        catalogue::LAUNCHING_THREAD_OFF_CORE,
-        format!("{}; {rest}.", off_core_of(stage, off)),
-    )
-    .advise(advice)
-    .with("stage", &stage.stage)
-    .with("idle for the host, ms", format!("{:.3}", stage.idle_host_ms))
-    .with("thread on no core, ms", format!("{off:.3}"))
-    .with("others on its core, ms", format!("{taken:.3}"))
+    let advice = match host.is_system_wide {
+        Some(true) => {
+            "Look up what it waits for: with osrt in profiling.nsys.trace, nsys records \
+                       the calls of the operating system."
+        }
+        _ => {
+            "Record the switches of all processes (profiling.nsys.cpuctxsw system-wide): they \
+              show whether it waited or others had its core."
+        }
+    };
+    let meanwhile = match taken > 0.0 {
+        true => format!("for {:.3} ms of that", off - taken),
+        false => "meanwhile".to_owned(),
+    };
+    let message = format!("{}; {meanwhile} {others}.", off_core_of(stage, off));
+    let finding = Finding::new(catalogue::LAUNCHING_THREAD_OFF_CORE, message).advise(advice);
+    let finding = about(finding, stage, (off, taken));
+    match host.unpaired_switches {
+        0 => finding,
+        lost => finding.with("switches without a counterpart", lost),
+    }
 }
 
 /// Stages in whose gaps most samples are in one function.

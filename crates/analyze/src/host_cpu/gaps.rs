@@ -1,13 +1,13 @@
 //! The thread that launches the work of a stage, while a GPU idles because nothing is launched.
 
-use std::collections::BTreeMap;
+use std::{cmp::Reverse, collections::BTreeMap};
 
 use llmprof_core::{
     domain::units::Nanos,
     trace::{
         host_cpu::SampledFunction,
         interval::Interval,
-        timeline::{Timeline, pid_of, process_of},
+        timeline::{Timeline, pid_of, process_of, tid_of},
     },
 };
 
@@ -16,7 +16,7 @@ use crate::{
     stats::percent,
     timeline::{
         capture::Capture,
-        gpu::{GpuCell, HostWaits, IdleGap, LaneEvent},
+        gpu::{GpuCell, LaneEvent},
     },
 };
 
@@ -35,8 +35,7 @@ struct StageSums {
 /// Sums of all stages of a capture; takes its idle gaps one at a time.
 pub struct HostGaps<'a> {
     trace: &'a Timeline,
-    cores: Cores,
-    waits: HostWaits,
+    cores: &'a Cores,
     stages: Vec<StageSums>,
 }
 
@@ -48,24 +47,28 @@ pub struct GapTables {
     pub functions: Vec<GapFunction>,
 }
 
+impl GapTables {
+    /// Adds the rows of other stages.
+    pub fn append(&mut self, other: Self) {
+        self.stages.extend(other.stages);
+        self.takers.extend(other.takers);
+        self.functions.extend(other.functions);
+    }
+}
+
 impl<'a> HostGaps<'a> {
-    /// `None` for a capture without proven switches and without samples.
-    pub fn of(capture: &'a Capture) -> Option<Self> {
-        let trace = capture.trace;
-        let cores = Cores::of(trace.host_cpu.as_ref()?, trace);
-        if !cores.is_proven(trace) {
-            return None;
-        }
+    /// `None` for a capture without switches and samples, or with switches that are not proven.
+    pub fn of(capture: &Capture<'a>, cores: Option<&'a Cores>) -> Option<Self> {
+        let cores = cores.filter(|it| it.is_proven())?;
         let stages = capture.stages.labels.iter().map(|_| StageSums::default()).collect();
-        Some(Self { trace, cores, waits: HostWaits::of(trace), stages })
+        Some(Self { trace: capture.trace, cores, stages })
     }
 
     pub fn add(&mut self, cells: &[GpuCell], event: &LaneEvent) {
-        let LaneEvent::Gap(gap) = event else { return };
-        let devices = (cells.len() / self.stages.len().max(1)).max(1);
-        let Self { cores, waits, stages, .. } = self;
-        let Some(sums) = stages.get_mut(gap.cell / devices) else { return };
-        each_part(waits, gap, |thread, part| sums.add(cores, thread, part));
+        if let LaneEvent::Gap(gap) = event {
+            let sums = &mut self.stages[cells[gap.cell].label];
+            gap.each_host_part(|thread, part| sums.add(self.cores, thread, part));
+        }
     }
 
     pub fn finish(self, capture: &Capture) -> GapTables {
@@ -80,13 +83,6 @@ impl<'a> HostGaps<'a> {
     }
 }
 
-/// The parts of a gap in which the GPU waited for the host, with the thread.
-fn each_part(waits: &HostWaits, gap: &IdleGap, mut take: impl FnMut(i64, Interval)) {
-    if let (true, Some(thread)) = (gap.reasons.all.host > 0, gap.thread()) {
-        gap.each_host_part(waits, |part| take(thread, part));
-    }
-}
-
 impl StageSums {
     fn add(&mut self, cores: &Cores, thread: i64, part: Interval) {
         self.idle_ns = self.idle_ns.saturating_add(part.1 - part.0);
@@ -95,8 +91,7 @@ impl StageSums {
         self.unknown_ns = self.unknown_ns.saturating_add(time.unknown_ns);
         for off in &time.off_core {
             self.off_core_ns = self.off_core_ns.saturating_add(off.span.1 - off.span.0);
-            let Some(core) = off.core else { continue };
-            cores.on_core(core, off.span, |other, ns| {
+            cores.on_core(off.core, off.span, |other, ns| {
                 if other != thread {
                     *self.taken.entry(other).or_default() += ns;
                 }
@@ -104,7 +99,9 @@ impl StageSums {
         }
         for function in cores.sampled(thread, part) {
             self.samples += 1;
-            *function.map_or(&mut 0, |it| self.functions.entry(it).or_default()) += 1;
+            if let Some(function) = function {
+                *self.functions.entry(function).or_default() += 1;
+            }
         }
     }
 
@@ -126,13 +123,13 @@ impl StageSums {
             stage: stage.into(),
             process: pid_of(thread),
             process_name: names.process(process_of(thread)),
-            thread: (thread & 0xff_ffff) as u32,
+            thread: tid_of(thread),
             thread_name: names.thread(thread),
             total_ms: Nanos(ns).as_ms(),
             share_pct: percent(ns as f64, self.off_core_ns as f64),
         }));
         let mut functions: Vec<(SampledFunction, u64)> = self.functions.into_iter().collect();
-        functions.sort_by_key(|it| (std::cmp::Reverse(it.1), it.0));
+        functions.sort_by_key(|it| (Reverse(it.1), it.0));
         tables.functions.extend(functions.into_iter().map(|(function, samples)| GapFunction {
             stage: stage.into(),
             function: names.function(function),

@@ -10,29 +10,30 @@ mod threads;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
+    cores::Cores,
     findings::RULES,
     gaps::{GapTables, HostGaps},
     names::Names,
 };
-use crate::timeline::capture::Capture;
+use llmprof_core::{domain::units::Nanos, trace::timeline::Timeline};
 
-/// Share of calls that start while their thread is on a core from which switches are those of the
-/// calls, percent.
+/// Min share of calls that start while their thread is on a core, percent: below it, the calls
+/// contradict the switches.
 const PROVEN_PCT: f64 = 95.0;
 
 /// Tables of the host's cores. Times are of the traced pass.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct HostCpuTables {
-    /// True if the threads of all processes were recorded, and not only those of the profiled
-    /// command; `null` where the capture does not show it.
+    /// True if the threads of all processes were recorded, false if the profiled command and its
+    /// programs alone were; `null` where the capture does not show it.
     pub is_system_wide: Option<bool>,
     /// Time between the first and the last switch of a thread, ms; `null` without switches.
     pub recorded_ms: Option<f64>,
     /// Switches without a counterpart, whose times are left out.
     pub unpaired_switches: u64,
     /// Share of the calls of CUDA that start while their thread is on a core, percent: below 95,
-    /// the switches are not of the calls, and the tables of stages are empty.
+    /// the switches were recorded at other times, and the tables of stages are empty.
     pub calls_on_core_pct: Option<f64>,
     /// Threads, longest on cores first.
     pub threads: Vec<HostThread>,
@@ -45,11 +46,21 @@ pub struct HostCpuTables {
 }
 
 impl HostCpuTables {
-    /// Adds the rows of other stages.
-    pub fn append(&mut self, gaps: &GapTables) {
-        self.stages.extend(gaps.stages.iter().cloned());
-        self.takers.extend(gaps.takers.iter().cloned());
-        self.functions.extend(gaps.functions.iter().cloned());
+    /// The tables of a capture with switches or samples.
+    pub fn of(trace: &Timeline, cores: &Cores, gaps: GapTables) -> Self {
+        let host = trace.host_cpu.as_ref();
+        let bounds = host.and_then(|it| it.bounds);
+        let GapTables { stages, takers, functions } = gaps;
+        Self {
+            is_system_wide: host.and_then(|it| it.is_system_wide),
+            recorded_ms: bounds.map(|(from, to)| Nanos(to - from).as_ms()),
+            unpaired_switches: host.map_or(0, |it| it.unpaired),
+            calls_on_core_pct: cores.calls_on_core_pct,
+            threads: host.map(|it| threads::threads(it, trace)).unwrap_or_default(),
+            stages,
+            takers,
+            functions,
+        }
     }
 
     /// Keeps the rows of some stages.
@@ -88,7 +99,7 @@ pub struct HostThread {
     /// Samples of the thread.
     #[cfg_attr(feature = "schema", schema(example = 1792))]
     pub samples: u64,
-    /// Those in the library of NVIDIA's driver, libcuda.
+    /// Samples in the library of NVIDIA's driver, libcuda.
     #[cfg_attr(feature = "schema", schema(example = 210))]
     pub driver_samples: u64,
     /// The innermost function of most samples; `null` without samples or symbols.
@@ -121,7 +132,7 @@ pub struct HostStage {
     /// Part of `off_core_ms` in which another thread was on the core that it had left.
     #[cfg_attr(feature = "schema", schema(example = 30.0))]
     pub taken_ms: Option<f64>,
-    /// Part of it outside the recorded switches.
+    /// Part of it outside the recorded switches, or before the first of the thread.
     #[cfg_attr(feature = "schema", schema(example = 1.2))]
     pub unknown_ms: Option<f64>,
     /// Samples of the thread in it.
@@ -168,21 +179,4 @@ pub struct GapFunction {
     /// Share of the samples in the gaps of the stage, percent.
     #[cfg_attr(feature = "schema", schema(example = 43.0))]
     pub share_pct: Option<f64>,
-}
-
-/// The tables of a capture; `None` for one without switches and samples.
-pub fn tables(capture: &Capture, gaps: GapTables) -> Option<HostCpuTables> {
-    let trace = capture.trace;
-    let host = trace.host_cpu.as_ref()?;
-    let GapTables { stages, takers, functions } = gaps;
-    Some(HostCpuTables {
-        is_system_wide: host.is_system_wide,
-        recorded_ms: host.bounds.map(|(from, to)| (to - from) as f64 / 1e6),
-        unpaired_switches: host.unpaired,
-        calls_on_core_pct: cores::Cores::of(host, trace).calls_on_core_pct(trace),
-        threads: threads::threads(host, trace),
-        stages,
-        takers,
-        functions,
-    })
 }

@@ -1,12 +1,15 @@
 //! Threads on the cores of the host.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use llmprof_core::{
     domain::units::Nanos,
     trace::{
         host_cpu::{HostCpu, SampledFunction},
-        timeline::{Timeline, pid_of, process_of},
+        timeline::{Timeline, pid_of, process_of, tid_of},
     },
 };
 
@@ -41,17 +44,16 @@ pub fn threads(host: &HostCpu, trace: &Timeline) -> Vec<HostThread> {
             *sums.functions.entry(function).or_default() += 1;
         }
     }
-    let callers: BTreeSet<i64> = trace.cuda_calls.sites().iter().map(|it| it.1).collect();
+    let callers = trace.cuda_calls.threads();
     let names = Names::of(trace);
-    let has_switches = host.bounds.is_some();
+    let has_switches = host.has_switches();
     let row = |(thread, sums): (i64, ThreadSums)| {
         let of_driver = |it: &SampledFunction| names.module(*it).starts_with(DRIVER);
-        let most =
-            sums.functions.iter().max_by_key(|(at, count)| (**count, std::cmp::Reverse(**at)));
+        let most = sums.functions.iter().max_by_key(|(at, count)| (**count, Reverse(**at)));
         HostThread {
             process: pid_of(thread),
             process_name: names.process(process_of(thread)),
-            thread: (thread & 0xff_ffff) as u32,
+            thread: tid_of(thread),
             thread_name: names.thread(thread),
             calls_cuda: callers.contains(&thread),
             on_core_ms: has_switches.then(|| Nanos(sums.ns).as_ms()),

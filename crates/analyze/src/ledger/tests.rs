@@ -111,7 +111,7 @@ impl Case {
         let mut analysis = analyze(&self.trace, None, Some(&peaks));
         change(&mut analysis);
         let nsys = self.trace.nsys.as_ref().unwrap();
-        let splits = crate::timeline::gpu::device_tables(&Capture::of(nsys)).1;
+        let splits = crate::timeline::gpu::device_tables(&Capture::of(nsys), None).1;
         let ceilings = DeviceCeilings::of(&Default::default(), Some(&peaks), None);
         let input = LedgerInput {
             nsys: Some(nsys),

@@ -26,8 +26,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     cells::{EarlyStart, GpuCell},
-    idle_gap::{IdleGap, LaneEvent},
-    waits::HostWaits,
+    idle_gap::LaneEvent,
 };
 use llmprof_core::domain::units::Nanos;
 
@@ -37,7 +36,7 @@ use self::{
 };
 use super::{capture::Capture, open_at::operator_nests};
 use crate::{
-    host_cpu::{GapTables, HostGaps},
+    host_cpu::{Cores, GapTables, HostGaps},
     stats::{percent, ratio},
 };
 
@@ -169,9 +168,12 @@ impl StageGpus {
 
 /// Measures GPU activity in each stage, divides the windows of stages, and what the host's threads
 /// did in gaps, where that is recorded.
-pub fn device_tables(capture: &Capture) -> (StageGpus, WindowSplits, GapTables) {
+pub fn device_tables(
+    capture: &Capture,
+    cores: Option<&Cores>,
+) -> (StageGpus, WindowSplits, GapTables) {
     let nests = operator_nests(capture.trace);
-    let (mut splits, mut host) = (SplitSums::new(capture, &nests), HostGaps::of(capture));
+    let (mut splits, mut host) = (SplitSums::new(capture, &nests), HostGaps::of(capture, cores));
     let cells = GpuCells::of(capture, &mut |cells, event| {
         splits.add(cells, event);
         if let Some(host) = &mut host {

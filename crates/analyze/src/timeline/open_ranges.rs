@@ -342,13 +342,10 @@ fn on_thread(intervals: &PlaceIntervals, thread: i64) -> IntervalSet {
 
 /// All threads that may launch work.
 fn threads(trace: &Timeline) -> Vec<i64> {
-    let mut threads: Vec<i64> =
-        trace.cuda_calls.sites().iter().map(|(_, thread)| *thread).collect();
+    let mut threads = trace.cuda_calls.threads();
     threads.extend(trace.graph_nodes.iter().map(|node| node.global_tid));
     threads.extend(trace.ranges.iter().map(|range| range.global_tid));
-    threads.sort_unstable();
-    threads.dedup();
-    threads
+    threads.into_iter().collect()
 }
 
 #[cfg(test)]

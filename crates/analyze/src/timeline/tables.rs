@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     collectives::{self, CollectiveTables},
-    host_cpu::{self, HostCpuTables},
+    host_cpu::{Cores, HostCpuTables},
     kernels::{
         self, KernelTimes,
         counters::CounterRecord,
@@ -99,15 +99,16 @@ impl TimelineTables {
             let timed = whole.as_ref().unwrap_or(capture);
             let between = between.as_ref();
             scope.spawn(move |_| {
-                let gaps;
-                (*stage_gpu, *splits, gaps) = gpu::device_tables(timed);
-                let mut tables = host_cpu::tables(timed, gaps);
-                if let Some((gpus, more, gaps)) = between.map(gpu::device_tables) {
+                let cores = Cores::of(capture.trace);
+                let of = |capture| gpu::device_tables(capture, cores.as_ref());
+                let mut gaps;
+                (*stage_gpu, *splits, gaps) = of(timed);
+                if let Some((gpus, more, others)) = between.map(of) {
                     stage_gpu.append(gpus);
                     splits.append(more);
-                    tables.iter_mut().for_each(|it| it.append(&gaps));
+                    gaps.append(others);
                 }
-                *host_cpu = tables;
+                *host_cpu = cores.map(|it| HostCpuTables::of(capture.trace, &it, gaps));
             });
             scope.spawn(|_| *coverage = coverage::by_stage(capture));
             scope.spawn(|_| *launched_elsewhere = launched_elsewhere::launched_elsewhere(capture));

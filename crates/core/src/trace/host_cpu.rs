@@ -8,8 +8,8 @@ use super::{interner::Interner, interval::Interval, packed::PackedRows};
 /// Threads on the cores of a host.
 #[derive(Debug, Clone, Default)]
 pub struct HostCpu {
-    /// True if threads of all processes are recorded, and not only those of the profiled command;
-    /// `None` where the export does not show it.
+    /// True if threads of all processes are recorded, false if the profiled command and its
+    /// programs alone are; `None` where the export does not show it.
     pub is_system_wide: Option<bool>,
     /// First and last switch; `None` without switches.
     pub bounds: Option<Interval>,

@@ -1,7 +1,7 @@
 //! Contents of one timeline, of an nsys export or of traces by the profiler of PyTorch, as plain
 //! values.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{
     clocks::{UnequalClock, WaitTarget},
@@ -323,6 +323,11 @@ impl ApiCalls {
         self.sites.values()
     }
 
+    /// Threads that made calls.
+    pub fn threads(&self) -> BTreeSet<i64> {
+        self.sites().iter().map(|(_, thread)| *thread).collect()
+    }
+
     /// Maps the string indices of all names through `names`.
     pub fn rename(&mut self, names: impl Fn(u32) -> u32) {
         self.sites.change(|(name, _)| *name = names(*name));
@@ -381,6 +386,11 @@ impl FromIterator<ApiCall> for ApiCalls {
 #[inline]
 pub const fn process_of(global_id: i64) -> i64 {
     global_id & !0xff_ffff
+}
+
+/// The operating system's thread id within an nsys global id.
+pub const fn tid_of(global_id: i64) -> u32 {
+    (global_id & 0xff_ffff) as u32
 }
 
 /// The operating system's process id within an nsys global id.

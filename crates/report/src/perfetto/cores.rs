@@ -8,7 +8,7 @@ use std::{
 
 use foldhash::HashMap;
 use llmprof_analyze::host_cpu::Names;
-use llmprof_core::trace::timeline::{Timeline, pid_of, process_of};
+use llmprof_core::trace::timeline::{Timeline, pid_of, process_of, tid_of};
 
 use super::{
     CORES,
@@ -53,7 +53,7 @@ fn thread(
     names: &Names,
     global_tid: i64,
 ) -> io::Result<SliceTemplate> {
-    let (process, thread) = (pid_of(global_tid), (global_tid & 0xff_ffff) as u32);
+    let (process, thread) = (pid_of(global_tid), tid_of(global_tid));
     let of_process = names.process(process_of(global_tid)).unwrap_or_default();
     let name = names.thread(global_tid).unwrap_or_else(|| of_process.clone());
     let name = if name.is_empty() { format!("thread {thread}") } else { name };
@@ -73,7 +73,7 @@ fn samples(
     window: &Window,
 ) -> io::Result<()> {
     let Some(host) = &nsys.host_cpu else { return Ok(()) };
-    let callers: BTreeSet<i64> = nsys.cuda_calls.sites().iter().map(|it| it.1).collect();
+    let callers = nsys.cuda_calls.threads();
     let (names, mut rows) = (Names::of(nsys), HashMap::<i64, Track>::default());
     let of_callers = host.samples().filter(|it| callers.contains(&it.global_tid));
     for it in window.inside(of_callers, |it| it.at_ns) {
@@ -85,7 +85,7 @@ fn samples(
         let row = match rows.get(&it.global_tid) {
             Some(row) => *row,
             None => {
-                let name = format!("samples of thread {}", it.global_tid & 0xff_ffff);
+                let name = format!("samples of thread {}", tid_of(it.global_tid));
                 *rows.entry(it.global_tid).or_insert(packets.row(process, &name)?)
             }
         };

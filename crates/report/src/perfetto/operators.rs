@@ -5,7 +5,7 @@
 
 use std::io::{self, Write};
 
-use llmprof_core::trace::timeline::Timeline;
+use llmprof_core::trace::timeline::{Timeline, tid_of};
 
 use super::{
     Rows,
@@ -38,7 +38,7 @@ pub fn operators(
         }
         let Some(times) = span(window.origin, (call.start_ns, end_ns)) else { continue };
         let row = threads.of(call.global_tid, || {
-            packets.row(process, &format!("operators of thread {}", call.global_tid & 0xff_ffff))
+            packets.row(process, &format!("operators of thread {}", tid_of(call.global_tid)))
         })?;
         let at = call.signature as usize;
         let (Some(signature), Some(known)) = (signatures.get(at), templates.get_mut(at)) else {

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use foldhash::HashMap;
 use llmprof_core::trace::{
     kernel::LaunchKind,
-    timeline::{ApiCall, GraphLaunch, ON_HOST, Timeline, process_of},
+    timeline::{ApiCall, GraphLaunch, ON_HOST, Timeline, process_of, tid_of},
 };
 
 use super::{
@@ -55,7 +55,7 @@ pub fn ranges(
         let template = packets.template("range", &range.name, &[("domain", Arg::Text(domain))])?;
         let row = if range.push_pop {
             threads.of(range.global_tid, || {
-                packets.row(process, &format!("ranges of thread {}", range.global_tid & 0xff_ffff))
+                packets.row(process, &format!("ranges of thread {}", tid_of(range.global_tid)))
             })?
         } else {
             crossing.free(times, |_| packets.row(process, "ranges that cross threads"))?
@@ -108,7 +108,7 @@ fn calls(
         let ApiCall { global_tid, correlation_id, .. } = call;
         let Some(times) = span(window.origin, (call.start_ns, call.end_ns)) else { continue };
         let row = threads.entry(global_tid).or_default().free(times, |lane| {
-            let thread = global_tid & 0xff_ffff;
+            let thread = tid_of(global_tid);
             match lane {
                 0 => packets.row(process, &format!("calls of thread {thread}")),
                 _ => packets.row(process, &format!("calls of thread {thread}, inside {lane}")),

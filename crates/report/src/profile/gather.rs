@@ -15,80 +15,83 @@ use crate::{RunFacts, all_findings, answer::is_of_cpu, narrative};
 /// Records of a long list that the report keeps; its `*_total` counts all of them.
 const MAX_RECORDS: usize = 200;
 
+/// A record whose lists of these names have the first rows of the lists of an analysis.
+macro_rules! with_first_rows {
+    ($analysis:ident, $([$($list:ident),+],)+ $record:ident { $($field:tt)* }) => {
+        $record { $($($list: top(&$analysis.$list),)+)+ $($field)* }
+    };
+}
+
 /// Gathers the report of one run.
-#[expect(clippy::too_many_lines, reason = "a field of the report per line")]
 pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfileReport {
-    LLMProfileReport {
-        schema_version: SCHEMA_VERSION,
-        run_id: facts.id,
-        state: facts.state,
-        mode: facts.spec.mode().cloned(),
-        model: identity(facts, analysis),
-        environment: environment(facts, trace),
-        spec: facts.spec.clone(),
-        aggregates: aggregates(analysis),
-        stages: analysis.stages.rows.clone(),
-        stage_notes: analysis.stages.notes.clone(),
-        samples: analysis.samples.rows.clone(),
-        sample_spread: analysis.samples.spreads.clone(),
-        operators_pass: analysis.lists_pytorch().then(|| layout::TORCH_PROFILER.to_owned()),
-        operators: top(&analysis.listed_operators().rolled),
-        operators_total: analysis.listed_operators().rolled.total(),
-        operators_by_path: top(&analysis.listed_operators().by_path),
-        operators_by_path_total: analysis.listed_operators().by_path.total(),
-        operator_repeats: top(&analysis.operator_repeats),
-        kernels_topk: analysis.kernels.measured().take(MAX_RECORDS).cloned().collect(),
-        kernels_total: analysis.kernels.measured().count() as u64,
-        kernels_full: analysis.kernels.measured_full().take(MAX_RECORDS).cloned().collect(),
-        stage_kernels: analysis.kernels.stages.clone(),
-        stage_gpu: analysis.stage_gpu.totals.clone(),
-        stage_gpu_devices: analysis.stage_gpu.devices.clone(),
-        whole_graphs: top(&analysis.graphs),
-        engine_steps: top(&analysis.engine_steps),
-        step_times: top(&analysis.step_times),
-        step_batches: top(&analysis.step_batches),
-        stage_shares: analysis.stage_shares.clone(),
-        collectives: top(&analysis.collectives.records),
-        ranks: top(&analysis.collectives.ranks),
-        requests: top(&analysis.requests.rows),
-        request_latency: analysis.requests.latency.clone(),
-        decode_step: analysis.step.clone(),
-        processes: analysis.processes.stages.clone(),
-        process_kernels: top(&analysis.processes.kernels),
-        process_ranges: top(&analysis.processes.ranges),
-        kernel_classes: analysis.kernels.classes.clone(),
-        classified_pct: analysis.kernels.classified_pct,
-        api_calls: top(&analysis.sums.calls),
-        ranges: top(&analysis.sums.ranges),
-        only_traced: analysis.only_traced,
-        stage_rules: trace.nsys.as_ref().and_then(|nsys| stage_rules(&nsys.rules)),
-        host_cpu: analysis.host_cpu.as_ref().map(host_cpu),
-        counters: top(&analysis.counters),
-        sampled_metrics: top(&analysis.sampled.kernels),
-        sampled_stages: analysis.sampled.stages.clone(),
-        sampled_operators: top(&analysis.sampled.operators),
-        gpu_sample_coverage: analysis.sampled.coverage.clone(),
-        roofline: Roofline { points: top(&analysis.roofline.points), ..analysis.roofline.clone() },
-        call_sites: top(&analysis.call_sites),
-        regions: top(&analysis.regions),
-        gemms: top(&analysis.gemms.records),
-        mfu: analysis.mfu.rows.clone(),
-        operator_mfu: top(&analysis.mfu.operators),
-        ceilings: analysis.mfu.ceilings.clone(),
-        costs: analysis.cost.clone(),
-        experts: analysis.experts.clone(),
-        ledger: analysis.ledger.rows.clone(),
-        ledger_members: analysis.ledger.members.clone(),
-        ledger_stages: analysis.ledger.stages.clone(),
-        overhead: analysis.overhead.clone(),
-        memory: top(&analysis.memory),
-        power: analysis.power.clone(),
-        outputs: analysis.outputs,
-        notes: narrative::narrative(analysis, is_of_cpu(facts, analysis)),
-        findings: all_findings(facts, trace, analysis),
-        inputs: facts.inputs.to_vec(),
-        steps: facts.steps.to_vec(),
-    }
+    with_first_rows!(
+        analysis,
+        [engine_steps, step_times, step_batches, counters],
+        [call_sites, regions, memory, operator_repeats],
+        LLMProfileReport {
+            schema_version: SCHEMA_VERSION,
+            run_id: facts.id,
+            state: facts.state,
+            mode: facts.spec.mode().cloned(),
+            model: identity(facts, analysis),
+            environment: environment(facts, trace),
+            spec: facts.spec.clone(),
+            aggregates: aggregates(analysis),
+            stages: analysis.stages.rows.clone(),
+            stage_notes: analysis.stages.notes.clone(),
+            samples: analysis.samples.rows.clone(),
+            sample_spread: analysis.samples.spreads.clone(),
+            operators_pass: analysis.lists_pytorch().then(|| layout::TORCH_PROFILER.to_owned()),
+            operators: top(&analysis.listed_operators().rolled),
+            operators_total: analysis.listed_operators().rolled.total(),
+            operators_by_path: top(&analysis.listed_operators().by_path),
+            operators_by_path_total: analysis.listed_operators().by_path.total(),
+            kernels_topk: analysis.kernels.measured().take(MAX_RECORDS).cloned().collect(),
+            kernels_total: analysis.kernels.measured().count() as u64,
+            kernels_full: analysis.kernels.measured_full().take(MAX_RECORDS).cloned().collect(),
+            stage_kernels: analysis.kernels.stages.clone(),
+            stage_gpu: analysis.stage_gpu.totals.clone(),
+            stage_gpu_devices: analysis.stage_gpu.devices.clone(),
+            whole_graphs: top(&analysis.graphs),
+            stage_shares: analysis.stage_shares.clone(),
+            collectives: top(&analysis.collectives.records),
+            ranks: top(&analysis.collectives.ranks),
+            requests: top(&analysis.requests.rows),
+            request_latency: analysis.requests.latency.clone(),
+            decode_step: analysis.step.clone(),
+            processes: analysis.processes.stages.clone(),
+            process_kernels: top(&analysis.processes.kernels),
+            process_ranges: top(&analysis.processes.ranges),
+            kernel_classes: analysis.kernels.classes.clone(),
+            classified_pct: analysis.kernels.classified_pct,
+            api_calls: top(&analysis.sums.calls),
+            ranges: top(&analysis.sums.ranges),
+            only_traced: analysis.only_traced,
+            stage_rules: trace.nsys.as_ref().and_then(|nsys| stage_rules(&nsys.rules)),
+            host_cpu: analysis.host_cpu.as_ref().map(host_cpu),
+            sampled_metrics: top(&analysis.sampled.kernels),
+            sampled_stages: analysis.sampled.stages.clone(),
+            sampled_operators: top(&analysis.sampled.operators),
+            gpu_sample_coverage: analysis.sampled.coverage.clone(),
+            roofline: roofline(&analysis.roofline),
+            gemms: top(&analysis.gemms.records),
+            mfu: analysis.mfu.rows.clone(),
+            operator_mfu: top(&analysis.mfu.operators),
+            ceilings: analysis.mfu.ceilings.clone(),
+            costs: analysis.cost.clone(),
+            experts: analysis.experts.clone(),
+            ledger: analysis.ledger.rows.clone(),
+            ledger_members: analysis.ledger.members.clone(),
+            ledger_stages: analysis.ledger.stages.clone(),
+            overhead: analysis.overhead.clone(),
+            power: analysis.power.clone(),
+            outputs: analysis.outputs,
+            notes: narrative::narrative(analysis, is_of_cpu(facts, analysis)),
+            findings: all_findings(facts, trace, analysis),
+            inputs: facts.inputs.to_vec(),
+            steps: facts.steps.to_vec(),
+        }
+    )
 }
 
 /// The environment, with the start of a capture that was recorded elsewhere.
@@ -189,6 +192,11 @@ fn aggregates(analysis: &Analysis) -> Aggregates {
         peak_rss_bytes: analysis.end.as_ref().map(|end| end.peak_rss_bytes),
         peak_device_bytes: analysis.end.as_ref().and_then(|end| end.peak_device_bytes),
     }
+}
+
+/// The roofline with the first points.
+fn roofline(all: &Roofline) -> Roofline {
+    Roofline { points: top(&all.points), ..all.clone() }
 }
 
 /// The tables of the host's cores, with the first rows of long lists.

@@ -10,7 +10,6 @@ use super::{
     run_tables::RunTable,
     schema::{TableColumn, count, flag, id, millis, percent, summed, text},
 };
-use crate::format::known;
 
 /// The tables of one capture.
 pub fn run_tables(host: &HostCpuTables) -> [RunTable<'_>; 4] {
@@ -71,11 +70,10 @@ fn taker_columns() -> Vec<TableColumn<CoreTaker>> {
 fn function_columns() -> Vec<TableColumn<GapFunction>> {
     vec![
         text("stage", "Stage", |it| (&it.stage).into()),
-        text("function", "Function", |it: &GapFunction| it.function.as_deref().into())
-            .shown(|it| known(it.function.as_deref(), str::to_owned)),
+        text("function", "Function", |it: &GapFunction| it.function.as_deref().into()),
         text("module", "File", |it| (&it.module).into()),
         summed(count("samples", "Samples", |it| it.samples.into())),
-        percent("share_pct", "Share of stage", |it| it.share_pct.into()),
+        percent("share_pct", "Share of samples", |it| it.share_pct.into()),
     ]
 }
 
@@ -83,8 +81,8 @@ fn function_columns() -> Vec<TableColumn<GapFunction>> {
 pub fn host_stages(analysis: &Analysis) -> ReportTable {
     let caption = "The threads that launch the work of a stage, while a GPU idled in the traced \
                    pass because nothing was launched. On core: the thread ran. Off core: it did \
-                   not; core taken: another thread ran on the core that it had left. Samples are \
-                   those of the thread in this time.";
+                   not; core taken: another thread ran on the core that it had left. Samples: of \
+                   the thread, in this time.";
     let shown = ["stage", "idle_host_ms", "on_core_ms", "off_core_ms", "taken_ms", "samples"];
     let rows = analysis.host_cpu.iter().flat_map(|it| &it.stages);
     ReportTable::of("host-stages", "Launching Threads", caption, (&stage_columns(), &shown), rows)

@@ -86,7 +86,7 @@ fn samples(export: &Export, host: &mut HostCpu, names: &mut StringTable) -> Resu
 }
 
 /// Returns whether all processes were recorded: by the settings of the recording, else by threads
-/// of the kernel, of which a recording of one command has none.
+/// of the kernel, which a recording of one command lacks.
 fn is_system_wide(export: &Export, threads: &BTreeSet<i64>) -> Result<Option<bool>, ParseError> {
     let sql = include_str!("sql/sampled_scope.sql");
     let stated = export.rows("META_DATA_CAPTURE", sql, |row| string(row, 0))?;

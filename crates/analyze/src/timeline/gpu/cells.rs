@@ -42,6 +42,8 @@ impl TransferKind {
 /// One stage on one GPU, nanoseconds.
 #[derive(Debug, Default)]
 pub struct GpuCell {
+    /// Index of the stage among the labels of the capture.
+    pub label: usize,
     pub instances: u64,
     /// Sum of the windows of all instances: overlaps count as often as they occur.
     pub instances_ns: i64,
@@ -132,7 +134,8 @@ impl GpuCells {
         let used = used_devices(capture.trace);
         let devices: Vec<u32> =
             used.iter().map(|(_, device)| *device).collect::<BTreeSet<_>>().into_iter().collect();
-        let cells = (0..labels * devices.len()).map(|_| GpuCell::default()).collect();
+        let cell = |at: usize| GpuCell { label: at / devices.len(), ..GpuCell::default() };
+        let cells = (0..labels * devices.len()).map(cell).collect();
         let (graph_calls, has_launches) = graph_calls(capture);
         let waits = HostWaits::of(capture.trace);
         let mut all = Self {
@@ -356,6 +359,7 @@ impl GpuLane {
                         unrecorded_ns,
                         call,
                         last_thread: last,
+                        waits,
                         before: self.last,
                         after: next,
                     }));

@@ -32,32 +32,23 @@ pub struct IdleGap<'a> {
     /// last launch.
     pub call: Option<ApiCall>,
     pub last_thread: Option<i64>,
+    /// Waiting and copying calls of all threads.
+    pub waits: &'a HostWaits,
     /// The work that ended last before the gap, and the work that ended the gap.
     pub before: Option<Activity>,
     pub after: Option<&'a Activity>,
 }
 
 impl IdleGap<'_> {
-    /// The thread whose launch the GPU waited for.
-    pub fn thread(&self) -> Option<i64> {
-        self.call.map(|it| it.global_tid).or(self.last_thread)
-    }
-
-    /// True if a copy or fill ended the gap.
-    fn ends_with_copy(&self) -> bool {
-        self.after.is_some_and(Activity::is_transfer)
-    }
-
-    /// Calls `take` with each part of the gap whose reason is the host.
-    pub fn each_host_part(&self, waits: &HostWaits, take: impl FnMut(Interval)) {
+    /// Calls `take` with each part of the gap whose reason is the host, and the thread for whose
+    /// launch the GPU waited.
+    pub fn each_host_part(&self, mut take: impl FnMut(i64, Interval)) {
+        let thread = self.call.map(|it| it.global_tid).or(self.last_thread);
+        let Some(thread) = thread.filter(|_| self.reasons.all.host > 0) else { return };
         let gap = (self.from, self.to);
         let known = (self.from, self.to - self.unrecorded_ns);
-        waits.each_host_part(
-            (known, gap),
-            self.call,
-            self.ends_with_copy(),
-            self.last_thread,
-            take,
-        );
+        let copy = self.after.is_some_and(Activity::is_transfer);
+        let of_thread = |part| take(thread, part);
+        self.waits.each_host_part((known, gap), self.call, copy, self.last_thread, of_thread);
     }
 }

@@ -181,12 +181,11 @@ impl<'a> SplitSums<'a> {
         if self.shared.is_empty() {
             self.shared.extend(cells.iter().map(|_| SharedTime::default()));
         }
-        let gpus = (cells.len() / self.stages.len().max(1)).max(1);
         match event {
             LaneEvent::Work { cell, work, .. } => {
                 let of = self.names.of(work);
                 self.last = Some((work.work, work.row, of));
-                let stage = &mut self.stages[cell / gpus];
+                let stage = &mut self.stages[cells[*cell].label];
                 stage.work.entry(of).or_default().calls += 1;
                 self.shared[*cell].add(work, of, &cells[*cell].window, &mut stage.work);
             }
@@ -196,7 +195,7 @@ impl<'a> SplitSums<'a> {
                     _ => self.names.of(work),
                 });
                 let long_call = self.long_call(gap);
-                let label = gap.cell / gpus;
+                let label = cells[gap.cell].label;
                 let launching = self.long_launch(gap);
                 let is_graph = gap.reasons.program.launch > 0 && self.launches_graph(gap);
                 if let Some((call, part)) = long_call {

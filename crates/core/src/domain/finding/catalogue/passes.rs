@@ -35,7 +35,8 @@ findings! {
         fires_on: "nsys could read the environments of other processes: the host permits no \
                    namespaces, or the run samples all processes";
     NSYS_STARTED_AGAIN = "nsys_started_again", [Info],
-        fires_on: "nsys lost its helper process and was started again";
+        fires_on: "nsys lost its helper process, or did not end after its program, and was started \
+                   again";
     NSYS_IMPORTER_UNLINKED = "nsys_importer_unlinked", [Info],
         fires_on: "nsys left raw data, which llmprof imported";
     NSYS_IMPORT_ERRORS = "nsys_import_errors", [Info, Warning],

@@ -128,9 +128,10 @@ findings! {
         advice: "Record again with a newer nsys: it loses switches, or gives them wrong times.";
     PROCESS_UNTRACED = "process_untraced", [Warning],
         fires_on: "a process of a system-wide recording was sampled in NVIDIA's driver, and no \
-                   call of CUDA of it is recorded",
-        advice: "Start the process by the profiled command, whose programs are recorded, or record \
-                 it with a profiler of its own and import that.";
+                   call of CUDA and no kernel of it is recorded",
+        advice: "Start the process by the profiled command, whose programs are recorded if \
+                 profiling.nsys.trace has cuda, or record it with a profiler of its own and import \
+                 that.";
     LAUNCHING_THREAD_DISPLACED = "launching_thread_displaced", [Warning],
         fires_on: "for at least 3 % of a stage, its GPU idled for the host while the launching \
                    thread was on no core and another thread was on the core that it had left",
