@@ -52,7 +52,7 @@ pub struct Collector {
     pub isolate: bool,
     /// Samples of all processes are permitted.
     pub system_wide_sampling: bool,
-    /// Time without use of a CPU after which nsys hangs, once its program has ended.
+    /// Time without progress after which nsys hangs, once its program has ended.
     pub stalled_after: Duration,
     /// Maximum size of each output of a child, bytes.
     pub log_cap: u64,

@@ -69,9 +69,14 @@ fn watch(run: RunMark, done: &AtomicBool) -> Option<i64> {
         thread::sleep(END_PERIOD);
     }
     let now = clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?;
-    let tick_ns =
-        1_000_000_000 / sysconf(SysconfVar::CLK_TCK).ok().flatten().filter(|ticks| *ticks > 0)?;
-    Some(now.tv_sec() * 1_000_000_000 + now.tv_nsec() - started * tick_ns).filter(|ns| *ns > 0)
+    let now_ns = now.tv_sec() * 1_000_000_000 + now.tv_nsec();
+    Some(now_ns - started * tick_ns()?).filter(|ns| *ns > 0)
+}
+
+/// Nanoseconds of a tick, the unit of times in `/proc/PID/stat`.
+pub(super) fn tick_ns() -> Option<i64> {
+    let ticks = sysconf(SysconfVar::CLK_TCK).ok().flatten().filter(|ticks| *ticks > 0)?;
+    Some(1_000_000_000 / ticks)
 }
 
 /// Start time of a process, ticks since boot; `None` if it has ended.
