@@ -139,11 +139,14 @@ impl Collector {
             };
             let exited = matches!(error.ended(), Some(ExitReason::Exited(_)));
             let output = folder.output(SERVER);
-            match nsys::find_race(&output).filter(|_| exited && retries < nsys::MAX_RETRIES) {
+            match nsys::find_race(&output)
+                .filter(|_| exited && (retries as usize) < nsys::MAX_RETRIES)
+            {
                 Some(race) => tracing::warn!(session = %id, race, "nsys launch is repeated"),
                 None => return Err(error),
             }
             retries += 1;
+            sleep(nsys::RETRY_PAUSE * retries).await;
         };
         let control = scratch(limits.run);
         let (port, dir) = (place.port, dir.to_owned());

@@ -14,6 +14,7 @@ use llmprof_core::{
     },
     layout,
 };
+use tokio::time::sleep;
 
 use super::{
     pass::{self, CollectError, Pass, PassFolder},
@@ -175,6 +176,7 @@ impl Collector {
             for partial in [&report, &report.with_extension("qdstrm")] {
                 let _ = std::fs::remove_file(partial); // it may not exist
             }
+            sleep(nsys::RETRY_PAUSE * retries.len() as u32).await;
         };
         pass.findings.extend(exposed);
         pass.findings.extend(nsys::started_again(&retries));

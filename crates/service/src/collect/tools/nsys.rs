@@ -3,7 +3,10 @@
 //! Pure values. nsys captures the whole process, and stages are cut out of the export: a capture
 //! range records only its first match and disturbs the timed stage.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use llmprof_core::{
     domain::{
@@ -99,6 +102,9 @@ const RACES: [&str; 4] =
 const RESET: &str = "Connection reset by peer";
 /// Maximum number of retries after such a race.
 pub const MAX_RETRIES: usize = 2;
+/// Time before the first retry, twice of it before the second: the other process of the race is
+/// then through.
+pub const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Returns the line of nsys' output that shows such a race.
 pub fn find_race(output: &[String]) -> Option<&String> {
