@@ -182,7 +182,8 @@ fn switches(export: &Path, pid: u32) -> rusqlite::Result<(i64, String)> {
     Ok((count, export.query_row(name, [pid], |row| row.get(0))?))
 }
 
-/// Runs a sleeping command under nsys, again if each start of nsys hung; returns its id and record.
+/// Runs a sleeping command under nsys; returns its id and record. Again if each start of nsys hung,
+/// or if it recorded nothing of the CPU, which nsys 2022.4 does on a busy machine.
 async fn sampled_run(service: &Service) -> (String, Value) {
     let more = json!({
         "mode": "light", "repeats": 1, "warmup": 0,
@@ -193,11 +194,14 @@ async fn sampled_run(service: &Service) -> (String, Value) {
         let run = service.end(&id).await;
         assert_eq!(services::processes_of(&id), [""; 0]);
         let is_hung = |message: &str| message.contains("did not end");
-        if !step(&run, "nsys")["message"].as_str().is_some_and(is_hung) {
+        let has_hung = step(&run, "nsys")["message"].as_str().is_some_and(is_hung);
+        let has_none = finding(&run, "cpu_samples_missing").is_some();
+        let is_denied = finding(&run, "cpu_sampling_denied").is_some();
+        if is_denied || !has_hung && !has_none {
             return (id, run);
         }
     }
-    panic!("nsys hung at each start of {MAX_RUNS} runs");
+    panic!("nsys hung or recorded nothing of the CPU in each of {MAX_RUNS} runs");
 }
 
 #[tokio::test]
