@@ -83,15 +83,20 @@ fn summary(stage: &str, change_ns: i64, steps: Option<u64>, changes: &[LedgerCha
         let places = if ms.abs() < 0.01 { 5 } else { 3 };
         format!("{}{:.places$}", if ns < 0 { "−" } else { "+" }, ms.abs())
     };
-    let largest = changes.first().map_or(0, |it| it.change_ns.abs());
-    let is_named = |it: &&LedgerChange| {
-        ratio(100.0 * it.change_ns.abs() as f64, largest as f64).is_some_and(|pct| pct >= SMALL_PCT)
+    // Parts of several operators may have one name.
+    let mut by_name: BTreeMap<String, i64> = BTreeMap::new();
+    changes.iter().for_each(|it| *by_name.entry(name(it)).or_default() += it.change_ns);
+    let mut by_name: Vec<_> = by_name.into_iter().filter(|(_, ns)| *ns != 0).collect();
+    by_name.sort_by_key(|(_, ns)| std::cmp::Reverse(ns.abs()));
+    let largest = by_name.first().map_or(0, |(_, ns)| ns.abs());
+    let is_named = |(_, ns): &&(String, i64)| {
+        ratio(100.0 * ns.abs() as f64, largest as f64).is_some_and(|pct| pct >= SMALL_PCT)
     };
-    let named: Vec<String> = changes
+    let named: Vec<String> = by_name
         .iter()
         .filter(is_named)
         .take(NAMED)
-        .map(|it| format!("{} {}", ms(it.change_ns), name(it)))
+        .map(|(name, ns)| format!("{} {name}", ms(*ns)))
         .collect();
     let parts = if named.is_empty() { String::new() } else { format!(": {}", named.join(", ")) };
     format!("{} {} ms{per}{parts}", in_sentence(stage), ms(change_ns))
@@ -111,6 +116,7 @@ mod tests {
     use super::*;
     use crate::ledger::LedgerStage;
 
+    /// A kernel `k@op` is of the operator `op`.
     fn ledger(measured_ns: i64, members: &[(LedgerCause, &str, i64)]) -> Ledger {
         let stage = LedgerStage {
             stage: "decode_all".into(),
@@ -118,20 +124,23 @@ mod tests {
             steps: Some(10),
             ..LedgerStage::default()
         };
-        let member = |(cause, kernel, ns): &(LedgerCause, &str, i64)| LedgerMember {
-            stage: "decode_all".into(),
-            cause: *cause,
-            operator: Some("op".into()),
-            kernel: Some((*kernel).into()),
-            grid: None,
-            block: None,
-            calls: 1.0,
-            ns: *ns,
-            share_pct: None,
-            pass: String::new(),
-            samples: 0,
-            evidence: String::new(),
-            max_saving_ns: 0,
+        let member = |(cause, kernel, ns): &(LedgerCause, &str, i64)| {
+            let (kernel, operator) = kernel.split_once('@').unwrap_or((kernel, "op"));
+            LedgerMember {
+                stage: "decode_all".into(),
+                cause: *cause,
+                operator: Some(operator.into()),
+                kernel: Some(kernel.into()),
+                grid: None,
+                block: None,
+                calls: 1.0,
+                ns: *ns,
+                share_pct: None,
+                pass: String::new(),
+                samples: 0,
+                evidence: String::new(),
+                max_saving_ns: 0,
+            }
         };
         let members = members.iter().map(member).collect();
         Ledger { stages: vec![stage], rows: vec![], members }
@@ -167,5 +176,26 @@ mod tests {
         assert_eq!((sum, changes.changes.len()), (changes.change_ns, 2));
         assert_eq!(ledger_changes(&a, &a)[0].summary, "decode +0.00000 ms per step");
         assert_eq!(ledger_changes(&a, &Ledger::default()), []);
+    }
+
+    #[test]
+    fn a_kernel_of_several_operators_is_named_once_with_the_sum_of_its_changes() {
+        use LedgerCause::MoreBytes;
+        let a = ledger(3_000_000, &[(MoreBytes, "gemm@q", 0), (MoreBytes, "norm", 900_000)]);
+        let b = ledger(
+            3_500_000,
+            &[
+                (MoreBytes, "gemm@q", 600_000),
+                (MoreBytes, "gemm@v", 500_000),
+                (MoreBytes, "norm", 300_000),
+            ],
+        );
+        let changes = ledger_changes(&a, &b).remove(0);
+        assert_eq!(
+            changes.summary,
+            "decode +0.050 ms per step: +0.110 gemm (more bytes than necessary), −0.060 norm \
+             (more bytes than necessary)"
+        );
+        assert_eq!(changes.changes.len(), 3);
     }
 }
