@@ -20,8 +20,9 @@ FROM ${RUST} AS rust
 # hadolint ignore=DL3006
 FROM ${BUILD_BASE} AS build
 ARG VARIANT=cpu
-# Cargo's profile: CI builds the image with its warm one, `dev`.
 ARG PROFILE=dist
+# A mounted folder with both programs, which takes the place of the build.
+ARG PROGRAMS=
 # Generation of the GPUs that kernels are compiled for: 80 A100, 90 H100 and H200.
 ARG CUDA_COMPUTE_CAP=90
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
@@ -38,6 +39,7 @@ WORKDIR $SOURCE
 COPY . .
 # The service is built without the feature `cuda`, so that it starts where there is no driver.
 RUN built=$CARGO_TARGET_DIR/$PROFILE && if [ "$PROFILE" = dev ]; then built=$CARGO_TARGET_DIR/debug; fi \
+    && if [ -n "$PROGRAMS" ]; then install --strip "$PROGRAMS"/llmprof "$PROGRAMS"/model-runner /opt && exit; fi \
     && if [ "$VARIANT" = cuda ]; then set -- --no-default-features --features service; fi \
     && cargo build --locked --package llmprof --profile "$PROFILE" "$@" && install --strip "$built/llmprof" /opt/llmprof \
     && if [ "$VARIANT" = cuda ]; then \

@@ -26,6 +26,11 @@ clippy:
 test *names:
     cargo nextest run --locked --workspace --features simulation {{names}}
 
+# All tests to their full extent: each fault, kill, power cut and changed capture, which take `just test`
+# too long.
+thorough *names:
+    LLMPROF_THOROUGH=1 cargo nextest run --locked --workspace --features simulation {{names}}
+
 # The tests of `just check`.
 quick:
     cargo nextest run --locked --workspace --features simulation --profile quick
@@ -63,6 +68,10 @@ cuda:
     cargo clippy --locked --package llmprof-runner --features cuda --all-targets -- -D warnings
     cargo build --locked --package llmprof --no-default-features --features cuda
     scripts/check-linkage.sh all {{target}}/model-runner
+
+# Builds the image and executes a run in it. CI does the same with the programs that it has built.
+image:
+    scripts/check-image.sh
 
 # Writes the contract again, after a change of the API.
 write-contract:

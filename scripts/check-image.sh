@@ -2,14 +2,15 @@
 # Builds the image of the Dockerfile with podman and uses it as a user would: a token, the service
 # without privileges on a read-only root, a run, its report, and a clean stop.
 #
-#   scripts/check-image.sh [CACHE]
+#   scripts/check-image.sh [CACHE [PROGRAMS]]
 #
 # Run as root on Debian. No registry of images is needed: the base is installed by debootstrap, and
 # Rust is this machine's. CACHE (default ~/.cache/llmprof) keeps the base; cargo's target folder, if
-# CARGO_TARGET_DIR is set, and its registry are mounted, so that a warm build takes a minute.
+# CARGO_TARGET_DIR is set, and its registry are mounted: a warm build takes minutes. A folder
+# PROGRAMS with `llmprof` and `model-runner` takes the place of the build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-cache=${1:-$HOME/.cache/llmprof}
+cache=${1:-$HOME/.cache/llmprof} programs=${2:-}
 base=localhost/llmprof-base rust=localhost/llmprof-rust image=localhost/llmprof:check
 report() { printf 'check-image: %s\n' "$*"; }
 for tool in podman debootstrap; do
@@ -55,6 +56,7 @@ if [ -n "${CARGO_TARGET_DIR:-}" ]; then
     mounts+=(--volume "$CARGO_TARGET_DIR:$CARGO_TARGET_DIR")
     mounts+=(--build-arg "CARGO_TARGET_DIR=$CARGO_TARGET_DIR")
 fi
+[ -z "$programs" ] || mounts+=(--volume "$programs:$programs:ro" --build-arg "PROGRAMS=$programs")
 home=${CARGO_HOME:-$HOME/.cargo}
 mkdir -p "$home/registry"
 mounts+=(--volume "$home/registry:$home/registry" --build-arg CARGO_HOME="$home")

@@ -37,7 +37,7 @@ fn number(variable: &str, default: u64) -> u64 {
 
 #[test]
 fn every_schedule_keeps_its_promises() {
-    let (count, first) = (number("SIMULATOR_SCHEDULES", 200), number("SIMULATOR_FIRST", 0));
+    let (count, first) = (number("SIMULATOR_SCHEDULES", 100), number("SIMULATOR_FIRST", 0));
     if count == 1 {
         tracing_subscriber::fmt().without_time().with_ansi(false).init();
     }

@@ -31,7 +31,7 @@ use uuid::Uuid;
 
 use crate::{
     parse::changes::{change, sorted},
-    support::{captures::capture, golden::golden},
+    support::{captures::capture, extent, golden::golden},
 };
 
 /// The stored report of an import of a timeline.
@@ -274,7 +274,7 @@ impl Pages {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(extent(12, 48)))]
 
     #[test]
     fn no_sentence_on_a_changed_capture_contradicts_a_table_a_finding_or_another_one(

@@ -22,9 +22,12 @@ use llmprof_service::http;
 use proptest::prelude::*;
 use serde_json::Value;
 
-use crate::parse::{
-    changes::{change, sorted},
-    sums::OpenCapture,
+use crate::{
+    parse::{
+        changes::{change, sorted},
+        sums::OpenCapture,
+    },
+    support::extent,
 };
 
 /// Records the message of a check that failed.
@@ -265,7 +268,7 @@ fn counters(figures: &[f64], trace: &Timeline) -> Vec<LaunchCounters> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(extent(12, 48)))]
 
     #[test]
     fn no_figure_of_a_changed_capture_contradicts_another_or_its_unit(

@@ -173,10 +173,11 @@ fn included_and_excluded_ranges_equal_plain_sql() {
     capture.with_ops();
     let inside = |stage: &str, outer: &str| {
         let query = format!(
-            "select 'x', count(*), sum(o.end - o.start), 0, 0
-             from ops o, ({RANGES}) s, ({RANGES}) m
-             where s.name = 'LLM:{stage}' and m.name = 'LLM:measured' and s.tid = o.tid
-               and o.api_start between s.start and s.end
+            "with r as materialized ({RANGES}),
+                 s as materialized (select * from r where name = 'LLM:{stage}'),
+                 m as materialized (select * from r where name = 'LLM:measured')
+             select 'x', count(*), sum(o.end - o.start), 0, 0
+             from s, m, ops o where s.tid = o.tid and o.api_start between s.start and s.end
                and {outer} (o.api_start between m.start and m.end)"
         );
         let sum = capture.sums(&query)["x"];

@@ -1,4 +1,4 @@
-//! Every write of a service fails once: with EIO, ENOSPC and EMFILE. A preloaded library
+//! Writes of a service fail, one after another: with EIO, ENOSPC and EMFILE. A preloaded library
 //! (`tests/fixtures/faults/faults.c`) counts the calls on files of the data folder and fails one.
 //!
 //! After each: what was acknowledged ends and exists, the service answers or ends with an error,
@@ -16,10 +16,10 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::survive::{assert_in_order, quick};
-use crate::support::service::{self, PATIENCE, Service, Setup, pause};
-
-/// Calls of a run that fail with each error, one at a time.
-const FAULTS: i64 = 24;
+use crate::support::{
+    extent,
+    service::{self, PATIENCE, Service, Setup, pause},
+};
 
 /// The library and its shared page.
 struct Faults {
@@ -106,7 +106,7 @@ async fn submit(service: &Service) -> Option<String> {
     Some(answer["run_id"].as_str()?.to_owned())
 }
 
-/// Fails one write after another, in steps of the golden ratio, which spread over all.
+/// Fails writes of a run, one after another, in steps of the golden ratio, which spread over all.
 async fn sweep(faults: &mut Faults, data: &Path, error: i32) {
     let mut service = faults.service(data);
     let before = faults.seen();
@@ -114,8 +114,8 @@ async fn sweep(faults: &mut Faults, data: &Path, error: i32) {
     assert_eq!(whole["state"], "succeeded", "{whole:#}");
     let calls = faults.seen() - before;
     assert!(calls > 100, "the library counted {calls} calls of a run");
-    let mut acknowledged = Vec::new();
-    for fault in 0..FAULTS {
+    let (mut acknowledged, count) = (Vec::new(), extent(6, 24));
+    for fault in 0..count {
         let nth = 1 + ((fault as f64 * 0.618_034).fract() * calls as f64) as i64;
         faults.fail_after(nth, error);
         let submitted = submit(&service).await;
@@ -136,7 +136,7 @@ async fn sweep(faults: &mut Faults, data: &Path, error: i32) {
         };
         acknowledged.push(id);
     }
-    println!("{error}: {FAULTS} of {calls} calls failed");
+    println!("{error}: {count} of {calls} calls failed");
     for id in &acknowledged {
         let run = service.end(id).await;
         assert!(run["ended_at"].is_string(), "{run:#}");

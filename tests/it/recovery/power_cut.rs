@@ -15,11 +15,10 @@ use super::survive::{assert_in_order, numbers, quick};
 use crate::support::{
     deep::{DeepHost, deep},
     disk::Disk,
+    extent,
     service::{self, FAKE_NSYS, LLMPROF, POLL, Service, Setup, pause, processes_of, script},
 };
 
-/// Cuts of one test.
-const CUTS: u64 = 10;
 /// Latest moment of a cut after the last submission.
 const MOMENTS_MS: u64 = 6_000;
 /// The same for deep runs.
@@ -93,7 +92,7 @@ async fn a_power_cut_at_any_moment_loses_nothing_that_was_acknowledged() {
     let mut number = numbers(seed);
     let (data, tools) = (disk.root().join("data"), tempfile::tempdir().unwrap());
     let mut acknowledged = Vec::new();
-    for _ in 0..CUTS {
+    for _ in 0..extent(4, 10) {
         let service = packing(&data, tools.path());
         let mut settings = quick();
         settings["mode"] = "light".into();
@@ -127,7 +126,7 @@ async fn a_deep_run_continues_after_a_power_cut_at_any_moment_of_its_passes() {
     let (mut number, mut host) = (numbers(seed), DeepHost::new());
     host.data = disk.root().join("data");
     let mut submitted: Vec<String> = Vec::new();
-    for _ in 0..CUTS {
+    for _ in 0..extent(4, 10) {
         let service = host.serve();
         let last = match submitted.last() {
             Some(id) => service.json(&format!("/runs/{id}")).await,

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::survive::assert_in_order;
 use crate::support::{
     deep::{DeepHost, PASSES, deep},
+    extent,
     service::{self, Service, processes_of},
 };
 
@@ -43,13 +44,14 @@ async fn report(service: &Service, id: &str) -> Value {
 
 #[tokio::test]
 async fn a_deep_run_stopped_or_killed_in_a_pass_continues_with_that_pass() {
-    for (pass, signal, attempts) in [
+    let interruptions = [
         ("nsys", Signal::SIGTERM, 1),
-        ("gpu_metrics/rate-20000", Signal::SIGKILL, 2),
-        ("ncu/process-1", Signal::SIGKILL, 2),
         ("ncu/process-2", Signal::SIGTERM, 1),
         ("gemm_log/all", Signal::SIGKILL, 2),
-    ] {
+        ("ncu/process-1", Signal::SIGKILL, 2),
+        ("gpu_metrics/rate-20000", Signal::SIGKILL, 2),
+    ];
+    for (pass, signal, attempts) in interruptions.into_iter().take(extent(3, 5)) {
         let host = DeepHost::new();
         let passes = match pass {
             "ncu/process-2" => host.lengthen_symbols(),

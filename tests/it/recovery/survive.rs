@@ -6,12 +6,10 @@ use nix::sys::signal::Signal;
 use rusqlite::{Connection, TransactionBehavior};
 use serde_json::{Value, json};
 
-use crate::support::service::{
-    self, FAKE_NSYS, LLMPROF, MODEL, POLL, Service, Setup, processes_of, script,
+use crate::support::{
+    extent,
+    service::{self, FAKE_NSYS, LLMPROF, MODEL, POLL, Service, Setup, processes_of, script},
 };
-
-/// Kills in one test.
-const KILLS: usize = 30;
 
 /// Pseudo-random numbers of a seed.
 pub fn numbers(mut seed: u64) -> impl FnMut(u64) -> u64 {
@@ -42,7 +40,7 @@ async fn a_kill_at_any_point_of_a_run_loses_doubles_and_blocks_no_run() {
     println!("seed {seed}");
     let (mut number, data) = (numbers(seed), tempfile::tempdir().unwrap());
     let mut submitted: Vec<String> = Vec::new();
-    for _ in 0..KILLS {
+    for _ in 0..extent(10, 30) {
         let service = Service::start(data.path(), &Setup::default());
         let last = match submitted.last() {
             Some(id) => service.json(&format!("/runs/{id}")).await,

@@ -157,6 +157,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
         #[test]
         fn samples_in_place_are_not_displaced_and_moved_ones_are(
             kernels in prop::collection::vec((0i64..600_000, 20_000i64..600_000), 30..120),
