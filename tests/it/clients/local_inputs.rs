@@ -83,6 +83,37 @@ async fn a_name_of_the_service_keeps_its_meaning_next_to_a_file_of_the_same_name
 }
 
 #[tokio::test]
+async fn a_manifest_that_a_file_names_by_a_path_is_relative_to_the_file() {
+    let (_api, service, folder) = paused().await;
+    let set = folder.path().join("set");
+    fs::create_dir(&set).unwrap();
+    fs::write(set.join("own.yaml"), "prompt: mine\nimages: [{path: ../page.png}]").unwrap();
+    let base = json!({ "model": "deepseek-ocr-tiny", "inputs": "./own.yaml" });
+    fs::write(set.join("run.json"), base.to_string()).unwrap();
+    let sweep = json!({ "base": base, "axes": { "new_tokens": [1, 2] } });
+    fs::write(set.join("sweep.json"), sweep.to_string()).unwrap();
+    let send = |arguments: &[&str]| run(&mut command(folder.path(), &service.base, arguments));
+
+    let planned = send(&["submit", "set/run.json", "--dry-run"]);
+    assert_eq!(planned.code, 0, "{planned:?}");
+    assert_eq!(service.json("/inputs").await["inputs"], json!([]), "a dry run stores nothing");
+    let id = inputs_of(&service, &send(&["submit", "set/run.json"])).await;
+    let view = service.json(&format!("/inputs/{}", id.as_str().unwrap())).await;
+    assert_eq!(view["samples"][0]["prompt"], "mine");
+    let other = send(&["submit", "set/run.json", "--inputs", "inputs-small.yaml"]);
+    assert_eq!(inputs_of(&service, &other).await, "inputs-small.yaml", "an option replaces it");
+
+    let started = send(&["sweep", "set/sweep.json"]);
+    assert_eq!(started.code, 0, "{started:?}");
+    let sweep = service.json(&format!("/sweeps/{}", started.stdout.trim())).await;
+    assert_eq!(sweep["request"]["base"]["inputs"], id, "{sweep:#}");
+    let again = send(&["sweep", "set/sweep.json"]);
+    assert!(again.stderr.contains("continuing the sweep"), "{again:?}");
+    fs::write(set.join("run.json"), r#"{"model": "llama-tiny", "inputs": "./no.yaml"}"#).unwrap();
+    send(&["submit", "set/run.json"]).assert_refused(&["cannot read the manifest set/./no.yaml"]);
+}
+
+#[tokio::test]
 async fn unusable_manifests_of_this_machine_are_refused_in_one_line_with_a_remedy() {
     let (_api, service, folder) = paused().await;
     let here = folder.path();

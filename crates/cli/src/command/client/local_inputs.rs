@@ -44,6 +44,12 @@ pub fn is_path(name: &str) -> bool {
     ["/", "./", "../"].iter().any(|start| name.starts_with(start))
 }
 
+/// The manifest of this machine that a submission in `file` names by a path, relative to the file.
+pub fn manifest_in(submission: &Value, file: &Path) -> Option<PathBuf> {
+    let name = submission["inputs"].as_str().filter(|name| is_path(name))?;
+    Some(file.parent().unwrap_or(Path::new("")).join(name))
+}
+
 impl LocalInputs {
     /// Reads a manifest, and finds its images: relative to it, or by absolute paths.
     pub fn read(path: &Path) -> Result<Self> {

@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 use super::{
     ServerOptions, ServiceClient,
     answers::{DryRunAnswer, SubmittedAnswer},
-    local_inputs::{self, LocalInputs},
+    local_inputs::{self, LocalInputs, manifest_in},
     refusal::Refused,
     settings,
     terminal::{duration, escaped, print},
@@ -26,8 +26,10 @@ use super::{
 /// Queue a run on a service
 ///
 /// The submission is a FILE, options, or a FILE whose fields options replace. Prints the id of the
-/// run, which is on the service's disk by then. Exit code 0; with --wait as of `llmprof watch`; 3:
-/// bad input, or the service refuses or does not answer.
+/// run, which is on the service's disk by then. Where `inputs` of the FILE is a path that starts
+/// with `/`, `./` or `../`, it is a manifest of this machine, as of --inputs, relative to the FILE.
+/// Exit code 0; with --wait as of `llmprof watch`; 3: bad input, or the service refuses or does not
+/// answer.
 #[derive(Debug, Args)]
 pub struct SubmitOptions {
     /// Submission as of `POST /runs`, JSON or YAML; `-` is standard input
@@ -108,9 +110,11 @@ pub fn run(options: &SubmitOptions) -> ExitCode {
 
 async fn submit(client: &ServiceClient, options: &SubmitOptions) -> Result<ExitCode> {
     let mut body = submission(options)?;
-    let answer = match &options.inputs {
-        Some(name) => submit_with(client, &mut body, name).await?,
-        None => client.submit("/runs", &body).await?,
+    let file = options.file.as_deref().filter(|_| options.inputs.is_none());
+    let answer = match (&options.inputs, file.and_then(|it| manifest_in(&body, it))) {
+        (Some(name), _) => submit_with(client, &mut body, name).await?,
+        (None, Some(manifest)) => submit_local(client, &mut body, &manifest).await?,
+        (None, None) => client.submit("/runs", &body).await?,
     };
     if options.json {
         print(&format!("{answer}\n"))?;
@@ -133,7 +137,13 @@ async fn submit_with(client: &ServiceClient, body: &mut Value, name: &str) -> Re
             answered => return answered,
         }
     }
-    let inputs = LocalInputs::read(Path::new(name))?;
+    submit_local(client, body, Path::new(name)).await
+}
+
+/// Submits a run with a manifest of this machine, which is stored first, or sent along by a dry
+/// run.
+async fn submit_local(client: &ServiceClient, body: &mut Value, manifest: &Path) -> Result<Value> {
+    let inputs = LocalInputs::read(manifest)?;
     body["inputs"] = match body["dry_run"] == true {
         true => inputs.inline()?,
         false => inputs.store(client).await?,

@@ -18,7 +18,9 @@ use llmprof_service::config::TlsSettings;
 use serde_json::{Map, Value, json};
 
 use super::{
-    INTERRUPTED, ServerOptions, ServiceClient, submit,
+    INTERRUPTED, ServerOptions, ServiceClient,
+    local_inputs::{LocalInputs, manifest_in},
+    submit,
     terminal::{escaped, print},
 };
 use crate::command::serve::{self, LogFormat, Logging, ServeOptions, Service};
@@ -30,11 +32,13 @@ const PERIOD: Duration = Duration::from_secs(1);
 
 /// Start a grid of runs, and print its table
 ///
-/// FILE is the body of `POST /sweeps`. With --local DIR no service is needed: one serves DIR on a
-/// free loopback port until the sweep ends. Where a sweep of the same name, base and axes has not
-/// ended, it is continued, so that an interrupted command can be repeated. Exit code 0: some point
-/// was measured; 1: none was, or the sweep was cancelled; 3: bad input, or the service refuses or
-/// does not answer; 130: Ctrl-C, which ends this command, and with --local the service.
+/// FILE is the body of `POST /sweeps`; `inputs` of its base may be a path that starts with `/`,
+/// `./` or `../`: a manifest of this machine, relative to FILE, which is stored first. With --local
+/// DIR no service is needed: one serves DIR on a free loopback port until the sweep ends. Where a
+/// sweep of the same name, base and axes has not ended, it is continued, so that an interrupted
+/// command can be repeated. Exit code 0: some point was measured; 1: none was, or the sweep was
+/// cancelled; 3: bad input, or the service refuses or does not answer; 130: Ctrl-C, which ends this
+/// command, and with --local the service.
 #[derive(Debug, Args)]
 pub struct SweepOptions {
     /// Sweep as of `POST /sweeps`, JSON or YAML; `-` is standard input
@@ -64,7 +68,7 @@ pub fn run(options: &SweepOptions) -> ExitCode {
         Some(data) => run_local(options, data).unwrap_or_else(|error| super::failed(&error)),
         None => super::run(&options.service, async |client| {
             let body = submit::read_object(&options.file)?;
-            let id = start(&client, body).await?;
+            let id = start(&client, &options.file, body).await?;
             if !options.wait {
                 return print_id(&client, &id);
             }
@@ -111,7 +115,7 @@ fn run_local(options: &SweepOptions, data: &Path) -> Result<ExitCode> {
         let service = Service::start(config, log).await?;
         let client = ServiceClient::new(&options.service.with_server(service.base()))?;
         let sweep = async {
-            let id = start(&client, body).await?;
+            let id = start(&client, &options.file, body).await?;
             follow(&client, &id, options.csv).await
         };
         let ended = tokio::select! {
@@ -127,7 +131,11 @@ fn run_local(options: &SweepOptions, data: &Path) -> Result<ExitCode> {
 }
 
 /// Starts the sweep, or resumes the one of the same name, base and axes; returns its id.
-async fn start(client: &ServiceClient, body: Map<String, Value>) -> Result<String> {
+async fn start(
+    client: &ServiceClient,
+    file: &Path,
+    mut body: Map<String, Value>,
+) -> Result<String> {
     let listed = client.get("/sweeps").await?;
     let active = listed["sweeps"].as_array().into_iter().flatten().find(|it| is_same(it, &body));
     let sweep = match active {
@@ -136,7 +144,14 @@ async fn start(client: &ServiceClient, body: Map<String, Value>) -> Result<Strin
             eprintln!("continuing the sweep {id}");
             client.post(&format!("/sweeps/{id}/resume"), &json!({})).await?
         }
-        None => client.post("/sweeps", &Value::from(body)).await?,
+        None => {
+            if let Some(base) = body.get_mut("base")
+                && let Some(manifest) = manifest_in(base, file)
+            {
+                base["inputs"] = LocalInputs::read(&manifest)?.store(client).await?;
+            }
+            client.post("/sweeps", &Value::from(body)).await?
+        }
     };
     id_of(&sweep)
 }
