@@ -110,6 +110,8 @@ pub struct Analysis {
     /// Rates above the device's peaks, highest share first.
     pub removed_rates: Vec<RemovedRate>,
     pub overhead: Vec<OverheadRecord>,
+    /// True if only one of the two passes was cold, so that they are not compared.
+    pub has_cold_pass: bool,
     /// Floor, causes and rest of each stage's time.
     pub ledger: Ledger,
     pub outputs: OutputCheck,
@@ -267,8 +269,9 @@ impl Analysis {
         let loads = trace.command.as_ref().map_or(&[][..], |command| &command.loads);
         self.requests = requests::requests(loads);
         let command = self.command.as_ref().and_then(CommandTiming::overhead);
-        let stages = overhead::overhead(&self.stages, &stages::stages(traced));
-        self.overhead = command.into_iter().chain(stages).collect();
+        let stages = overhead::of_passes(baseline, traced);
+        self.has_cold_pass = stages.is_err();
+        self.overhead = command.into_iter().chain(stages.unwrap_or_default()).collect();
     }
 
     /// Adds the results that need the capture and the counters.

@@ -153,6 +153,11 @@ impl Analysis {
                 "The capture has no unprofiled pass to compare with.",
                 "Time the program without a profiler to measure the tracing overhead.",
             ),
+            _ if self.has_cold_pass => (
+                "One of the two passes made a single repeat without a warm-up: it was cold, and \
+                 the other was not.",
+                "Give both a warm-up (warmup, profiling.nsys.warmup) or a second repeat.",
+            ),
             _ => (
                 "The run has no traced pass to compare with.",
                 "Submit with mode light or deep where nsys is installed.",

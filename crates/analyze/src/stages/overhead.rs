@@ -6,12 +6,13 @@ use llmprof_core::{
         finding::{Finding, catalogue},
         units::quantity,
     },
-    trace::Trace,
+    trace::{Trace, event::StageRange},
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    stages::{DECODE, Stages, in_sentence},
+    events::Events,
+    stages::{DECODE, Stages, in_sentence, stages},
     stats::{percent, ratio},
     timeline::gpu::StageGpu,
 };
@@ -34,8 +35,41 @@ pub struct OverheadRecord {
     pub steps: Option<u64>,
 }
 
+/// Why stages of two passes of the model runner are not compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ColdPass;
+
+/// Compares the stages of the unprofiled and the traced pass, without repeats that were cold: the
+/// first of a pass without a warm-up. Two passes of one such repeat are both cold, and compared.
+pub fn of_passes(plain: &Events, traced: &Events) -> Result<Vec<OverheadRecord>, ColdPass> {
+    if plain.ranges.is_empty() || traced.ranges.is_empty() {
+        return Ok(Vec::new());
+    }
+    match (warm(plain), warm(traced)) {
+        (Some(plain), Some(traced)) => Ok(overhead(&stages(&plain), &stages(&traced))),
+        (None, None) => Ok(overhead(&stages(plain), &stages(traced))),
+        _ => Err(ColdPass),
+    }
+}
+
+/// The repeats of a pass that were warm; `None` if it had a cold one alone.
+fn warm<'a>(events: &Events<'a>) -> Option<Events<'a>> {
+    let had_warmup = events.ranges.iter().any(|it| it.warmup);
+    let is_warm = |it: &&StageRange| had_warmup || it.repeat > 0;
+    let ranges: Vec<_> = events.ranges.iter().copied().filter(is_warm).collect();
+    (!ranges.is_empty()).then(|| Events {
+        start: events.start,
+        samples: events.samples.clone(),
+        ranges,
+        outputs: events.outputs.clone(),
+        source: events.source,
+        other_stages: events.other_stages.clone(),
+        ..Events::default()
+    })
+}
+
 /// Compares the stages of the two passes.
-pub fn overhead(plain: &Stages, traced: &Stages) -> Vec<OverheadRecord> {
+fn overhead(plain: &Stages, traced: &Stages) -> Vec<OverheadRecord> {
     let compare = |row: &crate::stages::StageTiming| {
         let (baseline_ms, traced_ms) = (row.ms.mean, traced.row(&row.stage)?.ms.mean);
         // A shorter traced decode is compared with the baseline's time for as many steps.
@@ -136,7 +170,7 @@ impl LighterSettings {
 
 #[cfg(test)]
 mod tests {
-    use llmprof_core::trace::timeline::Timeline;
+    use llmprof_core::trace::{event::Event, timeline::Timeline};
 
     use super::*;
     use crate::{kernels::tests::capture, stages::StageTiming, stats::Spread};
@@ -151,6 +185,36 @@ mod tests {
             tokens_per_s: None,
         };
         Stages { rows: vec![row], decode_steps: Some(steps), ..Stages::default() }
+    }
+
+    #[test]
+    fn a_cold_repeat_is_not_compared_with_warm_ones() {
+        let pass = |repeats: &[(bool, i64)]| -> Vec<Event> {
+            let range = |(at, (warmup, ms)): (usize, &(bool, i64))| {
+                Event::Range(StageRange {
+                    name: "prefill".into(),
+                    start_ns: at as i64 * 1_000_000_000,
+                    end_ns: at as i64 * 1_000_000_000 + ms * 1_000_000,
+                    device_ns: None,
+                    warmup: *warmup,
+                    repeat: at.saturating_sub(repeats.iter().filter(|it| it.0).count()) as u32,
+                    step: None,
+                })
+            };
+            repeats.iter().enumerate().map(range).collect()
+        };
+        let compared = |plain: &[(bool, i64)], traced: &[(bool, i64)]| {
+            let (plain, traced) = (pass(plain), pass(traced));
+            let found = of_passes(&Events::of(&plain), &Events::of(&traced));
+            found.map(|it| it.iter().map(|it| (it.plain_ms, it.traced_ms)).collect::<Vec<_>>())
+        };
+        let warm = [(true, 90), (false, 10), (false, 10)];
+        assert_eq!(compared(&warm, &[(true, 90), (false, 12)]), Ok(vec![(10.0, 12.0)]));
+        assert_eq!(compared(&warm, &[(false, 90), (false, 12)]), Ok(vec![(10.0, 12.0)]));
+        assert_eq!(compared(&warm, &[(false, 90)]), Err(ColdPass));
+        assert_eq!(compared(&[(false, 80)], &warm), Err(ColdPass));
+        assert_eq!(compared(&[(false, 80)], &[(false, 90)]), Ok(vec![(80.0, 90.0)]));
+        assert_eq!(compared(&[(false, 80)], &[]), Ok(vec![]));
     }
 
     #[test]
