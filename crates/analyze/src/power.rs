@@ -8,6 +8,7 @@
 //! figures, and the record gives the reason.
 
 mod curve;
+mod interval;
 mod readings;
 mod steady;
 mod throttling;
@@ -83,6 +84,10 @@ pub struct StagePower {
     pub joules_per_token: Option<f64>,
     /// Energy over the time of the stage.
     pub mean_w: Option<f64>,
+    /// Half of the 95 % interval of `mean_w`, by Student's t over instances, or over parts of the
+    /// back-to-back run; `null` for fewer than five with two readings each.
+    #[serde(default)]
+    pub mean_w_half_width: Option<f64>,
     /// Highest reading.
     pub peak_w: Option<f64>,
     pub sm_mhz: Option<f64>,
@@ -210,6 +215,7 @@ fn stage_power(
             record.reading_pct = percent(reading_ns as f64, mean_ns);
             record.energy_j = ratio(joules, instances.len() as f64);
             record.mean_w = ratio(joules, total_ns as f64 / 1e9);
+            record.mean_w_half_width = interval::half_width(readings, source, &instances);
         }
         Err(why) => match events.steady.iter().find(|it| it.stage == stage) {
             Some(run) => {

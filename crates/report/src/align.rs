@@ -1,7 +1,8 @@
 //! Reports of an alignment: Markdown, HTML and JSON, and the verdicts of a stored one.
 
-use llmprof_analyze::align::{
-    Alignment, AlignmentCheck, EvidenceRow, SideFacts, SidePower, Verdict,
+use llmprof_analyze::{
+    align::{Alignment, AlignmentCheck, EvidenceRow, SideFacts, SidePower, Verdict},
+    stats::ratio,
 };
 use llmprof_core::{domain::digits, layout};
 use minijinja::{
@@ -123,9 +124,14 @@ impl AlignmentReport<'_> {
             let figure = |side: &SideFacts, field: fn(&SidePower) -> Option<f64>| {
                 known(side.power.as_ref().and_then(field), digits::figure)
             };
-            let figures: [Fact<SidePower, Option<f64>>; 4] = [
-                ("mean GPU power, W", |it| it.mean_w),
+            let bounded: [Fact<SidePower, Option<f64>>; 2] = [
+                ("mean GPU power with its 95 % interval, W", |it| it.mean_w),
                 ("energy of the GPU in one instance of the stage, J", |it| it.energy_j),
+            ];
+            for (name, field) in bounded {
+                table.row([name.to_owned(), with_interval(a, field), with_interval(b, field)]);
+            }
+            let figures: [Fact<SidePower, Option<f64>>; 2] = [
                 ("mean SM clock, MHz", |it| it.sm_mhz),
                 ("time throttled, %", |it| it.throttled_pct),
             ];
@@ -261,5 +267,42 @@ fn check_view(check: &AlignmentCheck) -> Value {
         decisive => check.decisive,
         advice => &check.advice,
         rows => Value::from(Serde(rows)),
+    }
+}
+/// A figure of the power of a side, `512 ± 1.9` where its interval is known.
+fn with_interval(side: &SideFacts, field: fn(&SidePower) -> Option<f64>) -> String {
+    let Some((value, power)) = side.power.as_ref().and_then(|it| Some((field(it)?, it))) else {
+        return UNKNOWN.into();
+    };
+    let half = power.mean_w_half_width.zip(power.mean_w);
+    match half.and_then(|(half, mean)| ratio(half * value, mean)) {
+        Some(half) => format!("{} ± {}", digits::figure(value), digits::figure(half)),
+        None => digits::figure(value),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn energy_has_the_relative_interval_of_the_power() {
+        let side = |half: Option<f64>| -> SideFacts {
+            let power = json!({
+                "mean_w": 500.0, "mean_w_half_width": half, "energy_j": 2.0, "sm_mhz": null,
+                "throttled_pct": null,
+            });
+            serde_json::from_value(json!({
+                "name": "a", "isolated_by": "", "ranges": 1, "counted": 1, "left_out": 0,
+                "instances": 1, "kernels": 1, "kernels_per_instance": null,
+                "distinct_sequences": 1, "replayed_kernels": 0, "power": power,
+            }))
+            .unwrap()
+        };
+        let energy = |half| with_interval(&side(half), |it| it.energy_j);
+        assert_eq!([energy(Some(5.0)), energy(None)], ["2.00 ± 0.020", "2.00"]);
+        assert_eq!(with_interval(&side(Some(5.0)), |it| it.sm_mhz), UNKNOWN);
     }
 }

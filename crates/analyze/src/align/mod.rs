@@ -88,6 +88,10 @@ pub struct SideFacts {
 #[cfg_attr(feature = "schema", schema(as = AlignmentPower))]
 pub struct SidePower {
     pub mean_w: Option<f64>,
+    /// Half of the 95 % interval of `mean_w`; that of `energy_j` is the same share of it. `null`
+    /// where the samples do not suffice.
+    #[serde(default)]
+    pub mean_w_half_width: Option<f64>,
     /// Joules of the whole GPU in one instance of the stage.
     #[serde(default)]
     pub energy_j: Option<f64>,
@@ -250,6 +254,7 @@ fn facts(side: &AlignmentSide, found: &IsolatedOperation) -> SideFacts {
         replayed_kernels: found.replayed,
         power: side.power.map(|it| SidePower {
             mean_w: it.mean_w,
+            mean_w_half_width: it.mean_w_half_width,
             energy_j: it.energy_j,
             sm_mhz: it.sm_mhz,
             throttled_pct: it.throttled_pct,

@@ -69,18 +69,17 @@ impl PowerReadings {
     /// shared with its neighbours. The finer series is used; the counter, which misses nothing
     /// between two samples, is preferred where its steps are short compared with the stage.
     pub fn energy(&self, instances: &[Interval], mean_ns: f64) -> Result<StageEnergy, String> {
-        let (series, source) = match (&self.counter, &self.power) {
+        let (reading_ns, source) = match (&self.counter, &self.power) {
             (Some(counter), Some(power))
                 if mean_ns < MIN_COUNTER_STEPS * counter.period_ns as f64
                     && power.period_ns < counter.period_ns =>
             {
-                (power, EnergySource::Integral)
+                (power.period_ns, EnergySource::Integral)
             }
-            (Some(counter), _) => (counter, EnergySource::Counter),
-            (None, Some(power)) => (power, EnergySource::Integral),
+            (Some(counter), _) => (counter.period_ns, EnergySource::Counter),
+            (None, Some(power)) => (power.period_ns, EnergySource::Integral),
             (None, None) => return Err("The device reports neither energy nor power.".into()),
         };
-        let reading_ns = series.period_ns;
         if mean_ns < 2.0 * reading_ns as f64 {
             return Err(format!(
                 "An instance lasts {:.1} ms, less than two device readings ({:.1} ms apart).",
@@ -88,14 +87,28 @@ impl PowerReadings {
                 reading_ns as f64 / 1e6,
             ));
         }
-        let energy = |it: &Interval| match source {
-            EnergySource::Counter => series.difference(it),
-            EnergySource::Integral => series.integral(it),
-        };
-        let joules = instances.iter().map(energy).sum::<Option<f64>>();
+        let joules = instances.iter().map(|it| self.joules(source, it)).sum::<Option<f64>>();
         joules
             .map(|joules| StageEnergy { joules, source, reading_ns })
             .ok_or_else(|| "The device's readings do not cover the whole stage.".into())
+    }
+}
+
+impl PowerReadings {
+    pub fn series(&self, source: EnergySource) -> Option<&ReadingSeries> {
+        match source {
+            EnergySource::Counter => self.counter.as_ref(),
+            EnergySource::Integral => self.power.as_ref(),
+        }
+    }
+
+    /// Energy in the interval; `None` if the readings do not cover it.
+    pub fn joules(&self, source: EnergySource, interval: &Interval) -> Option<f64> {
+        let series = self.series(source)?;
+        match source {
+            EnergySource::Counter => series.difference(interval),
+            EnergySource::Integral => series.integral(interval),
+        }
     }
 }
 

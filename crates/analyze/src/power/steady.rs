@@ -10,10 +10,13 @@ use llmprof_core::trace::{
 };
 
 use super::{
-    BackToBack, EnergySource, MIN_SAMPLES, StagePower,
+    BackToBack, EnergySource, MIN_SAMPLES, StagePower, interval,
     readings::{AVERAGE_WINDOW_NS, PowerReadings},
 };
-use crate::stats::{percent, ratio};
+use crate::{
+    stats::{percent, ratio},
+    timeline::interval::Interval,
+};
 
 /// Minimum excluded start of the run, nanoseconds.
 const RISE_NS: i64 = 300_000_000;
@@ -47,11 +50,12 @@ pub fn fill(
         ));
     }
     let seconds = (to - from) as f64 / 1e9;
-    let (mean_w, source, reading_ns) = by_counter(readings, from, to)
+    let (mean_w, source, covered) = by_counter(readings, from, to)
         .or_else(|| {
             let watts: Vec<f64> = inside.iter().filter_map(|it| it.power_w).collect();
             let mean = ratio(watts.iter().sum(), watts.len() as f64)?;
-            Some((mean, EnergySource::Integral, readings.power.as_ref()?.period_ns))
+            let covered = (inside.first()?.t_ns, inside.last()?.t_ns);
+            readings.power.is_some().then_some((mean, EnergySource::Integral, covered))
         })
         .ok_or("The device reports neither energy nor power.")?;
     let instances = run.instances as f64 * (to - from) as f64 / lasted as f64;
@@ -60,14 +64,22 @@ pub fn fill(
     record.samples = inside.len() as u64;
     record.back_to_back = Some(BackToBack { seconds, instances });
     record.energy_source = Some(source);
-    record.reading_pct = percent(reading_ns as f64, seconds * 1e9);
+    let reading_ns = readings.series(source).map(|it| it.period_ns as f64);
+    record.reading_pct = reading_ns.and_then(|ns| percent(ns, seconds * 1e9));
     record.mean_w = Some(mean_w);
+    let parts = interval::parts(readings, source, covered);
+    record.mean_w_half_width = interval::half_width(readings, source, &parts);
     record.energy_j = ratio(mean_w * seconds, instances);
     Ok(())
 }
 
-/// Mean power between the counter's first and last step in the interval, from at least ten steps.
-fn by_counter(readings: &PowerReadings, from: i64, to: i64) -> Option<(f64, EnergySource, i64)> {
+/// Mean power between the counter's first and last step in the interval, from at least ten steps,
+/// and this time.
+fn by_counter(
+    readings: &PowerReadings,
+    from: i64,
+    to: i64,
+) -> Option<(f64, EnergySource, Interval)> {
     let counter = readings.counter.as_ref()?;
     let inside: Vec<i64> = counter.times().filter(|t| (from..=to).contains(t)).collect();
     let (first, last) = (*inside.first()?, *inside.last()?);
@@ -75,6 +87,6 @@ fn by_counter(readings: &PowerReadings, from: i64, to: i64) -> Option<(f64, Ener
     (inside.len() > 10).then_some((
         joules / ((last - first) as f64 / 1e9),
         EnergySource::Counter,
-        counter.period_ns,
+        (first, last),
     ))
 }

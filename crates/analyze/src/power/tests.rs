@@ -176,6 +176,37 @@ fn a_stage_too_short_to_be_read_is_measured_back_to_back() {
 }
 
 #[test]
+fn mean_power_has_students_interval_over_at_least_five_instances() {
+    // Instances draw 100, 110, 120, 130 and 140 W: 2.776 x 15.81 / sqrt(5).
+    let log = log(PowerSource::Instant, true, |t| 100.0 + 10.0 * (t / (200 * MS)) as f64);
+    let ranges: Vec<_> = (0..5).map(|at| ("prefill", 40 + at * 200, 160 + at * 200)).collect();
+    let stage = joined(&log, &ranges).stages.remove(0);
+    assert!((stage.mean_w.unwrap() - 120.0).abs() < 0.1, "{stage:?}");
+    assert!((stage.mean_w_half_width.unwrap() - 19.63).abs() < 0.05, "{stage:?}");
+    let four = joined(&log, &ranges[..4]).stages.remove(0);
+    assert!(four.mean_w.is_some() && four.mean_w_half_width.is_none(), "{four:?}");
+}
+
+#[test]
+fn the_interval_of_a_back_to_back_run_is_of_its_parts_and_not_of_its_readings() {
+    // Twenty readings at 600 W and at 620 W in turn would give 5 W; parts of two of them draw alike.
+    for counter in [true, false] {
+        let half = |later: f64| {
+            let watts = |t: i64| {
+                let turn = (t / (20 * MS) % 2) as f64;
+                if t < 700 * MS { 600.0 + 20.0 * turn } else { 600.0 + later + 20.0 * turn }
+            };
+            back_to_back(&log(PowerSource::Instant, counter, watts)).mean_w_half_width.unwrap()
+        };
+        assert!(half(0.0) < 2.0, "{}", half(0.0));
+        assert!(half(100.0) > 30.0, "{}", half(100.0));
+    }
+    // Values of the driver's mean over a second are not independent within 0.4 s.
+    let log = log(PowerSource::Average, false, |_| 250.0);
+    assert_eq!(back_to_back(&log).mean_w_half_width, None);
+}
+
+#[test]
 fn a_back_to_back_run_that_is_too_short_gives_no_figures_but_a_reason() {
     let log = log(PowerSource::Average, false, |_| 250.0);
     let stage = back_to_back(&log);

@@ -19,11 +19,12 @@ use crate::{
 /// From this share of a stage on, percent, the length of one reading is worth a note.
 const COARSE_PCT: f64 = 5.0;
 
-const SHOWN: [&str; 13] = [
+const SHOWN: [&str; 14] = [
     "stage",
     "energy_j",
     "joules_per_token",
     "mean_w",
+    "mean_w_half_width",
     "peak_w",
     "sm_mhz",
     "memory_mhz",
@@ -54,6 +55,7 @@ pub fn columns() -> Vec<TableColumn<StagePower>> {
         percent("reading_pct", "Length of a reading", |it| it.reading_pct.into()),
         number("joules_per_token", "J per token", 4, |it| it.joules_per_token.into()),
         number("mean_w", "Mean W", 1, |it| it.mean_w.into()),
+        number("mean_w_half_width", "±", 1, |it| it.mean_w_half_width.into()),
         number("peak_w", "Peak W", 1, |it| it.peak_w.into()),
         number("sm_mhz", "SM MHz", 0, |it| it.sm_mhz.into()),
         number("memory_mhz", "Memory MHz", 0, |it| it.memory_mhz.into()),
@@ -70,7 +72,7 @@ pub fn columns() -> Vec<TableColumn<StagePower>> {
 /// sampled, and without one where no GPU was used.
 pub fn power(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
     let caption = "Of the sampled GPU during the unprofiled pass; energy per instance of a stage, \
-                   over all measured repeats.";
+                   over all measured repeats; ± is half of the 95 % interval of the mean power.";
     let stages = analysis.power.as_ref().map(|it| it.stages.as_slice()).unwrap_or_default();
     let mut table =
         ReportTable::of("power", "Power and Clocks", caption, (&columns(), &SHOWN), stages);
