@@ -189,7 +189,7 @@ fn mean_power_has_students_interval_over_at_least_five_instances() {
 
 #[test]
 fn the_interval_of_a_back_to_back_run_is_of_its_parts_and_not_of_its_readings() {
-    // Twenty readings at 600 W and at 620 W in turn would give 5 W; parts of two of them draw alike.
+    // Twenty readings of 600 W and 620 W in turn would give 5 W; parts of two of them draw alike.
     for counter in [true, false] {
         let half = |later: f64| {
             let watts = |t: i64| {
