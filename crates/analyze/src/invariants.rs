@@ -27,6 +27,7 @@ pub use self::unbounded::UNBOUNDED;
 use llmprof_core::{
     domain::{
         device_peaks::DevicePeaks,
+        digits::figure,
         finding::{Finding, Severity, catalogue},
     },
     trace::{
@@ -372,11 +373,11 @@ pub fn clocks(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
 fn early(it: &EarlyStart) -> Option<Finding> {
     let invariant = INVARIANTS.iter().find(|it| it.id == "work_after_launch")?;
     let message = format!(
-        "{} kernels, copies or graphs of {} start before their launching call, by up to {:.3} ms: \
+        "{} kernels, copies or graphs of {} start before their launching call, by up to {} ms: \
          the stage's window, busy and idle time, and decode steps with such work, are omitted.",
         it.count,
         in_sentence(&it.stage),
-        it.worst_ns as f64 / 1e6,
+        figure(it.worst_ns as f64 / 1e6),
     );
     let found = Finding::new(catalogue::DEVICE_CLOCK_DIFFERS, message)
         .severity(Severity::Critical)

@@ -133,13 +133,22 @@ pub struct LedgerMember {
 }
 
 impl LedgerMember {
-    /// Operator and kernel in one text.
-    pub fn name(&self) -> String {
-        match (&self.operator, &self.kernel) {
-            (Some(operator), Some(kernel)) => format!("{kernel} of {operator}"),
-            (Some(name), None) | (None, Some(name)) => name.clone(),
+    /// Kernel and operator in one text, each shortened; empty of a gap that follows no work.
+    pub fn name_by(&self, shortened: impl Fn(&str) -> String) -> String {
+        // A compiled kernel has the name of its operator.
+        let operator = self.operator.as_ref().filter(|it| Some(*it) != self.kernel.as_ref());
+        match (operator, &self.kernel) {
+            (Some(operator), Some(kernel)) => {
+                format!("{} of {}", shortened(kernel), shortened(operator))
+            }
+            (Some(name), None) | (None, Some(name)) => shortened(name),
             (None, None) => String::new(),
         }
+    }
+
+    /// Kernel and operator in one text.
+    pub fn name(&self) -> String {
+        self.name_by(str::to_owned)
     }
 }
 

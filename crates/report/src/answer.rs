@@ -16,6 +16,7 @@ mod whole;
 
 use llmprof_analyze::{
     Analysis,
+    host_cpu::{HostCpuTables, HostStage},
     kernels::{
         KernelRecord,
         nsys_sums::{CallSum, RangeSum},
@@ -111,6 +112,7 @@ struct StoredAnswer {
     api_calls: Vec<CallSum>,
     #[serde(default)]
     ranges: Vec<RangeSum>,
+    host_cpu: Option<HostCpuTables>,
     #[serde(default)]
     only_traced: bool,
     #[serde(default)]
@@ -147,6 +149,8 @@ struct AnswerRecords<'a> {
     longest_kernel: Option<&'a KernelRecord>,
     longest_call: Option<&'a CallSum>,
     ranges: &'a [RangeSum],
+    /// Launching threads in the gaps of each stage.
+    host_stages: &'a [HostStage],
     only_traced: bool,
     findings: &'a [Finding],
     /// No GPU was used.
@@ -178,6 +182,7 @@ pub fn of_analysis(facts: &RunFacts, analysis: &Analysis) -> Answer {
         longest_kernel: analysis.kernels.measured().next(),
         longest_call: analysis.sums.calls.first(),
         ranges: &analysis.sums.ranges,
+        host_stages: analysis.host_cpu.as_ref().map_or(&[], |it| &it.stages),
         only_traced: analysis.only_traced,
         findings: &analysis.findings,
         on_cpu: is_on_cpu(&model, facts.environment),
@@ -225,6 +230,7 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
         longest_kernel: it.kernels_topk.first(),
         longest_call: it.api_calls.first(),
         ranges: &it.ranges,
+        host_stages: it.host_cpu.as_ref().map_or(&[], |it| &it.stages),
         only_traced: it.only_traced,
         findings: &it.findings,
         on_cpu: subject.is_some_and(|(model, environment)| is_on_cpu(model, environment)),

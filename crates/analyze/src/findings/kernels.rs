@@ -3,9 +3,12 @@
 //! A kernel's work is taken from its name, and only where a rule needs no more.
 
 use llmprof_core::{
-    domain::finding::{
-        Finding,
-        catalogue::{self, FindingId},
+    domain::{
+        digits::figure,
+        finding::{
+            Finding,
+            catalogue::{self, FindingId},
+        },
     },
     trace::{Trace, names::base_name},
 };
@@ -69,7 +72,7 @@ fn named(
     for (index, it) in records.iter().take(LISTED_KERNELS).enumerate() {
         found = found.with(
             &format!("kernel ({})", index + 1),
-            format!("{}, {:.3} ms", it.kernel_name, it.total_ms),
+            format!("{}, {} ms", it.kernel_name, figure(it.total_ms)),
         );
     }
     let names: Vec<&str> = records.iter().map(|it| it.kernel_name.as_str()).collect();

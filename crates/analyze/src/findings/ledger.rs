@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use llmprof_core::{
     domain::{
+        digits::figure,
         finding::{
             Finding, Saving,
             catalogue::{self, FindingId},
@@ -82,8 +83,12 @@ fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
     let saving =
         Saving { stage: row.stage.clone(), ms: Some(Nanos(row.max_saving_ns).as_ms()), pct };
     let (ms, share) = (Nanos(row.ns).as_ms(), row.share_pct.unwrap_or(0.0));
-    let message =
-        format!("{share:.0} % of {}, {ms:.3} ms: {}.", in_sentence(&row.stage), row.cause.words());
+    let message = format!(
+        "{share:.0} % of {}, {} ms: {}.",
+        in_sentence(&row.stage),
+        figure(ms),
+        row.cause.words()
+    );
     let is_of_cause = |id: &FindingId| id.id.strip_prefix("ledger_") == Some(row.cause.as_str());
     let id = RULES.iter().map(|rule| rule.id).find(is_of_cause)?;
     let mut found = Finding::new(id, message)
@@ -91,7 +96,7 @@ fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
         .with("counters", &row.counter)
         .with("samples", row.samples);
     for (at, (name, ns, evidence)) in kernels(analysis, row).into_iter().enumerate() {
-        let text = format!("{name}, {:.3} ms: {evidence}", Nanos(ns).as_ms());
+        let text = format!("{name}, {} ms: {evidence}", figure(Nanos(ns).as_ms()));
         found = found.with(&format!("kernel ({})", at + 1), text);
     }
     if let Some(advice) = advice(row) {
@@ -146,7 +151,7 @@ fn unexplained(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         let mut found = Finding::new(catalogue::LEDGER_UNEXPLAINED, message)
             .with("ms", format!("{:.3}", Nanos(row.ns).as_ms()));
         for (at, (name, ns, evidence)) in kernels(analysis, row).into_iter().enumerate() {
-            let text = format!("{name}, {:.3} ms: {evidence}", Nanos(ns).as_ms());
+            let text = format!("{name}, {} ms: {evidence}", figure(Nanos(ns).as_ms()));
             found = found.with(&format!("kernel ({})", at + 1), text);
         }
         Some(found)

@@ -2,6 +2,7 @@
 
 use llmprof_core::{
     domain::{
+        digits::figure,
         finding::{Finding, Severity, catalogue},
         units::Nanos,
     },
@@ -68,9 +69,8 @@ fn reason((fault, it): (TimeFault, FaultCount), trace: &Timeline) -> String {
         TimeFault::OutlastsWait => "the end lies after the return of a call that waited for it",
         TimeFault::BeforeLaunch => "the start lies before the launching call",
     };
-    let worst = it
-        .worst
-        .filter(|(by_ns, _)| *by_ns >= MIN_SHOWN_NS)
-        .map(|(by_ns, name)| format!(", {} by {:.3} ms", trace.text(name), Nanos(by_ns).as_ms()));
+    let worst = it.worst.filter(|(by_ns, _)| *by_ns >= MIN_SHOWN_NS).map(|(by_ns, name)| {
+        format!(", {} by {} ms", trace.text(name), figure(Nanos(by_ns).as_ms()))
+    });
     format!("{what} ({}{})", it.kernels + it.copies, worst.unwrap_or_default())
 }

@@ -4,7 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
-    domain::finding::{Finding, catalogue},
+    domain::{
+        digits::figure,
+        finding::{Finding, catalogue},
+    },
     trace::{Trace, timeline::pid_of},
 };
 
@@ -100,18 +103,20 @@ fn longest_on_core(host: &HostCpuTables, stage: &str) -> Option<(String, f64)> {
 /// The start of both messages.
 fn off_core_of(stage: &HostStage, off: f64) -> String {
     format!(
-        "While a GPU idled in {} because nothing was launched ({:.3} ms), the launching thread was \
-         on no core for {off:.3} ms",
+        "While a GPU idled in {} because nothing was launched ({} ms), the launching thread was on \
+         no core for {} ms",
         in_sentence(&stage.stage),
-        stage.idle_host_ms,
+        figure(stage.idle_host_ms),
+        figure(off),
     )
 }
 
 fn displaced(stage: &HostStage, (by, by_ms): &(String, f64), (off, taken): (f64, f64)) -> Finding {
     let message = format!(
-        "{}, and others ran on the core that it had left for {taken:.3} ms, longest {by} with \
-         {by_ms:.3} ms.",
+        "{}, and others ran on the core that it had left for {} ms, longest {by} with {} ms.",
         off_core_of(stage, off),
+        figure(taken),
+        figure(*by_ms),
     );
     about(Finding::new(catalogue::LAUNCHING_THREAD_DISPLACED, message), stage, (off, taken))
 }
@@ -152,7 +157,7 @@ fn off_its_core(stage: &HostStage, host: &HostCpuTables, (off, taken): (f64, f64
         }
     };
     let meanwhile = match taken > 0.0 {
-        true => format!("for {:.3} ms of that", off - taken),
+        true => format!("for {} ms of that", figure(off - taken)),
         false => "meanwhile".to_owned(),
     };
     let message = format!("{}; {meanwhile} {others}.", off_core_of(stage, off));

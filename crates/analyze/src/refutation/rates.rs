@@ -1,5 +1,7 @@
 //! Proofs by rates: work that the device cannot do in the time, or that the capture does not have.
 
+use llmprof_core::domain::digits::figure;
+
 use super::{Claim, Refutation};
 use crate::{
     ledger,
@@ -26,8 +28,9 @@ pub fn compute(claim: &Claim, stage: &str) -> Option<Refutation> {
     let stage = in_sentence(stage);
     above(pct).then(|| {
         Refutation(format!(
-            "{stage} would compute {} in {ms:.3} ms of the GPU, {pct:.0} % of its peak in {dtype}",
-            work(flops)
+            "{stage} would compute {} in {} ms of the GPU, {pct:.0} % of its peak in {dtype}",
+            work(flops),
+            figure(ms)
         ))
     })
 }
@@ -50,9 +53,10 @@ pub fn bandwidth(claim: &Claim, stage: &str) -> Option<Refutation> {
     let stage = in_sentence(stage);
     above(pct).then(|| {
         Refutation(format!(
-            "{stage} would read at least {:.2} GB of weights and cache in {ms:.3} ms of the GPU, \
-             {pct:.0} % of its bandwidth",
-            bytes / 1e9
+            "{stage} would read at least {:.2} GB of weights and cache in {} ms of the GPU, {pct:.0} % \
+             of its bandwidth",
+            bytes / 1e9,
+            figure(ms)
         ))
     })
 }

@@ -3,9 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
-    domain::finding::{
-        Finding,
-        catalogue::{self, FindingId},
+    domain::{
+        digits::figure,
+        finding::{
+            Finding,
+            catalogue::{self, FindingId},
+        },
     },
     trace::{
         gpu_metrics::{DeviceSamples, GpuMetric, GpuSamples},
@@ -257,7 +260,7 @@ pub fn too_few(stages: &[SampledStage]) -> Vec<Finding> {
             it.device
         );
         Finding::new(catalogue::GPU_METRICS_TOO_FEW, message)
-            .with("kernel time", format!("{:.3} ms", it.kernel_ms))
+            .with("kernel time", format!("{} ms", figure(it.kernel_ms)))
             .with("samples of the stage alone", it.samples)
     };
     without.map(finding).collect()

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
     domain::{
+        digits::figure,
         finding::{Finding, catalogue},
         units::Nanos,
     },
@@ -43,8 +44,9 @@ pub fn findings(capture: &Capture) -> Vec<Finding> {
         };
         let ms = Nanos(inside).as_ms();
         let message = format!(
-            "The profiler's own work took {ms:.3} ms during {stage}, {pct:.0} % of it: its gaps \
-             are longer than without the profiler.",
+            "The profiler's own work took {} ms during {stage}, {pct:.0} % of it: its gaps are \
+             longer than without the profiler.",
+            figure(ms),
             stage = in_sentence(stage)
         );
         found.push(

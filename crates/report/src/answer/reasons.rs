@@ -19,7 +19,7 @@ use serde::{Serialize, Serializer};
 
 use super::{
     AnswerRecords,
-    cited::{Cited, Figure},
+    cited::{Cited, Figure, Row},
     times::{is_idle, is_mean_stated, named_wait, row_of, row_of_cause},
 };
 use crate::format::{figure, short_name};
@@ -135,6 +135,10 @@ fn reason(records: &AnswerRecords, time: &CauseTime, row: &LedgerRow) -> Option<
         0 => Cited::name(advice),
         ns => {
             let saving = row_of_cause(row).ns("max_saving_ns", ns);
+            let saving = match displaced.and_then(|_| taken(records, stage)) {
+                Some(taken) => Figure::least([saving.clone(), taken]).unwrap_or(saving),
+                None => saving,
+            };
             let saving = saved(records, stage, &saving, (&whole, &base));
             Cited::of("{} {}", [Cited::name(advice), saving.unwrap_or_default()])
         }
@@ -146,6 +150,18 @@ fn reason(records: &AnswerRecords, time: &CauseTime, row: &LedgerRow) -> Option<
         None => evidence,
     };
     Some(Reason { text, evidence, advice: advice.unwrap_or_default() })
+}
+
+/// Time in an instance of a stage in which others had the core of its launching thread while a GPU
+/// idled: the upper bound of what a core of its own saves.
+fn taken(records: &AnswerRecords, stage: &LedgerStage) -> Option<Figure> {
+    let host = records.host_stages.iter().find(|it| it.stage == stage.stage)?;
+    let cells = Row::of("host_cpu.stages").with("stage", &stage.stage);
+    let taken = cells.figure("taken_ms", host.taken_ms?);
+    match stage.instances.filter(|it| *it > 1) {
+        Some(instances) => taken.over(&row_of(stage).count("instances", instances)),
+        None => Some(taken),
+    }
 }
 
 /// The upper bound of a saving: of the time that the page states, in its unit, or as a share where
@@ -192,12 +208,9 @@ fn thread_in_gaps<'a>(records: &AnswerRecords<'a>, row: &LedgerRow) -> Option<&'
 
 /// The largest kernel or gap of a cause, with its evidence.
 fn evidence(it: &LedgerMember, row: &LedgerRow) -> String {
-    let kernel = it.kernel.as_deref().map(short_name);
-    let name = match (it.operator.as_deref().map(short_name), kernel) {
-        (Some(operator), Some(kernel)) => format!("{kernel} of {operator}"),
-        (Some(name), None) | (None, Some(name)) => name,
-        // A gap before the first work of a stage follows no kernel.
-        (None, None) => "start of the stage".into(),
+    let name = match it.name_by(short_name) {
+        name if name.is_empty() => "start of the stage".into(),
+        name => name,
     };
     let time = match row.cause {
         LedgerCause::Unexplained => format!(", {} ms", figure(Nanos(it.ns).as_ms())),

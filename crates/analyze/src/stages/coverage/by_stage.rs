@@ -11,7 +11,10 @@ use std::collections::BTreeMap;
 
 use foldhash::{HashMap, HashSet};
 use llmprof_core::{
-    domain::finding::{Finding, catalogue},
+    domain::{
+        finding::{Finding, catalogue},
+        units::quantity,
+    },
     trace::{
         call_index::{CallIndex, NO_CALL},
         runtime_call::CallKind,
@@ -288,12 +291,15 @@ pub fn findings(analysis: &Analysis, trace: &Timeline) -> Vec<Finding> {
         };
         let message = match it.lost_graphs() && it.silent_graphs == missing {
             true => format!(
-                "{place}: nothing is recorded of {} of {} launches of graphs.",
-                it.silent_graphs, it.graphs
+                "{place}: {} of {} {} no recorded kernels.",
+                it.silent_graphs,
+                quantity(it.graphs, "graph launch"),
+                if it.silent_graphs == 1 { "has" } else { "have" }
             ),
             false => format!(
-                "{place}: {missing} of {} launched kernels are missing from the capture.",
-                it.launched
+                "{place}: {missing} of {} {} missing from the capture.",
+                quantity(it.launched, "launched kernel"),
+                if missing == 1 { "is" } else { "are" }
             ),
         };
         let mut finding = Finding::new(catalogue::KERNELS_LOST, message)

@@ -54,7 +54,7 @@ fn only_the_stage_that_lost_kernels_is_reported() {
     let found = analyze(&Trace { nsys: Some(partial), ..Trace::default() }, None, None).findings;
     let lost: Vec<_> =
         found.iter().filter(|it| it.id == KERNELS_LOST).map(|it| it.message.as_str()).collect();
-    assert_eq!(lost, ["decode: 1 of 2 launched kernels are missing from the capture."]);
+    assert_eq!(lost, ["decode: 1 of 2 launched kernels is missing from the capture."]);
 }
 
 /// The last `cut` kernels of many are missing, and no call waited for them.
