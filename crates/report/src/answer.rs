@@ -298,7 +298,7 @@ fn answer(records: &AnswerRecords) -> Answer {
     sentences.extend(most.into_iter().map(|it| it.1));
     overhead.extend(part.into_iter().map(|it| it.1));
     overhead.extend(records.overhead.iter().filter_map(overhead_text));
-    overhead.extend(on_findings::conditions(records.findings).map(Cited::name));
+    overhead.extend(on_findings::conditions(records.findings));
     Answer {
         ran: records.ran.clone(),
         sentences,

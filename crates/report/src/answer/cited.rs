@@ -53,6 +53,8 @@ pub struct Share(Figure);
 pub struct Cited {
     text: String,
     figures: Vec<Figure>,
+    /// Tables that the text names, without a figure of them.
+    tables: Vec<&'static str>,
 }
 
 /// The rows of one table that figures of a text are from.
@@ -194,7 +196,7 @@ impl Figure {
     }
 
     pub fn shown(self, shown: impl FnOnce(f64) -> String) -> Cited {
-        Cited { text: shown(self.value), figures: vec![self] }
+        Cited { text: shown(self.value), figures: vec![self], tables: vec![] }
     }
 
     /// The same figure of the cells in a stored report; `None` where it lacks one.
@@ -251,12 +253,18 @@ impl Cited {
     /// Words, with digits only in a percentile such as p99.
     pub fn words(words: &'static str) -> Self {
         debug_assert!(has_no_number(words), "a number that is not cited: {words}");
-        Self { text: words.to_owned(), figures: vec![] }
+        Self { text: words.to_owned(), ..Self::default() }
     }
 
     /// A name or text of a record.
     pub fn name(name: impl Into<String>) -> Self {
-        Self { text: name.into(), figures: vec![] }
+        Self { text: name.into(), ..Self::default() }
+    }
+
+    /// The same text, which names a table.
+    pub fn naming(mut self, table: &'static str) -> Self {
+        self.tables.push(table);
+        self
     }
 
     /// Words with a part at each `{}`.
@@ -288,13 +296,14 @@ impl Cited {
     pub fn push(&mut self, part: Self) {
         self.text.push_str(&part.text);
         self.figures.extend(part.figures);
+        self.tables.extend(part.tables);
     }
 
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// The tables and columns of the figures.
+    /// The tables and columns of the figures, and the named tables.
     pub fn sources(&self) -> Vec<Source> {
         let mut cells = Vec::new();
         self.figures.iter().for_each(|it| it.cells(&mut cells));
@@ -308,6 +317,11 @@ impl Cited {
                 Some(source) if source.columns.contains(&column) => {}
                 Some(source) => source.columns.push(column),
                 None => sources.push(Source { table: row.table(), stage, columns: vec![column] }),
+            }
+        }
+        for table in &self.tables {
+            if sources.iter().all(|it| it.table != *table) {
+                sources.push(Source { table, stage: None, columns: vec![] });
             }
         }
         sources

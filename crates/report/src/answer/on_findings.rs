@@ -6,6 +6,8 @@ use llmprof_core::domain::finding::{
     catalogue::{self, FindingId},
 };
 
+use super::cited::Cited;
+
 /// Findings on times that are not valid: critical if figures are withheld.
 const ON_TIMES: [FindingId; 2] = [catalogue::WORK_UNTIMED, catalogue::DEVICE_CLOCK_DIFFERS];
 /// Findings on stages or a timeline that lack work.
@@ -57,15 +59,20 @@ pub fn withheld(findings: &[Finding]) -> impl Iterator<Item = String> + '_ {
 }
 
 /// Findings without which the figures would be misread.
-pub fn conditions(findings: &[Finding]) -> impl Iterator<Item = String> + '_ {
-    let stated = findings.iter().filter(|it| is_one_of(it, &CONDITIONS)).map(text);
+pub fn conditions(findings: &[Finding]) -> impl Iterator<Item = Cited> + '_ {
+    let stated =
+        findings.iter().filter(|it| is_one_of(it, &CONDITIONS)).map(|it| Cited::name(text(it)));
     // Shown times that are corrected, or lack some work.
     let is_shown = |it: &&Finding| {
         it.id == catalogue::COLD_FIRST_INSTANCE
             || it.id == catalogue::STEPS_INFERRED
             || it.severity == Severity::Warning && is_one_of(it, &ON_TIMES)
     };
-    stated.chain(findings.iter().filter(is_shown).map(|it| it.message.clone()))
+    let shown = |it: &Finding| match it.id == catalogue::STEPS_INFERRED {
+        true => Cited::name(&it.message).naming("engine_steps"),
+        false => Cited::name(&it.message),
+    };
+    stated.chain(findings.iter().filter(is_shown).map(shown))
 }
 
 /// The remedy for a trace that runs nothing.
