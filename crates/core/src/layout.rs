@@ -35,7 +35,8 @@ pub const SCHEDULER_LOG: &str = "scheduler.log";
 /// Output of an import's process, outside its steps.
 pub const JOB_STDOUT: &str = "job.stdout.log";
 pub const JOB_STDERR: &str = "job.stderr.log";
-/// Files that stay when an attempt prepares the folder, in addition to those of finished passes.
+/// Files that stay when an attempt prepares the folder, in addition to the files of finished
+/// passes.
 pub const KEPT: &[&str] = &[PROGRESS, JOB, PASSES, OWNER, SCHEDULER_LOG, JOB_STDOUT, JOB_STDERR];
 /// Further files that stay of an import.
 pub const IMPORTED: &[&str] = &[IMPORT, NSYS, NCU, PYTORCH];
@@ -83,7 +84,7 @@ pub fn imported_trace(number: usize) -> String {
     format!("{PYTORCH}/trace-{number}.json")
 }
 
-/// Files of which an alignment needs one: the timeline of a run.
+/// Timelines of a run; an alignment needs one of these files.
 pub fn timelines() -> [String; 2] {
     [NSYS_EXPORT.to_owned(), imported_trace(1)]
 }
@@ -185,12 +186,12 @@ pub const CUBLASLT_LOG: &str = "cublaslt.log";
 pub const CUBLAS_PROCESS_LOG: &str = "cublas_%i.log";
 pub const CUBLASLT_PROCESS_LOG: &str = "cublaslt_%i.log";
 
-/// The part of an aligned run alone, and extracted from its layer; each with `baseline/`, `nsys/`
-/// and `logs/`.
+/// The part of an aligned run, built separately and extracted from its layer; each with
+/// `baseline/`, `nsys/` and `logs/`.
 pub const MOCK: &str = "mock";
 pub const EXTRACTED: &str = "extracted";
 
-/// A short unprofiled pass, whose clocks an attempt compares with those of a finished one.
+/// A short unprofiled pass; an attempt compares its clocks with the clocks of a finished pass.
 pub const CLOCK_CHECK: &str = "clock_check";
 
 /// Stem of an alignment's reports, `alignment.json`, `.md`, `.html`; in a run's folder followed by

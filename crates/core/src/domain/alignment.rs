@@ -49,7 +49,7 @@ named_values! {
     Level {
         /// Template arguments and parameters included.
         Exact = "exact",
-        /// The function alone.
+        /// Only the function.
         Base = "base",
         /// The function without tile sizes and architecture.
         Family = "family",
@@ -249,8 +249,8 @@ pub struct CheckSummary {
     pub verdict: Verdict,
     pub observed: String,
     pub threshold: String,
-    /// True where an inconclusive result prevents a pass of the alignment.
+    /// True if an inconclusive result prevents a pass of the alignment.
     pub decisive: bool,
-    /// Recommended action where it did not pass.
+    /// Recommended action if it did not pass.
     pub advice: Option<String>,
 }

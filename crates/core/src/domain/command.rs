@@ -67,7 +67,7 @@ pub struct CommandTarget {
     pub args: Vec<String>,
     #[serde(default)]
     pub params: BTreeMap<String, Param>,
-    /// Variables of the service that are passed on, in addition to those of every child.
+    /// Variables of the service that are passed on, in addition to the variables of every child.
     #[serde(default)]
     pub pass_env: Vec<String>,
     /// Variables set for the command.

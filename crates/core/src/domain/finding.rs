@@ -38,7 +38,7 @@ pub struct Finding {
     pub evidence: BTreeMap<String, String>,
     /// Recommended action.
     pub advice: Option<String>,
-    /// Upper bound of the time that the action saves; `null` where it is unknown.
+    /// Upper bound of the time that the action saves; `null` if it is unknown.
     #[serde(default, alias = "saves_at_most")]
     pub max_saving: Option<Box<Saving>>,
 }
@@ -51,7 +51,7 @@ pub struct Saving {
     pub stage: String,
     /// Milliseconds per repeat.
     pub ms: Option<f64>,
-    /// Of the stage's mean time, percent.
+    /// Share of the stage's mean time, percent.
     pub pct: f64,
 }
 

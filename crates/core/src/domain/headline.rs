@@ -57,7 +57,7 @@ impl FigureName {
         }
     }
 
-    /// Its heading where columns are narrow.
+    /// Its heading if columns are narrow.
     pub const fn heading(self) -> &'static str {
         match self {
             Self::Ttft => "First token, ms",
@@ -70,7 +70,7 @@ impl FigureName {
         }
     }
 
-    /// True where a lower value is better.
+    /// True if a lower value is better.
     pub const fn lower_is_better(self) -> bool {
         matches!(self, Self::Ttft | Self::Tpot | Self::Wall | Self::Energy)
     }
@@ -84,7 +84,7 @@ impl FigureName {
 /// Number of headline figures.
 pub const FIGURES: usize = FigureName::ALL.len();
 
-/// Headline figures of one run; absent where they were not measured.
+/// Headline figures of one run; absent if they were not measured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Headline {

@@ -24,7 +24,7 @@ named_values! {
 }
 
 impl CaptureKind {
-    /// Returns true for counters of ncu, of which an import may have several files.
+    /// Returns true for counters of ncu; an import may have several files with them.
     pub const fn has_counters(self) -> bool {
         matches!(self, Self::Counters | Self::CounterReport)
     }
@@ -38,7 +38,7 @@ pub struct Import {
     /// Name of the first file, without its extension.
     #[cfg_attr(feature = "schema", schema(example = "vllm"))]
     pub name: String,
-    /// Name of the model that ran, from the sender; `null` where it is not known.
+    /// Name of the model that ran, from the sender; `null` if it is not known.
     pub model: Option<String>,
     pub files: Vec<ImportedFile>,
     /// Stages by range, instead of by the standard names: `NAME=RANGE` or `NAME=RANGE@DOMAIN`.

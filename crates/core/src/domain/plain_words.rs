@@ -88,7 +88,7 @@ pub fn plain_words(error: &str) -> String {
     stated.unwrap_or(text)
 }
 
-/// The same with the refused value, which `value` returns by its path, where the error lacks it.
+/// The same with the refused value, which `value` returns by its path, if the error lacks it.
 pub fn with_value(error: &str, value: impl Fn(&str) -> Option<Value>) -> String {
     let text = plain_words(error);
     let found = text

@@ -130,13 +130,13 @@ pub struct NsysSettings {
     pub sample: CpuScope,
     pub cpuctxsw: CpuScope,
     pub capture_range: CaptureRange,
-    /// Traced repeats, at most those of the run.
+    /// Traced repeats, at most as many as in the run.
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 100))]
     pub repeats: u32,
-    /// Warm-up repeats before them, at most those of the run.
+    /// Warm-up repeats before them, at most as many as in the run.
     #[cfg_attr(feature = "schema", schema(minimum = 0, maximum = 100))]
     pub warmup: u32,
-    /// Tokens to generate in this pass, at most those of the run.
+    /// Tokens to generate in this pass, at most as many as in the run.
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 4096))]
     pub max_new_tokens: u32,
 }
@@ -151,10 +151,10 @@ pub struct GpuMetricsSettings {
     #[serde(deserialize_with = "integers")]
     #[cfg_attr(feature = "schema", schema(min_items = 1, max_items = 3))]
     pub rates_hz: Vec<u32>,
-    /// Repeats of the model in these passes, whatever those of the run.
+    /// Repeats of the model in these passes, independent of the run's repeats.
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 100))]
     pub repeats: u32,
-    /// Tokens to generate in these passes, at most those of the run.
+    /// Tokens to generate in these passes, at most as many as in the run.
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 4096))]
     pub max_new_tokens: u32,
 }
@@ -199,7 +199,7 @@ pub struct NcuSettings {
     #[serde(alias = "most_launches")]
     pub max_launches: u32,
     /// Launches of each kernel and launch configuration, the first ones: launches of one may take
-    /// different times, and counters stand for those of similar duration.
+    /// different times, and counters stand for launches of similar duration.
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 64))]
     #[serde(default = "default_launches_per_config")]
     pub launches_per_config: u32,
@@ -214,7 +214,7 @@ pub struct NcuSettings {
     /// Exact names of ncu's sections.
     #[cfg_attr(feature = "schema", schema(min_items = 1, max_items = 32))]
     pub sections: Vec<ToolWord>,
-    /// Counters to read where the device has them; a trailing `*` matches any suffix.
+    /// Counters to read if the device has them; a trailing `*` matches any suffix.
     #[cfg_attr(feature = "schema", schema(max_items = 64))]
     pub metrics: Vec<ToolWord>,
     pub replay_mode: ReplayMode,
@@ -252,7 +252,7 @@ const fn default_max_processes() -> u32 {
 #[serde(deny_unknown_fields)]
 pub struct GemmLogSettings {
     pub enabled: bool,
-    /// Decode steps to log, at most those of the run.
+    /// Decode steps to log, at most as many as in the run.
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 64))]
     pub max_new_tokens: u32,
 }

@@ -16,7 +16,7 @@ use super::{
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct PlannedStep {
     pub step: Step,
-    /// Measured or traced repeats; `null` where the step has none or they depend on its results.
+    /// Measured or traced repeats; `null` if the step has none or they depend on its results.
     pub repeats: Option<u32>,
     /// Repeats before them.
     pub warmup: Option<u32>,

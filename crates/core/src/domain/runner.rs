@@ -29,8 +29,8 @@ pub struct RunnerRequest {
     /// warmed up and measured like the first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub further_samples: Vec<RunnerSample>,
-    /// Sequences generated together; only for whole models. Of one, each sample is a measurement of
-    /// its own; of more, they are the samples in order, again from the first after the last.
+    /// Sequences generated together; only for whole models. A batch of one measures each sample
+    /// separately; a larger one has the samples in order, again from the first after the last.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub batch: u32,
     pub dtype: Dtype,
@@ -42,11 +42,11 @@ pub struct RunnerRequest {
     pub warmup: u32,
     pub repeats: u32,
     pub max_new_tokens: u32,
-    /// New tokens that the KV cache has room for, where that is more than are generated: grids of
+    /// New tokens that the KV cache has room for, if that is more than are generated: grids of
     /// attention kernels follow the room.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_tokens: Option<u32>,
-    /// Decode by replaying a captured CUDA graph, where the device supports it.
+    /// Decode by replaying a captured CUDA graph, if the device supports it.
     pub decode_graph: bool,
     /// Time for which each stage runs back to back after the last repeat, for power readings,
     /// milliseconds; 0 skips it.
@@ -61,7 +61,7 @@ pub struct RunnerRequest {
     /// Prompt length in place of the inputs', in tokens; only for parts of a decoder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_tokens: Option<u32>,
-    /// Build the part's whole layer and extract the part, instead of building it alone.
+    /// Build the part's whole layer and extract the part, instead of building only the part.
     #[serde(default)]
     pub extracted: bool,
     /// Flush the GPU's L2 cache before a prefill and between decode steps of a part, as the rest of
@@ -71,7 +71,7 @@ pub struct RunnerRequest {
     /// Record operators, as events.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub operators: bool,
-    /// Record them as NVTX ranges, too; those of captured graphs always are.
+    /// Record them as NVTX ranges, too; operators of captured graphs always are.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub operator_ranges: bool,
     /// Store the generated texts.
@@ -118,8 +118,8 @@ impl RunnerRequest {
         }
     }
 
-    /// The request with at most `most` new tokens. The KV cache keeps its size, so that its kernels
-    /// are those of the whole request.
+    /// The request with at most `most` new tokens. The KV cache keeps its size, so that the kernels
+    /// are the same as in the whole request.
     pub fn with_new_tokens(&self, most: u32) -> Self {
         let is_shorter = most < self.max_new_tokens;
         Self {
@@ -201,7 +201,7 @@ pub struct Progress {
     pub phase: String,
     pub done: u64,
     pub total: u64,
-    /// Index of the sample, from 0; absent where there is one.
+    /// Index of the sample, from 0; absent if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sample: Option<u32>,
 }

@@ -49,7 +49,7 @@ pub struct SessionSpec {
     /// Maximum time from the start of the server, seconds.
     pub lifetime_s: u32,
     pub label: Option<String>,
-    /// Settings of which the APIs and the granularity of graphs are fixed at the start.
+    /// Settings of nsys; the APIs and the granularity of graphs are fixed at the start.
     pub nsys: NsysSettings,
 }
 

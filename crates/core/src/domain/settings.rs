@@ -44,7 +44,7 @@ fn merge_at(base: &mut Settings, over: Settings, path: &str) -> Result<(), Unkno
     Ok(())
 }
 
-/// The number as an integer, where `known` is an integer and the number has no fraction.
+/// The number as an integer, if `known` is an integer and the number has no fraction.
 fn integer(known: &Value, number: f64) -> Option<Value> {
     (known.is_u64() && number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number))
         .then(|| Value::from(number as u64))

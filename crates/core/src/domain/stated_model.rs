@@ -117,7 +117,7 @@ impl ModelStatement {
         given.filter_map(|(name, text)| Some((name, text.as_deref()?)))
     }
 
-    /// Resolves the statement with the configured models; `None` where nothing is stated.
+    /// Resolves the statement with the configured models; `None` if nothing is stated.
     pub fn resolve(
         &self,
         models: &BTreeMap<String, ModelSpec>,

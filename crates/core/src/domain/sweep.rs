@@ -1,4 +1,4 @@
-//! A sweep: a grid of submissions, of which each point is a run.
+//! A sweep: a grid of submissions; each point is a run.
 //!
 //! Plain values: axes with their points, states, and the figures that are kept of a point's run.
 
@@ -145,7 +145,7 @@ impl AxisRange {
         Ok(std::iter::successors(Some(from), next).take_while(move |it| *it <= to))
     }
 
-    /// Number of values, without enumerating those of a step.
+    /// Number of values, without enumerating the values of a step.
     fn count(self) -> Result<u64, AxesError> {
         let numbers = self.numbers()?;
         let steps = u64::from(self.to.saturating_sub(self.from));

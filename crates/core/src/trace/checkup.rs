@@ -26,7 +26,7 @@ pub struct HostCheck {
     pub state: CheckState,
     /// The observation, in one sentence.
     pub message: String,
-    /// The fix, as a command where one exists; `null` where no action is needed.
+    /// The fix, as a command if one exists; `null` if no action is needed.
     pub remedy: Option<String>,
 }
 

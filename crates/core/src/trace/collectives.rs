@@ -25,7 +25,7 @@ named_values! {
         Barrier = "barrier",
         /// Between two ranks.
         SendReceive = "send_receive",
-        /// The name is unknown, or that of a kernel for any operation.
+        /// The name is unknown, or belongs to a kernel for any operation.
         Other = "other",
     }
 }
@@ -96,7 +96,7 @@ impl CollectiveKind {
         self.operation().is_some_and(|it| it.all_ranks)
     }
 
-    /// Bus bandwidth over algorithm bandwidth; `None` where no rate is defined.
+    /// Bus bandwidth over algorithm bandwidth; `None` if no rate is defined.
     pub fn bus_factor(self, ranks: usize) -> Option<f64> {
         let n = ranks as f64;
         let factor = self.operation()?.factor.filter(|_| ranks > 1)?;
@@ -113,7 +113,7 @@ pub fn dtype(name: &str) -> Option<(&'static str, u64)> {
     KNOWN.element_bytes.get_key_value(name).map(|(name, bytes)| (name.as_str(), *bytes))
 }
 
-/// The dtype of a kernel of NCCL that reduces, by the base of its name; `None` where the name has
+/// The dtype of a kernel of NCCL that reduces, by the base of its name; `None` if the name has
 /// none.
 pub fn dtype_of_kernel(name: &str) -> Option<&'static str> {
     CollectiveKind::of_kernel(name)?;
@@ -127,7 +127,7 @@ pub struct CollectiveGroup {
     pub name: String,
     /// Purpose, as the program states it: `tensor_parallel`.
     pub description: String,
-    /// Ranks of the group among all; empty where they are not recorded, or cut.
+    /// Ranks of the group among all; empty if they are not recorded, or cut.
     pub ranks: Vec<u32>,
     pub size: Option<u32>,
 }
@@ -154,7 +154,7 @@ impl CollectiveCall {
     }
 }
 
-/// Place of a process among those of the program.
+/// Place of a process among the program's processes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProcessRank {
     pub rank: Option<u32>,

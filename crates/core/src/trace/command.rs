@@ -1,6 +1,6 @@
 //! Wall times of a command other than the model runner: whole processes, or the client of a server.
 //!
-//! Measured from outside. Stage times exist only where the command writes events to its output.
+//! Measured from outside. Stage times exist only if the command writes events to its output.
 
 use serde::{Deserialize, Serialize};
 

@@ -17,12 +17,12 @@ const MAX_CONSTANTS_PCT: f64 = 10.0;
 pub struct LaunchCounters {
     /// Launch id assigned by ncu, unique within its process.
     pub id: u64,
-    /// Stage of the ncu pass that profiled the launch; empty where one pass profiles all stages.
+    /// Stage of the ncu pass that profiled the launch; empty if one pass profiles all stages.
     pub stage: String,
     /// The pass profiled one launch of each kernel and geometry in all stages together.
     #[serde(default)]
     pub all_stages: bool,
-    /// Ranges open at the launch, outermost first; empty where the ncu page omits them.
+    /// Ranges open at the launch, outermost first; empty if the ncu page omits them.
     #[serde(default)]
     pub ranges: Vec<OpenRange>,
     /// Short name, from [`super::names::base_name`].
@@ -32,9 +32,9 @@ pub struct LaunchCounters {
     /// The same from [`super::names::signature`].
     #[serde(default)]
     pub signature: String,
-    /// Blocks of the grid; absent where the ncu page omits them.
+    /// Blocks of the grid; absent if the ncu page omits them.
     pub grid: Option<[u32; 3]>,
-    /// Threads of a block; absent where the ncu page omits them.
+    /// Threads of a block; absent if the ncu page omits them.
     pub block: Option<[u32; 3]>,
     pub values: CounterValues,
 }
@@ -48,8 +48,8 @@ pub struct OpenRange {
 }
 
 impl LaunchCounters {
-    /// The stage of the launch: that of its pass, else of its ranges; of several stages open at
-    /// once, that of the first rule.
+    /// The stage of the launch: the stage of its pass, else of its ranges; if several stages are
+    /// open at once, the one of the first rule.
     pub fn stage_by<'a>(&'a self, rules: &'a StageRules) -> Option<&'a str> {
         if !self.stage.is_empty() {
             return Some(&self.stage);
@@ -114,7 +114,7 @@ pub struct CounterValues {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum UncountedOperations {
-    /// Those of tensor cores, which were active.
+    /// Operations of tensor cores, which were active.
     TensorCores,
     /// Half-precision multiply-adds outside tensor cores, which may be loads of constants.
     HalfPrecision,

@@ -54,7 +54,7 @@ impl StepClass {
     }
 }
 
-/// Requests of one kind in a step, and their sums; each `None` where the name does not carry it.
+/// Requests of one kind in a step, and their sums; each `None` if the name does not carry it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepPart {
     pub requests: Option<u64>,
@@ -67,7 +67,7 @@ pub struct StepPart {
 }
 
 impl StepPart {
-    /// The counts of `self`; of `other` where `self` has none.
+    /// The counts of `self`; of `other` if `self` has none.
     fn or(self, other: Self) -> Self {
         Self {
             requests: self.requests.or(other.requests),
@@ -90,7 +90,7 @@ pub struct StepCounts {
 }
 
 impl StepCounts {
-    /// The counts of `self`; of `other` where `self` has none.
+    /// The counts of `self`; of `other` if `self` has none.
     pub fn or(self, other: Self) -> Self {
         Self {
             requests: self.requests.or(other.requests),
@@ -147,7 +147,7 @@ impl StepCounts {
 pub struct EngineStep<'a> {
     pub engine: &'static str,
     pub class: StepClass,
-    /// The engine's own word for the class, where it has one.
+    /// The engine's own word for the class, if it has one.
     pub mode: Option<&'a str>,
     /// The form of the name: two ranges around one step have different ones.
     pub form: &'static str,

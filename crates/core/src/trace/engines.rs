@@ -32,7 +32,7 @@ pub struct Engine {
     pub steps_in: String,
     /// Parts of kernel names that no engine before has, in lower case; `^` is the start of a name.
     pub kernels: Vec<String>,
-    /// The line that adds the ranges of steps to a capture by nsys; `None` where none is known.
+    /// The line that adds the ranges of steps to a capture by nsys; `None` if none is known.
     pub ranges: Option<String>,
     /// The same for a trace by the profiler of PyTorch, which records no NVTX ranges.
     pub torch_ranges: Option<String>,
@@ -48,7 +48,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// The line that adds the ranges of steps to a capture by this profiler; `None` where none is
+    /// The line that adds the ranges of steps to a capture by this profiler; `None` if none is
     /// known.
     pub fn ranges_for(&self, tool: TimelineTool) -> Option<&str> {
         match tool {

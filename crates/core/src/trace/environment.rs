@@ -27,7 +27,7 @@ pub struct Environment {
     /// Version of each installed tool; absent for a missing tool.
     pub nsys: Option<String>,
     pub ncu: Option<String>,
-    /// Profiler that recorded an imported capture, where it is neither nsys nor ncu.
+    /// Profiler that recorded an imported capture, if it is neither nsys nor ncu.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(example = "PyTorch profiler (schema 1, CUPTI 130001)"))]
     pub profiler: Option<String>,
@@ -39,7 +39,7 @@ pub struct Environment {
     pub llmprof: String,
     /// Commit that llmprof was built from.
     pub git_commit: Option<String>,
-    /// Load of the host during the unprofiled pass; absent where none was recorded.
+    /// Load of the host during the unprofiled pass; absent if none was recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<HostLoad>,
 }
@@ -59,7 +59,7 @@ named_values! {
 pub struct HostLoad {
     /// Share of the pass during which at least one task of the host waited for a CPU, percent.
     pub cpu_wait_pct: Option<f64>,
-    /// `/proc/pressure/cpu`, or `/proc/loadavg`, sampled, where the kernel lacks the former.
+    /// `/proc/pressure/cpu`, or `/proc/loadavg`, sampled, if the kernel lacks the former.
     pub source: LoadSource,
     /// Load average over one minute, at the start and at the end of the pass.
     pub load_start: Option<f64>,
@@ -80,7 +80,7 @@ pub struct Gpu {
     /// CUDA compute capability.
     #[cfg_attr(feature = "schema", schema(example = "9.0"))]
     pub compute_capability: Option<String>,
-    /// True when it is partitioned into instances (MIG); `null` where MIG is not supported.
+    /// True when it is partitioned into instances (MIG); `null` if MIG is not supported.
     pub mig: Option<bool>,
     #[serde(default)]
     pub instances: Vec<GpuInstance>,
@@ -90,10 +90,10 @@ pub struct Gpu {
     pub power_limit_w: Option<f64>,
     pub max_sm_mhz: Option<u32>,
     pub max_memory_mhz: Option<u32>,
-    /// Number of SMs, where a capture reports it.
+    /// Number of SMs, if a capture reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sm_count: Option<u32>,
-    /// Size of the L2 cache and max resident warps of an SM: of a capture alone, in no file.
+    /// Size of the L2 cache and max resident warps of an SM; only from captures, in no file.
     #[serde(skip)]
     pub l2_bytes: Option<u64>,
     #[serde(skip)]
@@ -113,7 +113,7 @@ pub struct GpuInstance {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct GpuProcess {
     pub pid: u32,
-    /// `null` where the process is not visible from this namespace.
+    /// `null` if the process is not visible from this namespace.
     pub name: Option<String>,
     pub memory_bytes: Option<u64>,
 }

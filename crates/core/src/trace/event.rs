@@ -2,7 +2,7 @@
 //!
 //! The wire format between the runner and the analysis; times are nanoseconds of `CLOCK_MONOTONIC`.
 //! Stages and operators are known without any Nsight tool. The NVTX ranges are the same ones, but
-//! for operators in passes that record them as events alone.
+//! for operators in passes that record them only as events.
 
 use std::slice;
 
@@ -37,7 +37,7 @@ pub enum Event {
     Experts(Experts),
     /// Result of one repeat.
     Output(Output),
-    /// A stage repeated back to back, so that slow power readings cover it alone.
+    /// A stage repeated back to back, so that slow power readings cover nothing else.
     Steady(Steady),
     /// Device memory during one call of an operator or one range.
     Memory(MemoryUse),
@@ -65,7 +65,7 @@ pub struct Start {
     pub dtype: String,
     pub device: String,
     pub threads: u32,
-    /// Of all sequences of a batch.
+    /// Prompt tokens of all sequences of a batch.
     pub prompt_tokens: u64,
     /// Prompt tokens of each sequence of a batch; empty without one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -149,7 +149,8 @@ pub struct StageRange {
     pub step: Option<u32>,
 }
 
-/// One call of an operator. Calls nest by time: a module's call encloses those of its submodules.
+/// One call of an operator. Calls nest by time: a module's call encloses the calls of its
+/// submodules.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OperatorCall {
     /// Module path, as in the names of the weights: `decoder.layers.3.self_attn.q_proj`.
@@ -164,7 +165,7 @@ pub struct OperatorCall {
     #[serde(skip)]
     pub thread: i64,
     /// True when it ran inside a replayed CUDA graph. The host executes only the replay, so the
-    /// times are not those of the call.
+    /// times do not measure the call.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub captured: bool,
     pub warmup: bool,
@@ -197,10 +198,10 @@ pub struct Experts {
 pub struct Output {
     pub warmup: bool,
     pub repeat: u32,
-    /// Of a batch those of one sequence after those of the one before.
+    /// Generated tokens; in a batch, sequence after sequence.
     pub tokens: Vec<u32>,
-    /// SHA-256 over the logits of every position sampled from, as little-endian f32; of a batch
-    /// over those of the first sequence.
+    /// SHA-256 over the logits of every position sampled from, as little-endian f32; in a batch,
+    /// over the logits of the first sequence.
     pub logits_sha256: String,
 }
 

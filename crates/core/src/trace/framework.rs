@@ -41,7 +41,7 @@ pub struct OperatorSignature {
     pub shapes: Vec<Vec<u64>>,
     /// Types of the inputs as recorded: `c10::BFloat16`, `Scalar`.
     pub types: Vec<String>,
-    /// Values of the inputs as recorded, `True` or `0.5`, of attention alone; empty for a tensor.
+    /// Values of the inputs as recorded, `True` or `0.5`, for attention only; empty for a tensor.
     pub values: Vec<String>,
 }
 

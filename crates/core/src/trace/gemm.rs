@@ -37,7 +37,7 @@ pub struct GemmCall {
     pub shape: GemmShape,
     /// Name of the library function: `cublasGemmStridedBatchedEx`.
     pub function: String,
-    /// Algorithm that the library selected, where the log has it.
+    /// Algorithm that the library selected, if the log has it.
     pub algorithm: Option<String>,
 }
 
@@ -68,7 +68,7 @@ pub struct GemmTrace {
     pub lt_all: GemmLog,
     /// Decode steps of the second pass.
     pub decode_steps: u64,
-    /// Logs of a command, by process; the fields above are those of a runner.
+    /// Logs of a command, by process; the fields above are for a runner.
     pub processes: Vec<ProcessGemms>,
 }
 

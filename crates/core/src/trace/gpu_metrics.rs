@@ -7,8 +7,8 @@ use rayon::prelude::*;
 use crate::domain::named_values::named_values;
 
 named_values! {
-    /// A sampled metric: percent of the device's peak, or a clock in MHz. The name is that of its
-    /// figures.
+    /// A sampled metric: percent of the device's peak, or a clock in MHz. Its figures have the same
+    /// name.
     #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
     GpuMetric {
         SmsActive = "sms_active",
@@ -72,7 +72,7 @@ const NO_VALUE: u16 = u16::MAX;
 /// Samples of one capture.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GpuSamples {
-    /// Configured samples per second; `None` where the export lacks it.
+    /// Configured samples per second; `None` if the export lacks it.
     pub rate_hz: Option<u32>,
     /// One record per sampled device, by its number on the host.
     pub devices: Vec<DeviceSamples>,

@@ -35,7 +35,7 @@ pub struct CapturedLaunch {
     pub call: u32,
     /// Full name of the kernel, which calls of HIP have.
     pub kernel: Option<u32>,
-    /// Zeros where the call has no geometry.
+    /// Zeros if the call has no geometry.
     pub grid: [u32; 3],
     pub block: [u32; 3],
     /// Line of code around the call.
@@ -47,7 +47,7 @@ pub struct CapturedLaunch {
 pub struct CapturedGraph {
     /// Name of the file.
     pub file: String,
-    /// Process of the timeline that captured it; `None` for a trace of the capture alone.
+    /// Process of the timeline that captured it; `None` for a trace of only the capture.
     pub process: Option<i64>,
     pub rank: Option<u32>,
     /// Requests or tokens of the graph, by the range `capture_8_FULL` around the capture.
@@ -58,9 +58,9 @@ pub struct CapturedGraph {
     pub launches: Vec<CapturedLaunch>,
     /// Indices into [`GraphCaptures::operators`], in order of start and from the outermost.
     pub operators: Range<u32>,
-    /// False where the trace lacks the start or the end of the capture.
+    /// False if the trace lacks the start or the end of the capture.
     pub is_whole: bool,
-    /// True where a stream waited for another one: nodes may run in another order.
+    /// True if a stream waited for another one: nodes may run in another order.
     pub is_forked: bool,
 }
 
@@ -69,9 +69,9 @@ pub struct CapturedGraph {
 pub struct GraphCaptures {
     pub operators: Vec<CapturedOperator>,
     pub graphs: Vec<CapturedGraph>,
-    /// Batches of all graphs that the engine captured, where it lists them; sorted.
+    /// Batches of all graphs that the engine captured, if it lists them; sorted.
     pub listed: Vec<u64>,
-    /// Names of the files that are the trace of a capture alone, or the list of captures.
+    /// Names of the files that trace only a capture, or list the captures.
     pub files: Vec<String>,
 }
 

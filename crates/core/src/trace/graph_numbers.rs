@@ -1,6 +1,6 @@
 //! Numbers of CUDA graphs, distinct in a capture.
 //!
-//! Each process numbers its own graphs, and ids of nodes hold the number of their graph: those of
+//! Each process numbers its own graphs, and ids of nodes hold the number of their graph: nodes of
 //! several processes would be joined to each other.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -13,14 +13,14 @@ use super::{
 /// Bits of a node within the id of a node; the graph has the others.
 const NODE_BITS: u32 = 32;
 
-/// The graph of a node, where its id holds it.
+/// The graph of a node, if its id holds it.
 pub fn graph_of(node: u64) -> Option<u64> {
     Some(node >> NODE_BITS).filter(|graph| *graph > 0 && node & UNNUMBERED_NODE == 0)
 }
 
 impl Timeline {
-    /// Gives the graphs of all processes distinct numbers. Of processes with one number the first
-    /// keeps it, so that the graphs of a single process keep theirs.
+    /// Gives the graphs of all processes distinct numbers. The first of several processes with one
+    /// number keeps it, so that the graphs of a single process keep theirs.
     pub fn number_graphs(&mut self) {
         let kinds = self.kernels.kinds().iter().map(|it| process_of(it.global_pid));
         let nodes = self.graph_nodes.iter().map(|it| process_of(it.global_tid));
@@ -112,7 +112,7 @@ mod tests {
         let first = (node(3, 7), Some(node(1, 7)));
         assert_eq!(numbered(&[of(5), of(6)]), [first, (node(4, 7), Some(node(2, 7)))]);
         assert_eq!(numbered(&[of(6), of(5)]), [(node(4, 7), Some(node(2, 7))), first]);
-        // Ids without the number of a graph, and those of nodes without an id, stay.
+        // Ids without the number of a graph, and nodes without an id, stay.
         let others = [made(5, 7, None), made(6, UNNUMBERED_NODE | 7, None)];
         assert_eq!(numbered(&others), [(7, None), (UNNUMBERED_NODE | 7, None)]);
     }

@@ -9,7 +9,7 @@ use super::{interner::Interner, interval::Interval, packed::PackedRows};
 #[derive(Debug, Clone, Default)]
 pub struct HostCpu {
     /// True if threads of all processes are recorded, false if the profiled command and its
-    /// programs alone are; `None` where the export does not show it.
+    /// programs alone are; `None` if the export does not show it.
     pub is_system_wide: Option<bool>,
     /// First and last switch; `None` without switches.
     pub bounds: Option<Interval>,
@@ -39,14 +39,14 @@ pub struct CoreRun {
 pub struct CpuSample {
     pub at_ns: i64,
     pub global_tid: i64,
-    /// The innermost function; `None` where the sample has no call chain.
+    /// The innermost function; `None` if the sample has no call chain.
     pub function: Option<SampledFunction>,
 }
 
 /// A function and the file that contains it, indices into the strings of the timeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SampledFunction {
-    /// `None` where the file has no name for the address.
+    /// `None` if the file has no name for the address.
     pub name: Option<u32>,
     pub module: u32,
 }

@@ -12,7 +12,7 @@ use super::engine_steps::StepClass;
 pub struct InferredStep {
     /// The engine, if its ranges are the evidence.
     pub engine: Option<&'static str>,
-    /// `None` where the evidence is of the boundaries alone.
+    /// `None` if only the boundaries are evident.
     pub class: Option<StepClass>,
     /// The engine's name of its steps, whose ranges do not show a class.
     pub mode: Option<&'static str>,
@@ -26,11 +26,11 @@ pub struct InferredStep {
     pub run: u32,
     /// True if an engine scheduled it: the step is a stage, and so is the time until the next.
     pub is_scheduled: bool,
-    /// Prompts that the step reads; `None` where their number is not proven.
+    /// Prompts that the step reads; `None` if their number is not proven.
     pub prefill_requests: Option<u64>,
-    /// Tokens of these prompts; `None` where their number is not proven.
+    /// Tokens of these prompts; `None` if their number is not proven.
     pub prefill_tokens: Option<u64>,
-    /// Requests for which the step generates; `None` where their number is not proven.
+    /// Requests for which the step generates; `None` if their number is not proven.
     pub decode_requests: Option<u64>,
     /// Evidence of boundaries and class.
     pub evidence: Arc<str>,

@@ -126,7 +126,7 @@ pub struct LaunchKind {
     pub shared_memory: u32,
 }
 
-/// First bit of a node's number where the capture has no id: the number only distinguishes nodes.
+/// First bit of a node's number if the capture has no id: the number only distinguishes nodes.
 pub const UNNUMBERED_NODE: u64 = 1 << 63;
 /// Marker for "no graph node": ids combine the numbers of graph and node, and never have all bits
 /// set.

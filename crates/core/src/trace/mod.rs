@@ -1,6 +1,6 @@
 //! Recorded facts of a run as plain values: ranges, operators, kernels, calls, counters.
 //!
-//! Imports [`crate::domain`] alone: no files, no database, no interpretation. `parse` fills these
+//! Imports only [`crate::domain`]: no files, no database, no interpretation. `parse` fills these
 //! types, `analyze` reads them.
 
 pub mod call_index;

@@ -37,13 +37,13 @@ pub fn without_call_numbers(name: &str) -> &str {
     }
 }
 
-/// The canonical form of a full name; empty for a function name alone, which all instantiations of
-/// a template share.
+/// The canonical form of a full name; empty for a bare function name, which all instantiations of a
+/// template share.
 pub fn signature(full: &str) -> String {
     if base_name(full) == full.trim() { String::new() } else { canonical(full) }
 }
 
-/// The function name; empty where brackets do not close.
+/// The function name; empty if brackets do not close.
 fn function(full: &str) -> &str {
     let bytes = full.as_bytes();
     let mut start = 0;
@@ -69,7 +69,7 @@ fn function(full: &str) -> &str {
     &full[start.min(full.len())..]
 }
 
-/// Index after the bracket that closes the one at `open`; the end where none does.
+/// Index after the bracket that closes the one at `open`; the end if none does.
 fn closing(bytes: &[u8], open: usize) -> usize {
     let mut depth = 0usize;
     for (at, byte) in bytes.iter().enumerate().skip(open) {

@@ -1,9 +1,10 @@
-//! Ranges of operators that the runner recorded as events alone.
+//! Ranges of operators that the runner recorded only as events.
 //!
 //! A profiler takes about a microsecond for each range, as long as a small kernel: under Nsight
-//! Systems the runner opens ranges for its stages alone. Both clocks are known at the start of each
+//! Systems the runner opens ranges only for its stages. Both clocks are known at the start of each
 //! stage: the profiler's time of the range, and the event's, which the runner reads right after it.
-//! So the difference of the clocks is at most that of any start, and nearly that of the fastest.
+//! So the difference of the clocks is at most the difference at any start, and nearly the one at
+//! the fastest.
 
 use std::{collections::BTreeMap, iter};
 
@@ -67,7 +68,7 @@ fn not_joined(reason: String) -> Finding {
         .advise("list the pass nsys in operator_ranges of the profiling settings (runner)")
 }
 
-/// A call with times of its own; those of a replayed graph have none.
+/// A call with times of its own; calls in a replayed graph have none.
 fn called(event: &Event) -> Option<&OperatorCall> {
     match event {
         Event::Op(call) if !call.captured => Some(call),

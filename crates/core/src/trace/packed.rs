@@ -123,7 +123,7 @@ impl<const N: usize> PackedRows<N> {
         self.range(0..self.len())
     }
 
-    /// The rows at these indices, of which the first is that of a block.
+    /// The rows at these indices; the first starts a block.
     fn range(&self, rows: Range<usize>) -> PackedIter<'_, N> {
         PackedIter { rows: self, at: rows.start, end: rows.end, decoded: Box::new([[0; N]; BLOCK]) }
     }
@@ -135,7 +135,7 @@ impl<const N: usize> PackedRows<N> {
         (0..all).step_by(length).map(move |from| self.range(from..(from + length).min(all)))
     }
 
-    /// Appends rows; fast where the rows before them fill their blocks.
+    /// Appends rows; fast if the rows before them fill their blocks.
     pub fn append(&mut self, more: Self) {
         if !self.open.is_empty() {
             more.iter().for_each(|row| self.push(row));

@@ -74,7 +74,7 @@ impl Deref for Range {
 }
 
 impl DerefMut for Range {
-    /// Changes this range alone.
+    /// Changes only this range.
     fn deref_mut(&mut self) -> &mut RangeSite {
         Arc::make_mut(&mut self.site)
     }
@@ -132,7 +132,7 @@ impl RangeSites {
     }
 }
 
-/// A value of ranges that depends on their domain and name alone, computed once for each.
+/// A value of ranges that depends only on their domain and name, computed once for each.
 pub struct ByLabel<T, F> {
     /// By address of a label, which all ranges of a list keep.
     known: HashMap<usize, T>,

@@ -46,7 +46,7 @@ pub struct RequestLoad {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LoadHeader {
     pub url: String,
-    /// `null` where the request names no model.
+    /// `null` if the request names no model.
     pub model: Option<String>,
     /// Requests at the same time, of a closed loop.
     pub concurrency: Option<u32>,
@@ -75,7 +75,7 @@ pub struct RequestRecord {
     pub token_ns: Vec<i64>,
     pub status: Option<u16>,
     pub failure: Option<RequestFailure>,
-    /// Reason of the failure, from the server where it gave one.
+    /// Reason of the failure, from the server if it gave one.
     pub message: Option<String>,
     /// Reason of the end that the server stated: `stop`, `length`.
     pub finish: Option<String>,

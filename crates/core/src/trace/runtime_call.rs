@@ -58,7 +58,7 @@ const CALLS: [(&str, CallKind); 35] = [
     ("ThreadSynchronize", CallKind::Synchronise(Awaited::Device)),
     ("EventQuery", CallKind::Query),
     ("StreamQuery", CallKind::Query),
-    // HIP alone.
+    // HIP only.
     ("ModuleLaunchKernel", CallKind::Kernel),
     ("ModuleLaunchCooperativeKernel", CallKind::Kernel),
     ("ExtLaunch", CallKind::Kernel),

@@ -1,6 +1,6 @@
 //! Rules that select which ranges of a capture are stages, and which parts of it count.
 //!
-//! The names used by llmprof's runner are built in; the user names those of other programs.
+//! The names used by llmprof's runner are built in; the user names the stages of other programs.
 
 use std::collections::BTreeSet;
 
@@ -240,7 +240,7 @@ impl StageRules {
         self.ruled_stage(range, domain).or_else(|| self.step(range)?.stage())
     }
 
-    /// The stage of a range by a rule alone.
+    /// The stage of a range by a rule only.
     pub fn ruled_stage(&self, range: &str, domain: &str) -> Option<&str> {
         let rule = self.stages.iter().find(|rule| rule.matches(range, domain))?;
         Some(&rule.stage)

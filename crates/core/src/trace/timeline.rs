@@ -34,7 +34,7 @@ pub struct Timeline {
     /// The profiled host, with the GPUs that ran work.
     pub target: Environment,
     pub tables: Vec<String>,
-    /// Wall-clock time of the zero of its times, nanoseconds since 1970, where it is recorded.
+    /// Wall-clock time of the zero of its times, nanoseconds since 1970, if it is recorded.
     pub started_unix_ns: Option<i64>,
     /// Process names by nsys process id, idle processes included.
     pub processes: HashMap<i64, String>,
@@ -42,14 +42,14 @@ pub struct Timeline {
     pub strings: Vec<String>,
     /// In the order of [`range::sort`](super::range::sort).
     pub ranges: Vec<Range>,
-    /// Steps inferred without ranges; empty where ranges are stages.
+    /// Steps inferred without ranges; empty if ranges are stages.
     pub inferred: InferredSteps,
     /// Ranges recorded without an end, with the ends that [`Self::with_rules`] assigned.
     pub unclosed: Vec<Unclosed>,
     pub kernels: KernelTrace,
     /// Work whose time is not valid, which is in no other list.
     pub untimed: UntimedWork,
-    /// Devices and streams that calls waited for, where they are recorded, sorted.
+    /// Devices and streams that calls waited for, if they are recorded, sorted.
     pub wait_targets: Vec<WaitTarget>,
     /// Devices whose times cannot be compared with the host's.
     pub unequal_clocks: Vec<UnequalClock>,
@@ -72,9 +72,9 @@ pub struct Timeline {
     pub collectives: Collectives,
     /// CUDA runtime and driver calls.
     pub cuda_calls: ApiCalls,
-    /// Samples of the GPUs' metrics; `None` where none were requested.
+    /// Samples of the GPUs' metrics; `None` if none were requested.
     pub samples: Option<GpuSamples>,
-    /// Threads on the cores of the host; `None` where neither switches nor samples were recorded.
+    /// Threads on the cores of the host; `None` if neither switches nor samples were recorded.
     pub host_cpu: Option<HostCpu>,
     /// Operating system calls that blocked or took long, as traced by nsys.
     pub os_calls: ApiCalls,
@@ -89,7 +89,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// The string at an index of [`Self::strings`]; empty where the export lacks it.
+    /// The string at an index of [`Self::strings`]; empty if the export lacks it.
     #[inline]
     pub fn text(&self, at: u32) -> &str {
         self.strings.get(at as usize).map_or("", String::as_str)
@@ -100,8 +100,8 @@ impl Timeline {
         self.cuda_calls.sites().iter().map(|(at, _)| CallKind::of(self.text(*at))).collect()
     }
 
-    /// Counts each kernel once, with a finding where the capture has some of them twice. The
-    /// kernels are sorted.
+    /// Counts each kernel once, with a finding if the capture has some of them twice. The kernels
+    /// are sorted.
     pub fn drop_repeated_kernels(&mut self) {
         let repeated = self.kernels.drop_repeated();
         if repeated == 0 {
@@ -118,7 +118,7 @@ impl Timeline {
         );
     }
 
-    /// Counts each call once where kernels are repeated. The calls are sorted.
+    /// Counts each call once if kernels are repeated. The calls are sorted.
     pub fn drop_repeated_calls(&mut self) {
         let is_of_kernels = |it: &&mut Finding| it.id == catalogue::KERNEL_RECORDS_REPEATED;
         let Some(finding) = self.findings.iter_mut().find(is_of_kernels) else { return };
@@ -174,7 +174,7 @@ pub struct MemoryOp {
     pub bytes: u64,
     pub kind: CopyKind,
     pub device: u32,
-    /// `None` where the capture lacks it.
+    /// `None` if the capture lacks it.
     pub stream: Option<u32>,
     pub global_pid: i64,
     /// Joins the operation to its launching call within the process; 0 if unknown.
@@ -182,7 +182,7 @@ pub struct MemoryOp {
     pub graph_node: Option<u64>,
 }
 
-/// Device of a graph that starts on the host, where its GPU is unknown.
+/// Device of a graph that starts on the host, if its GPU is unknown.
 pub const ON_HOST: u32 = i32::MAX as u32;
 
 /// A launch of a CUDA graph traced as a whole: its kernels and copies are not recorded.
@@ -198,7 +198,7 @@ pub struct GraphLaunch {
     pub global_pid: i64,
     /// Joins the launch to its call within the process; 0 if unknown.
     pub correlation_id: i64,
-    /// Graph id of nsys; `None` where the export lacks it.
+    /// Graph id of nsys; `None` if the export lacks it.
     pub graph: Option<u64>,
 }
 
@@ -342,8 +342,8 @@ impl ApiCalls {
         self.rows.iter().map(|row| self.call(row))
     }
 
-    /// The calls at the sites that `is_wanted` has, each after its index and that of its site. Fast
-    /// where they are rare: calls between them are not decoded.
+    /// The calls at the sites that `is_wanted` selects, each after its index and its site's index.
+    /// Fast if they are rare: calls between them are not decoded.
     pub fn at_sites<'a>(
         &'a self,
         is_wanted: &'a [bool],

@@ -45,7 +45,7 @@ pub struct CommandCall {
     )]
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 16))]
     pub gpus: Option<u32>,
-    /// Session of this command to run on; `params` are those of its load.
+    /// Session of this command to run on; `params` are parameters of its load.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(value_type = Option<uuid::Uuid>))]
     pub session: Option<SessionId>,
@@ -74,8 +74,8 @@ impl CommandCall {
 }
 
 impl CommandTarget {
-    /// True if the command line of the program depends on this parameter; those of a load alone may
-    /// differ between the runs of a session.
+    /// True if the command line of the program depends on this parameter; parameters that only the
+    /// load uses may differ between runs of a session.
     pub fn is_of_program(&self, param: &str) -> bool {
         let is_param =
             |part: &TemplatePart| matches!(part, TemplatePart::Placeholder(name) if name == param);

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::load::{LOCAL_URL, is_local};
 
 /// URLs that start and stop the profiler of a server, and the traces that it writes. `{port}` and
-/// `{out}` are those of the command.
+/// `{out}` have the command's values.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GateSettings {

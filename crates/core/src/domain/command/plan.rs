@@ -53,7 +53,7 @@ pub struct CommandPlan {
     pub window: Option<WindowSettings>,
     #[serde(default)]
     pub gate: Option<GateSettings>,
-    /// The model that it runs, where the operator states it.
+    /// The model that it runs, if the operator states it.
     #[serde(default)]
     pub computes: Option<Box<StatedModel>>,
     #[serde(default)]
@@ -240,7 +240,7 @@ impl CommandPlan {
         )
     }
 
-    /// Names of its variables beyond those of every child.
+    /// Names of its variables, without the ones that every child has.
     pub fn variables(&self) -> Vec<&str> {
         let mut names: Vec<&str> =
             self.pass_env.iter().chain(self.env.keys()).map(String::as_str).collect();

@@ -16,7 +16,7 @@ pub struct FindingKind {
     pub fires_on: &'static str,
     /// The remedy of findings that have none of their own.
     pub advice: Option<&'static str>,
-    /// Upper bound of the time saved by the remedy; `None` where it is unknown.
+    /// Upper bound of the time saved by the remedy; `None` if it is unknown.
     pub max_saving: Option<&'static str>,
 }
 

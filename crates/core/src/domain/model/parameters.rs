@@ -16,8 +16,8 @@ impl ModelSpec {
             + self.vision.as_ref().map_or(0, |vision| vision.parameters(self.decoder.hidden))
     }
 
-    /// Bytes that a run of `batch` sequences needs at least: of the weights, the keys and values of
-    /// all positions, a forward's logits, and those of one sequence that are kept.
+    /// Bytes that a run of `batch` sequences needs at least: the weights, the keys and values of
+    /// all positions, a forward's logits, and the kept logits of one sequence.
     pub fn minimum_bytes(&self, dtype: Dtype, batch: u32, prompt: usize, new_tokens: u32) -> u128 {
         let (decoder, batch) = (&self.decoder, u128::from(batch));
         let product = |factors: &[usize]| factors.iter().map(|&it| it as u128).product::<u128>();

@@ -13,9 +13,9 @@ use super::DecoderSpec;
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum RopeScaling {
-    /// Llama 3.1's, by wavelength `l = 2 pi / f` against the original context `L`: `f` where `l < L
-    /// / high`, `f / factor` where `l > L / low`, and between them `(1 - s) f / factor + s f` with
-    /// `s = (L / l - low) / (high - low)`. Source: `apply_scaling` in Meta's llama-models,
+    /// Llama 3.1's, by wavelength `l = 2 pi / f` against the original context `L`: `f` if
+    /// `l < L / high`, `f / factor` if `l > L / low`, and between them `(1 - s) f / factor + s f`
+    /// with `s = (L / l - low) / (high - low)`. Source: `apply_scaling` in Meta's llama-models,
     /// `_compute_llama3_parameters` in transformers.
     Llama3 {
         factor: f64,

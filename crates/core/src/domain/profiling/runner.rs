@@ -25,9 +25,9 @@ pub struct RunnerSettings {
     /// Passes in which operators are recorded, as events.
     #[cfg_attr(feature = "schema", schema(max_items = 5))]
     pub operators: Vec<RunnerPass>,
-    /// Of these, the passes in which operators are NVTX ranges, too: windows of Nsight Systems show
-    /// them, and each costs the host about a microsecond. Without it, the ranges of the pass `nsys`
-    /// are those of the events.
+    /// Passes of `operators` in which operators are NVTX ranges, too: windows of Nsight Systems
+    /// show the ranges, and each costs the host about a microsecond. If `nsys` is not listed, its
+    /// ranges are made from the events.
     #[serde(default = "every_pass")]
     #[cfg_attr(feature = "schema", schema(max_items = 5))]
     pub operator_ranges: Vec<RunnerPass>,

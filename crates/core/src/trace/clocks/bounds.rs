@@ -81,7 +81,7 @@ impl ClockBounds {
     }
 
     /// The line along the launches with the least latency, and the distance between its bounds;
-    /// `None` where a wait contradicts it.
+    /// `None` if a wait contradicts it.
     pub fn drift(&self) -> Option<(ClockLine, f64)> {
         if self.lower.len() < 2 || self.upper.len() < 2 {
             return None;

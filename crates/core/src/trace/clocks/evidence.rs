@@ -62,7 +62,7 @@ impl ClockEvidence {
         self.late().count()
     }
 
-    /// The kernels that outlast their waits; `None` where other work does, or a kernel that starts
+    /// The kernels that outlast their waits; `None` if other work does, or a kernel that starts
     /// after the return, so that not only its end is wrong.
     pub fn outlasting_kernels(&self) -> Option<BTreeMap<usize, i64>> {
         let outlasting = |it: &WaitEvidence| {
@@ -270,7 +270,7 @@ impl ProcessLanes {
         }
     }
 
-    /// The lanes of a device and a stream, or of all; none where all streams are too many.
+    /// The lanes of a device and a stream, or of all; none if all streams are too many.
     fn lanes(&self, device: Option<u32>, stream: Option<u32>) -> &[LaneKey] {
         let found = self.lanes.get(&(device, stream)).map_or(&[][..], Vec::as_slice);
         if stream.is_none() && found.len() > MAX_LANES { &[] } else { found }
@@ -283,8 +283,8 @@ fn only_device(lanes: &[LaneKey]) -> Option<u32> {
     lanes.iter().all(|it| it.2 == first).then_some(first)
 }
 
-/// The device and the stream that a call waited for, where they are recorded; rows of one call
-/// that differ prove neither.
+/// The device and the stream that a call waited for, if they are recorded; rows of one call that
+/// differ prove neither.
 fn awaited(targets: &[WaitTarget], call: &ApiCall) -> (Option<u32>, Option<u32>) {
     let key = (process_of(call.global_tid), call.correlation_id);
     let at = targets.partition_point(|it| (it.process, it.correlation) < key);

@@ -3,7 +3,7 @@
 use super::{ClockRelation, bounds::ClockBounds, evidence::ClockEvidence};
 use crate::domain::finding::{Finding, Severity, catalogue};
 
-/// The finding on the clock of a device; `None` where the clocks count as equal.
+/// The finding on the clock of a device; `None` if the clocks count as equal.
 pub fn finding(device: u32, evidence: &ClockEvidence, relation: &ClockRelation) -> Option<Finding> {
     let bounds = evidence.bounds();
     let proof = proof(evidence, &bounds);

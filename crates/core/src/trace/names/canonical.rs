@@ -1,7 +1,7 @@
 //! A kernel's full name in the form that all tools share.
 //!
-//! nsys and ncu demangle in the style of EDG, the profiler of PyTorch in that of libstdc++: casts
-//! before literals, `T1` for a template argument in parameters, lambdas, blanks, the place of
+//! nsys and ncu demangle in the style of EDG, the profiler of PyTorch in the style of libstdc++:
+//! casts before literals, `T1` for a template argument in parameters, lambdas, blanks, the place of
 //! `const`, result types of enclosing functions.
 
 use std::iter::Peekable;
@@ -27,8 +27,8 @@ pub fn canonical(full: &str) -> String {
     name
 }
 
-/// A type, a value or a function, up to the comma or bracket that ends it. `arguments`: those of
-/// the template whose parameters `T1`, `T2` stand for.
+/// A type, a value or a function, up to the comma or bracket that ends it. `arguments` of the
+/// template whose parameters `T1`, `T2` stand for.
 fn expression(words: &mut Peekable<NameTokens>, arguments: &[String], depth: usize) -> String {
     let mut text = String::new();
     // Template arguments of the last name, for its parameters.
@@ -60,7 +60,7 @@ fn expression(words: &mut Peekable<NameTokens>, arguments: &[String], depth: usi
             }
             "(" => {
                 let list = arguments_of(words, parameters, depth);
-                // Of literals of integers and enumerations; ncu prints none.
+                // A cast before a literal of an integer or enumeration; ncu prints none.
                 let is_cast = !text.ends_with(is_name) && words.peek().is_some_and(is_literal);
                 if !(is_cast && list.len() == 1 && is_word(&list[0])) {
                     text = text + "(" + &list.join(",") + ")";

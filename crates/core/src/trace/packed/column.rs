@@ -1,6 +1,6 @@
 //! One column of a block: its encoding, and values of a fixed number of bits.
 //!
-//! Layout, little endian: a byte with the number of bits of a value, its highest bit set where the
+//! Layout, little endian: a byte with the number of bits of a value, its highest bit set if the
 //! values are steps; the base; for steps the smallest one; the values.
 
 use super::BLOCK;
@@ -17,7 +17,7 @@ pub(super) struct Column {
     bits: u32,
     /// The smallest value; for steps the first value.
     base: i64,
-    /// The smallest step; `None` where values are kept without their neighbours.
+    /// The smallest step; `None` if values are kept without their neighbours.
     step: Option<i64>,
 }
 

@@ -2,7 +2,7 @@
 
 use super::{BLOCK, Decoded, PackedRows, column::Column};
 
-/// Rows of which a predicate holds for one column, each after its index.
+/// Rows for which a predicate holds in one column, each after its index.
 pub(in crate::trace) struct Matching<'a, const N: usize, F> {
     rows: &'a PackedRows<N>,
     column: usize,
