@@ -118,7 +118,7 @@ pub struct Analysis {
     pub experts: Vec<ExpertUse>,
     /// GPU activity in each stage of the traced pass.
     pub stage_gpu: StageGpus,
-    /// Threads on the cores of the host; `None` where neither switches nor samples were recorded.
+    /// Threads on the cores of the host; `None` if neither switches nor samples were recorded.
     pub host_cpu: Option<HostCpuTables>,
     /// Host calls in each stage of the traced pass.
     pub stage_calls: BTreeMap<String, StageCalls>,
@@ -161,7 +161,7 @@ pub struct Analysis {
     pub requests: Requests,
     /// Device memory by stage and operator, as the runner's allocator counts it.
     pub memory: Vec<MemoryRecord>,
-    /// Energy, power and clocks, where a GPU was sampled.
+    /// Energy, power and clocks, if a GPU was sampled.
     pub power: Option<Power>,
     /// Figures removed because they violate an invariant.
     pub violations: Violations,
@@ -238,7 +238,7 @@ fn analyze_as(
     analysis
 }
 
-/// The events of which times are: of the unprofiled pass, or derived from a capture alone.
+/// The events with the times to use: from the unprofiled pass, or derived only from a capture.
 fn events<'a>(trace: &'a Trace, derived: &'a CaptureEvents, only_traced: bool) -> Events<'a> {
     match &trace.nsys {
         Some(capture) if only_traced => derived.by_kind(capture),
@@ -247,7 +247,7 @@ fn events<'a>(trace: &'a Trace, derived: &'a CaptureEvents, only_traced: bool) -
 }
 
 impl Analysis {
-    /// Adds the results that need events, logs and wall times alone.
+    /// Adds the results that need only events, logs and wall times.
     fn add_events(
         &mut self,
         trace: &Trace,

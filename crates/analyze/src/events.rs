@@ -53,7 +53,7 @@ pub struct RangeCalls {
 pub struct TimedCall<'a> {
     /// Everything but the times, the thread and the repeat.
     pub of: &'a OperatorCall,
-    /// Number of this kind of call, where calls share `of`.
+    /// Number of this kind of call, if calls share `of`.
     pub kind: Option<u32>,
     pub start_ns: i64,
     pub end_ns: i64,
@@ -131,11 +131,11 @@ pub enum EventSource<'a> {
     Runner,
     /// The ranges of a capture: stages of one pass have one repeat number.
     Capture {
-        /// Tokens that the decode steps of a repeat generated, where they are known.
+        /// Tokens that the decode steps of a repeat generated, if they are known.
         tokens: &'a BTreeMap<u32, u64>,
         /// Decode steps of a repeat without times, which have no ranges.
         untimed_steps: &'a BTreeMap<u32, u64>,
-        /// False where a step may have made several tokens of one sequence: by speculation.
+        /// False if a step may have made several tokens of one sequence: by speculation.
         one_token_a_step: bool,
     },
 }
@@ -190,7 +190,7 @@ impl<'a> Events<'a> {
         Self { calls: CallList::Recorded(calls), ..sorted }
     }
 
-    /// The sample of a measured repeat; 0 where there is one.
+    /// The sample of a measured repeat; 0 if there is one.
     pub fn sample_of(&self, repeat: u32) -> u32 {
         self.samples.iter().find(|it| it.contains(repeat)).map_or(0, |it| it.sample)
     }

@@ -42,9 +42,9 @@ use crate::timeline::{
 pub struct CaptureEvents {
     pub events: Vec<Event>,
     pub calls: RangeCalls,
-    /// Tokens that the decode steps of a repeat generated, where they are known.
+    /// Tokens that the decode steps of a repeat generated, if they are known.
     tokens: BTreeMap<u32, u64>,
-    /// Decode steps of a repeat, where their times are unknown.
+    /// Decode steps of a repeat, if their times are unknown.
     untimed_steps: BTreeMap<u32, u64>,
     /// True if a decode step may have made several tokens of one sequence.
     is_speculative: bool,
@@ -55,7 +55,7 @@ pub struct CaptureEvents {
 
 impl CaptureEvents {
     /// The stages, their parts and the operators of a capture. `batch` is the number of sequences
-    /// of a pass, where it is stated.
+    /// of a pass, if it is stated.
     pub fn of(capture: &Capture, batch: Option<u64>) -> Self {
         let spans = stage_spans(capture);
         let repeats = passes::repeats(capture);

@@ -11,7 +11,7 @@
 //! | idle = host + copy + sync + unknown | the same |
 //! | a total is the sum over its GPUs | busy, idle and window of a stage |
 //! | busy time is equal in all tables | stages, GPUs per stage, processes of one GPU each |
-//! | kernels of a stage equal those of its records, classes and processes | calls and time |
+//! | kernels of a stage equal the kernels of its records, classes and processes | calls and time |
 //! | busy and idle time of a step fit into its window, per GPU | the decode step |
 //! | exclusive time is at most total time | operators on the device |
 //! | a rate is at most 101 % of the device's peak | operators, stages, products, kernels |

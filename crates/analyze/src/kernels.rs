@@ -47,10 +47,10 @@ pub struct KernelRecord {
     #[serde(default)]
     pub name_variants: u64,
     /// Class with the most time: `gemm`, `attention`, `norm`, `softmax`, `elementwise`, `copy`,
-    /// `reduce`, `moe`, `sort`, `conv`, or `other` where the name matches no pattern.
+    /// `reduce`, `moe`, `sort`, `conv`, or `other` if the name matches no pattern.
     #[cfg_attr(feature = "schema", schema(example = "gemm"))]
     pub class: String,
-    /// Library of the kernel; `null` where the name matches no pattern.
+    /// Library of the kernel; `null` if the name matches no pattern.
     #[cfg_attr(feature = "schema", schema(example = "cublas"))]
     pub engine: Option<String>,
     /// Index of the device; `null` when several devices ran it.
@@ -80,11 +80,10 @@ pub struct KernelRecord {
     /// Number of distinct grids and blocks.
     #[cfg_attr(feature = "schema", schema(example = 1))]
     pub launch_configs: u64,
-    /// Share of the stage's kernel time, percent; `null` where the capture lacks kernels of the
-    /// stage.
+    /// Share of the stage's kernel time, percent; `null` if the capture lacks kernels of the stage.
     pub share_pct: Option<f64>,
-    /// ncu counters; `null` when it was not profiled, or where the profiled launches may be of
-    /// another row.
+    /// ncu counters; `null` when it was not profiled, or if the profiled launches may be of another
+    /// row.
     pub counters: Option<KernelCounters>,
     /// Grids, blocks and full names of the row, for matching counters to variants.
     #[serde(skip)]
@@ -129,11 +128,11 @@ pub struct StageKernels {
     pub stage: String,
     /// Recorded kernels.
     pub launches: u64,
-    /// Sum over recorded kernels; `null`, as is `busy_ms`, where the capture lacks kernels of the
+    /// Sum over recorded kernels; `null`, as is `busy_ms`, if the capture lacks kernels of the
     /// stage.
     pub kernel_ms: Option<f64>,
     /// Time in which at least one kernel, copy, fill or whole-traced graph of the stage ran on any
-    /// stream, summed over devices. An upper bound where `graph_launches` is above zero.
+    /// stream, summed over devices. An upper bound if `graph_launches` is above zero.
     pub busy_ms: Option<f64>,
     /// Launches of CUDA graphs traced as a whole: their kernels are not recorded.
     #[serde(default)]
@@ -206,7 +205,7 @@ impl KernelTimes {
             .for_each(|it| it.share_pct = None);
     }
 
-    /// Kernel time of a stage; `None` where it launched nothing or kernels are missing.
+    /// Kernel time of a stage; `None` if it launched nothing or kernels are missing.
     pub fn stage_ms(&self, stage: &str) -> Option<f64> {
         self.stages.iter().find(|it| it.stage == stage)?.kernel_ms
     }

@@ -1,8 +1,8 @@
 //! The gap ledger: for each stage, the time that the hardware needs at least, the named causes of
 //! the rest, and what no evidence explains. The rows add up to the measured time in nanoseconds.
 //!
-//! Times of the device are those of the traced pass, scaled to one repeat of the unprofiled pass.
-//! The difference of the two passes is a row of its own and the only one that may be negative.
+//! Times of the device are from the traced pass, scaled to one repeat of the unprofiled pass. The
+//! difference of the two passes is a row of its own and the only one that may be negative.
 //! `specs/formulas.md` has the formulas.
 
 mod cause;
@@ -56,7 +56,7 @@ named_values! {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LedgerStage {
     pub stage: String,
-    /// Mean of the unprofiled repeats; of the traced ones where there is no other pass.
+    /// Mean of the unprofiled repeats; of the traced ones if there is no other pass.
     pub measured_ns: i64,
     /// Time on the GPU in the traced pass; `None` without a timeline.
     pub traced_ns: Option<i64>,
@@ -65,12 +65,12 @@ pub struct LedgerStage {
     /// Instances that a capture alone shows; `None` for timed repeats, which each have the stage.
     #[serde(default)]
     pub instances: Option<u64>,
-    /// `None` where no floor is known.
+    /// `None` if no floor is known.
     pub floor_of: Option<FloorOf>,
     pub floor_ns: Option<i64>,
     /// `measured_ns / floor_ns`; `None` also if the floor is of a part of the work.
     pub times_floor: Option<f64>,
-    /// `measured` on this device or of the `datasheet`; `None` where unknown or not used.
+    /// `measured` on this device or of the `datasheet`; `None` if unknown or not used.
     pub flops_ceiling: Option<String>,
     pub bytes_ceiling: Option<String>,
     /// Operators whose kernels took less than their floor, which is then their time, and the
@@ -94,7 +94,7 @@ pub struct LedgerRow {
     pub ns: i64,
     /// Nanoseconds of one decode step.
     pub step_ns: Option<f64>,
-    /// Of the measured time, percent.
+    /// Share of the measured time, percent.
     pub share_pct: Option<f64>,
     /// Kernels or gaps of the row, and the largest of them.
     pub members: u64,
@@ -113,7 +113,7 @@ pub struct LedgerRow {
 pub struct LedgerMember {
     pub stage: String,
     pub cause: LedgerCause,
-    /// Path, layers rolled up; `None` outside all operators. Of a long call of the host, the
+    /// Path, layers rolled up; `None` outside all operators. For a long call of the host, the
     /// operator or function.
     pub operator: Option<String>,
     /// The kernel or copy; for a gap, the work that ended before it.
@@ -201,9 +201,9 @@ impl Ledger {
 pub struct LedgerInput<'a> {
     pub nsys: Option<&'a Timeline>,
     pub splits: &'a WindowSplits,
-    /// Work of one repeat by operator; `None` where the model is unknown.
+    /// Work of one repeat by operator; `None` if the model is unknown.
     pub work: Option<Vec<ModuleCost>>,
-    /// Dtype of the model; `None` where it is unknown.
+    /// Dtype of the model; `None` if it is unknown.
     pub dtype: Option<Dtype>,
     pub ceilings: &'a DeviceCeilings<'a>,
     /// Waiting of collective operations by stage and kernel.
@@ -245,7 +245,7 @@ fn is_complete(analysis: &Analysis, stage: &str) -> bool {
 }
 
 /// Factor from the sum over all windows of a stage to the mean window of one instance on one GPU.
-/// Where instances overlap on a GPU, its window has their common time once.
+/// If instances overlap on a GPU, its window has their common time once.
 fn mean_window(split: &WindowSplit) -> scale::Fraction {
     let [all, once] = [split.instances_ns, split.window_ns].map(|ns| ns.max(0) as u64);
     scale::Fraction::new(1, split.windows).times(scale::Fraction::new(all, once))

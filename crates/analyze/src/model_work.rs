@@ -14,9 +14,9 @@ use super::{
 /// A model whose dimensions are known.
 #[derive(Debug, Clone, Copy)]
 pub enum KnownModel<'a> {
-    /// Of the model runner, whose events have the sizes of its inputs.
+    /// The model runner's model; its events have the sizes of the inputs.
     Runner(&'a ModelSpec),
-    /// Of a command or a capture, as its operator or sender states it.
+    /// The model of a command or a capture, as its operator or sender states it.
     Stated(&'a StatedModel),
 }
 
@@ -66,7 +66,7 @@ pub struct StageFlops {
 }
 
 impl<'a> ModelWork<'a> {
-    /// `None` where the sizes are unknown: the runner recorded no start or an unknown dtype.
+    /// `None` if the sizes are unknown: the runner recorded no start or an unknown dtype.
     pub fn of(known: KnownModel<'a>, events: &Events<'a>, stages: &Stages) -> Option<Self> {
         match known {
             KnownModel::Runner(model) => {
@@ -98,7 +98,7 @@ impl<'a> ModelWork<'a> {
                     prompts: Prompts::equal(stated.prompt_tokens, stated.batch),
                     steps,
                 };
-                // Times are means over repeats, so the work is as well where their steps differ.
+                // Times are means over repeats, so the work is as well if their steps differ.
                 let samples = match (stages.decode_steps, stages.repeat_steps.as_slice()) {
                     (Some(steps), _) => vec![of(steps)],
                     (None, []) => vec![of(stated.new_tokens.unwrap_or(0))],
@@ -116,7 +116,7 @@ impl<'a> ModelWork<'a> {
     }
 
     /// The static cost; `None` for a part, whose share is unknown, and for several samples, since a
-    /// cost is that of one prompt.
+    /// cost is for one prompt.
     pub fn cost(&self) -> Option<Cost> {
         match self.samples.as_slice() {
             [sample] if !self.is_part => Some(self.cost_of(sample)),

@@ -1,8 +1,8 @@
 //! Operator times of a pass: per module path, and rolled up over layers.
 //!
 //! Host times are of the measured repeats of the unprofiled pass; on an asynchronous device they
-//! are those of the launching calls. Calls replayed by a CUDA graph have no host time. Device time
-//! is that of the kernels launched by the operator in the traced pass.
+//! are the times of the launching calls. Calls replayed by a CUDA graph have no host time. Device
+//! time is the time of the kernels that the operator launched in the traced pass.
 
 pub mod call_kinds;
 mod device;
@@ -39,8 +39,7 @@ pub const MODULE: &str = "module";
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct OperatorRecord {
-    /// Module path; `*` stands for every index where the record is rolled up over layers or
-    /// experts.
+    /// Module path; `*` stands for every index if the record is rolled up over layers or experts.
     #[cfg_attr(feature = "schema", schema(example = "decoder.layers.*.self_attn.q_proj"))]
     pub path: String,
     /// Kind of operator: `linear`, `matmul`, `norm`, ...; `module` for a scope that only encloses
@@ -51,10 +50,10 @@ pub struct OperatorRecord {
     #[cfg_attr(feature = "schema", schema(example = "decode_all"))]
     pub stage: String,
     pub calls: u64,
-    /// Of those, calls replayed by a CUDA graph, which have no host time.
+    /// Calls replayed by a CUDA graph, which have no host time; a part of `calls`.
     #[serde(default)]
     pub captured_calls: u64,
-    /// Host time of the calls, enclosed calls included; `null`, as are the next two, where a graph
+    /// Host time of the calls, enclosed calls included; `null`, as are the next two, if a graph
     /// replayed all of them.
     pub inclusive_ms: Option<f64>,
     /// `inclusive_ms` over the calls with a host time that are not inside a call of the same
@@ -94,7 +93,7 @@ pub struct OperatorDevice {
     /// Calls that launched kernels, including replays of a graph.
     #[serde(default)]
     pub calls: u64,
-    /// Launches, including those of enclosed operators.
+    /// Launches, including enclosed operators' launches.
     pub kernels: u64,
     /// Kernel time, including enclosed operators.
     pub inclusive_ms: f64,
@@ -162,9 +161,8 @@ pub struct ExclusiveTime {
 }
 
 impl Operators {
-    /// Rolled-up leaf operators of one stage, longest first: by kernel time where kernels were
-    /// joined to operators, since host time on an asynchronous device is launch time; else by host
-    /// time.
+    /// Rolled-up leaf operators of one stage, longest first: by kernel time if kernels were joined
+    /// to operators, since host time on an asynchronous device is launch time; else by host time.
     pub fn ranked(&self, stage: &str) -> Vec<(&OperatorRecord, ExclusiveTime)> {
         let leaves = || self.leaves().filter(|it| it.stage == stage);
         let on_device = leaves().any(|it| it.device.is_some());

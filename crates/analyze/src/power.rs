@@ -1,8 +1,8 @@
 //! Energy, power and clocks of each stage: the sampler's log joined with the stage ranges of the
 //! unprofiled pass.
 //!
-//! Energy comes from the device's energy counter where the counter's steps are short compared with
-//! the stage, else from the finer of the counter and the integral of power; each figure names its
+//! Energy comes from the device's energy counter if the counter's steps are short compared with the
+//! stage, else from the finer of the counter and the integral of power; each figure names its
 //! source. Instances of a stage are summed over the repeats. A stage shorter than the device's
 //! reading interval is measured from a back-to-back run of the stage; without such a run it has no
 //! figures, and the record gives the reason.
@@ -70,7 +70,7 @@ pub struct StagePower {
     pub stage: String,
     /// Instances of the stage within the sampled time.
     pub instances: u64,
-    /// The back-to-back run that the figures are from; absent where they are from the instances.
+    /// The back-to-back run that the figures are from; absent if they are from the instances.
     pub back_to_back: Option<BackToBack>,
     /// Samples taken during the instances, or during the back-to-back run.
     pub samples: u64,
@@ -93,7 +93,7 @@ pub struct StagePower {
     pub sm_mhz: Option<f64>,
     pub memory_mhz: Option<f64>,
     /// Mean share of time in which a kernel ran, percent, as the driver reports it over a second;
-    /// `null` where the stage does not fill such a second.
+    /// `null` if the stage does not fill such a second.
     #[serde(default)]
     pub gpu_active_pct: Option<f64>,
     /// The same for reads and writes of device memory.

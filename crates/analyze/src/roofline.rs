@@ -1,6 +1,6 @@
 //! Roofline placement of profiled kernels: FLOPs per byte against FLOP/s.
 //!
-//! From ncu counters alone: intensity = FLOPs / DRAM bytes, achieved = FLOPs / duration of the
+//! Only from ncu counters: intensity = FLOPs / DRAM bytes, achieved = FLOPs / duration of the
 //! replay, roof = min(peak FLOP/s, intensity x peak bytes/s), ridge = peak FLOP/s / peak bytes/s
 //! (Williams, Waterman, Patterson: "Roofline", CACM 52(4), 2009). Additions and products count as
 //! one FLOP, multiply-adds as two, packed ones twice that, and tensor core operations as counted by
@@ -95,7 +95,7 @@ pub struct RooflinePoint {
     /// Dtype of most FLOPs, prefixed with `tensor_` for tensor cores.
     #[cfg_attr(feature = "schema", schema(example = "tensor_bf16"))]
     pub format: Option<String>,
-    /// Dtype of the roof that applies; `null` where no roof is known for `format`.
+    /// Dtype of the roof that applies; `null` if no roof is known for `format`.
     #[cfg_attr(feature = "schema", schema(example = "bf16"))]
     pub roof_dtype: Option<String>,
     /// Bytes of device memory read and written by a launch.
@@ -115,7 +115,7 @@ pub struct RooflinePoint {
     pub memory_pct: Option<f64>,
     pub dram_pct: Option<f64>,
     pub achieved_occupancy_pct: Option<f64>,
-    /// `null` where the utilisation of compute or memory is unknown.
+    /// `null` if the utilisation of compute or memory is unknown.
     pub bound: Option<KernelBound>,
     /// Reason for a missing intensity.
     pub missing: Option<String>,
@@ -193,7 +193,7 @@ fn roofs(ceilings: &DeviceCeilings) -> Vec<Roof> {
 }
 
 /// The dtype of the roof for operations of `format`. Packed half-precision arithmetic outside
-/// tensor cores has none: the f16 peak is that of tensor cores.
+/// tensor cores has none: the f16 peak is for tensor cores.
 fn roof_dtype(format: &str) -> Option<&'static str> {
     match format {
         "tensor_bf16" => Some("bf16"),

@@ -52,8 +52,8 @@ struct SampledCapture<'a> {
     stages: Vec<StageSamples>,
 }
 
-/// Analyses the captures with samples: those of the passes that sample, or that of an import.
-/// `recorded` is the traced pass, if it has samples.
+/// Analyses the captures with samples, from the passes that sample or from an import. `recorded` is
+/// the traced pass, if it has samples.
 pub fn sampled_metrics(trace: &Trace, recorded: Option<&Capture>) -> SampledMetrics {
     let passes: Vec<Capture> = trace.sampled.iter().map(Capture::of).collect();
     let of_stages =

@@ -45,7 +45,7 @@ pub struct SampleSpread {
     /// A stage, or `wall` for all.
     #[cfg_attr(feature = "schema", schema(example = "prefill"))]
     pub stage: String,
-    /// Of the samples' mean times, milliseconds.
+    /// Spread of the samples' mean times, milliseconds.
     pub over_samples_ms: Spread,
     /// Deviation of repeats from the mean of their sample, pooled over the samples, milliseconds:
     /// `sqrt(mean(std^2))`; `null` for single repeats.

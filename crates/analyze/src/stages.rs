@@ -75,9 +75,9 @@ pub struct StageTiming {
     /// Share of the time of all stages over all repeats or instances, percent.
     pub share_pct: Option<f64>,
     /// Tokens processed per repeat, of all sequences of a batch: the prompts in prefill, one per
-    /// decode step in decode. `None` where unknown, or where repeats differ.
+    /// decode step in decode. `None` if unknown, or if repeats differ.
     pub tokens: Option<u64>,
-    /// Tokens per second of mean time; where decode steps have different numbers of sequences, all
+    /// Tokens per second of mean time; if decode steps have different numbers of sequences, all
     /// tokens over all time.
     pub tokens_per_s: Option<f64>,
 }
@@ -107,7 +107,7 @@ pub struct Stages {
     /// Time from the start of the first stage to the end of the last, per repeat, milliseconds. In
     /// a capture, of a prefill and the one decode that follows it on its thread.
     pub wall_ms: Option<Spread>,
-    /// Time to first token: that of prefill.
+    /// Time to first token: the time of prefill.
     pub first_token_ms: Option<Spread>,
     /// Time per output token of a sequence: decode time over decode steps, per repeat.
     pub per_token_ms: Option<Spread>,
@@ -119,10 +119,10 @@ pub struct Stages {
     pub decode_steps: Option<u64>,
     /// Decode steps of each repeat whose steps are known.
     pub repeat_steps: Vec<u64>,
-    /// Sequences of which each decode step generated a token; `None` where unknown, or where steps
-    /// of an engine have different numbers of requests.
+    /// Sequences for which each decode step generated a token; `None` if unknown, or if steps of an
+    /// engine have different numbers of requests.
     pub sequences: Option<u64>,
-    /// Tokens of decode steps, of all sequences, per second of decode, per repeat; where steps have
+    /// Tokens of decode steps, of all sequences, per second of decode, per repeat; if steps have
     /// different numbers of sequences, all tokens over all time.
     pub decode_tokens_per_s: Option<Spread>,
     /// Generated tokens of all sequences, the first included, per second of wall time, per repeat.
@@ -154,7 +154,7 @@ impl Stages {
         self.rows.iter().find(|row| row.stage == stage)
     }
 
-    /// Time of a stage over all repeats, milliseconds; `None` where it was not timed.
+    /// Time of a stage over all repeats, milliseconds; `None` if it was not timed.
     pub fn total_ms(&self, stage: &str) -> Option<f64> {
         self.row(stage).map(|row| row.ms.total())
     }
@@ -297,7 +297,7 @@ fn per_repeat(events: &Events, name: &str) -> BTreeMap<u32, Nanos> {
     times
 }
 
-/// Time of a part of a stage, per measured repeat, on the GPU where known. The host closes such a
+/// Time of a part of a stage, per measured repeat, on the GPU if known. The host closes such a
 /// range while the GPU is still working; it closes a stage's own range after the GPU has finished.
 fn part_per_repeat(events: &Events, name: &str) -> BTreeMap<u32, Nanos> {
     let mut times = BTreeMap::new();
@@ -307,7 +307,7 @@ fn part_per_repeat(events: &Events, name: &str) -> BTreeMap<u32, Nanos> {
     times
 }
 
-/// Time of a range inside a stage: GPU time where it was measured, else host time.
+/// Time of a range inside a stage: GPU time if it was measured, else host time.
 fn range_time(range: &StageRange) -> Nanos {
     Nanos(range.device_ns.unwrap_or(range.end_ns - range.start_ns))
 }

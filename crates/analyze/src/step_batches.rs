@@ -18,10 +18,10 @@ use crate::{
 pub struct StepBatch {
     /// `other` also for steps without a known class.
     pub class: StepClass,
-    /// The engine's own word for the class, where it has one.
+    /// The engine's own word for the class, if it has one.
     #[cfg_attr(feature = "schema", schema(example = "DECODE"))]
     pub mode: Option<String>,
-    /// Requests of each step; `null` where unknown, as the counts below.
+    /// Requests of each step; `null` if unknown, as the counts below.
     #[cfg_attr(feature = "schema", schema(example = 32))]
     pub requests: Option<u64>,
     /// Least and most requests that graphs of a fixed size computed for.
@@ -51,8 +51,8 @@ pub struct StepBatch {
     /// Part of that time in which the device ran its work, percent, mean.
     pub busy_pct: Option<f64>,
     /// Tokens that a step computed or generated, of all requests, over `period_ms`, or over its own
-    /// time if that is `null`: the rate within a step. `null` where the tokens are unknown or the
-    /// time is not its own.
+    /// time if that is `null`: the rate within a step. `null` if the tokens are unknown or the time
+    /// is not its own.
     pub tokens_per_s: Option<f64>,
     /// True if unrecorded waits are a part of the times, which have no others.
     #[serde(default)]

@@ -3,7 +3,7 @@
 //!
 //! A kernel is one name, at the level at which names are compared. Variation is between instances:
 //! calls within one may have different shapes, in the same mix each time. The interval of a ratio
-//! is that of [`super::latency`].
+//! is computed as in [`super::latency`].
 
 use std::collections::BTreeMap;
 
@@ -78,7 +78,7 @@ pub struct KernelTime {
     pub e2e: Option<KernelSide>,
     /// Mean call time in the mock over that in the whole model.
     pub ratio: Option<f64>,
-    /// 95 % interval of the ratio; `null` where both sides have a single instance.
+    /// 95 % interval of the ratio; `null` if both sides have a single instance.
     pub interval: Option<[f64; 2]>,
     pub agreement: Agreement,
     /// Decides the check: its share of the time on either side is large enough, and no waiver

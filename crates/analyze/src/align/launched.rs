@@ -22,7 +22,7 @@ impl CaptureLaunches {
     }
 
     /// Launches of single kernels that `wanted` selects by thread, time and instance of a stage;
-    /// and those of them whose kernel is recorded.
+    /// and the launches with a recorded kernel.
     pub fn kernels(
         &self,
         capture: &Capture,
@@ -31,7 +31,7 @@ impl CaptureLaunches {
         self.count(capture, CallKind::Kernel, wanted)
     }
 
-    /// Graph launches in counted instances, and those of them without a kernel.
+    /// Graph launches in counted instances, and the ones without a kernel.
     pub fn graphs(&self, capture: &Capture, counted: &impl Fn(u32) -> bool) -> (u64, u64) {
         let wanted = |_, _, instance| counted(instance);
         let (all, recorded) = self.count(capture, CallKind::Graph, wanted);

@@ -88,8 +88,8 @@ pub struct SideFacts {
 #[cfg_attr(feature = "schema", schema(as = AlignmentPower))]
 pub struct SidePower {
     pub mean_w: Option<f64>,
-    /// Half of the 95 % interval of `mean_w`. The interval of `energy_j` has the same relative width.
-    /// `null` if the samples do not suffice.
+    /// Half of the 95 % interval of `mean_w`; the interval of `energy_j` has the same relative
+    /// width. `null` if the samples do not suffice.
     #[serde(default)]
     pub mean_w_half_width: Option<f64>,
     /// Joules of the whole GPU in one instance of the stage.

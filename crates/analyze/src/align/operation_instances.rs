@@ -50,12 +50,12 @@ pub struct IsolatedOperation {
     pub isolated_by: String,
     /// Ranges of the operation in the whole capture.
     pub ranges: u64,
-    /// Those of them in the counted stage, and those of the latter without a kernel there.
+    /// Ranges in the counted stage, and how many of these have no kernel there.
     pub counted: u64,
     pub empty: u64,
     /// Uncertainty of the method of isolation.
     pub caveat: Option<String>,
-    /// Share of the kernel time outside all instances, percent, where a sequence cuts them.
+    /// Share of the kernel time outside all instances, percent, if a sequence cuts them.
     pub outside_pct: Option<f64>,
     pub instances: Vec<OperationInstance>,
     /// Distinct sequences of kinds of launches.
@@ -64,14 +64,14 @@ pub struct IsolatedOperation {
     pub kind_times: HashMap<u32, Vec<KindTime>>,
     pub kernels: u64,
     pub replayed: u64,
-    /// Launches of single kernels by the operation, and those of them with a recorded kernel.
+    /// Launches of single kernels by the operation, and how many have a recorded kernel.
     pub launched: u64,
     pub recorded: u64,
     /// The same for the whole capture, graphs included.
     pub capture_launches: (u64, u64),
     /// Counted instances of the stage with kernels of the operation.
     pub stage_instances: u64,
-    /// Graph launches in the stage, and those of them without a kernel.
+    /// Graph launches in the stage, and how many have no kernel.
     pub graphs: u64,
     pub graphs_empty: u64,
 }

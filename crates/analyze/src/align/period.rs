@@ -16,8 +16,8 @@ fn borders(text: &[u32]) -> Vec<usize> {
     borders
 }
 
-/// The length of the shortest sequence of which `text` is a whole number of repetitions; its own
-/// length if there is no shorter one.
+/// The length of the shortest sequence whose whole repetitions make `text`; the length of `text` if
+/// there is no shorter one.
 pub fn period(text: &[u32]) -> usize {
     let shortest = text.len() - borders(text).last().copied().unwrap_or(0);
     if shortest > 0 && text.len().is_multiple_of(shortest) { shortest } else { text.len() }

@@ -1,5 +1,5 @@
 //! Clocks of the ranks of a group, by the operations that end at nearly the same time on all of
-//! them. Of most of these, no rank can end before every rank has started.
+//! them. In most of these operations, no rank can end before every rank has started.
 
 use llmprof_core::trace::collectives::CollectiveKind;
 
@@ -20,14 +20,14 @@ const MAX_CONTRADICTING_PCT: usize = 1;
 /// A contradiction up to this time is the clocks' own uncertainty, nanoseconds.
 const TOLERANCE_NS: i64 = 2_000;
 
-/// Clock of one member against that of the first.
+/// Clock of one member against the first member's clock.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ClockOffset {
     /// To be subtracted from the member's times.
     pub ns: i64,
     /// Half of the range that holds 90 % of the differences between the ends.
     pub spread_ns: i64,
-    /// True for an estimate; false where the clock is the first member's.
+    /// True for an estimate; false if the clock is the first member's.
     pub is_estimated: bool,
 }
 

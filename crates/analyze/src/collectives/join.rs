@@ -1,7 +1,7 @@
 //! The same operation of all ranks of a group, as one.
 //!
-//! Operations are paired by their number in the group where it is recorded, else by their place in
-//! the sequence of each rank. What does not agree is not paired: a wrong pair has a wrong wait.
+//! Operations are paired by their number in the group if it is recorded, else by their place in the
+//! sequence of each rank. What does not agree is not paired: a wrong pair has a wrong wait.
 
 use llmprof_core::trace::collectives::CollectiveKind;
 
@@ -14,7 +14,7 @@ pub enum NotJoined {
     OneRank,
     /// Several files are of one rank.
     RankTwice { rank: u32 },
-    /// The capture lacks ranks of the group, or of the program where groups are not recorded.
+    /// The capture lacks ranks of the group, or of the program if groups are not recorded.
     MissingRanks { found: usize, size: u32 },
     /// No operation needs all ranks, as sends and receives: which belong together is unknown.
     NoneNeedsAll,
@@ -37,7 +37,7 @@ pub struct JoinedGroup {
     rows: Vec<u32>,
     /// Numbers that some rank lacks, of recorded ones.
     pub unpaired: usize,
-    /// Reason for what is not paired; none where everything is.
+    /// Reason for what is not paired; none if everything is.
     pub problem: Option<NotJoined>,
 }
 

@@ -21,7 +21,7 @@ pub struct CollectiveLaunch {
     pub operation: CollectiveKind,
     pub bytes: Option<u64>,
     pub dtype: Option<&'static str>,
-    /// Number in the group, where it is recorded.
+    /// Number in the group, if it is recorded.
     pub sequence: Option<u64>,
     /// Index of the kernel's kind.
     pub kind: u32,
@@ -41,7 +41,7 @@ impl CollectiveLaunch {
 pub struct GroupMember {
     pub process: i64,
     pub device: u32,
-    /// Among all ranks of the program; the member's place in the group where it is not recorded.
+    /// Among all ranks of the program; the member's place in the group if it is not recorded.
     pub rank: u32,
     /// The file that recorded it: members of one file share a clock.
     pub file: u32,
@@ -51,10 +51,10 @@ pub struct GroupMember {
 /// A group of ranks with their launches.
 #[derive(Debug, Clone, Default)]
 pub struct MemberGroup {
-    /// Name and purpose, or the place of its stream where the group is not recorded.
+    /// Name and purpose, or the place of its stream if the group is not recorded.
     pub name: String,
     /// Ranks that the program has in it; of a group that is not recorded all ranks of the program,
-    /// if the capture lacks some; `None` where that is unknown.
+    /// if the capture lacks some; `None` if that is unknown.
     pub size: Option<u32>,
     /// In order of their ranks.
     pub members: Vec<GroupMember>,

@@ -1,8 +1,8 @@
 //! Collective operations joined across ranks: waiting for the last rank apart from transfer.
 //!
 //! A rank waits from its own start until the last rank has started; the rest of its time is the
-//! transfer. Both are absent where the operations of all ranks cannot be paired.
-//! `specs/formulas.md` has the formulas.
+//! transfer. Both are absent if the operations of all ranks cannot be paired. `specs/formulas.md`
+//! has the formulas.
 
 mod clocks;
 mod join;
@@ -33,7 +33,7 @@ pub struct CollectiveRecord {
     pub group: String,
     pub kind: CollectiveKind,
     pub dtype: Option<String>,
-    /// Size of the whole array; `null` where it is not recorded.
+    /// Size of the whole array; `null` if it is not recorded.
     pub bytes: Option<u64>,
     /// Ranks in the capture.
     pub ranks: u32,
@@ -43,7 +43,7 @@ pub struct CollectiveRecord {
     pub joined: u64,
     /// Time of the kernels of all ranks.
     pub kernel_ms: f64,
-    /// From the first rank's start to the last one's; `null`, as all below, where none was paired.
+    /// From the first rank's start to the last one's; `null`, as all below, if none was paired.
     pub skew_us: Option<f64>,
     /// Mean over the ranks of the time until the last one started.
     pub wait_us: Option<f64>,
@@ -56,7 +56,7 @@ pub struct CollectiveRecord {
     /// The rank that was last most often, and its share of the operations with a last rank.
     pub slowest_rank: Option<u32>,
     pub slowest_pct: Option<f64>,
-    /// Of the whole group.
+    /// Verdict on the whole group.
     pub verdict: Option<RankVerdict>,
 }
 
@@ -71,12 +71,12 @@ pub struct RankRecord {
     pub calls: u64,
     pub joined: u64,
     pub kernel_ms: f64,
-    /// Of the paired operations, as the next two; `null` where none was paired.
+    /// Wait in the paired operations; `null`, as are the next two, if none was paired.
     pub wait_ms: Option<f64>,
     pub transfer_ms: Option<f64>,
     /// Operations in which it started last, by more than 10 % of the operation's time.
     pub times_last: Option<u64>,
-    /// Offset of its clock from the group's first rank; `null` where they share one.
+    /// Offset of its clock from the group's first rank; `null` if they share one.
     pub clock_offset_us: Option<f64>,
     pub clock_spread_us: Option<f64>,
 }
@@ -94,7 +94,7 @@ pub struct StepSkew {
     /// Sum of the mean waits.
     pub wait_ms: f64,
     pub transfer_ms: f64,
-    /// The rank that was last most often; `None` where the ranks started together.
+    /// The rank that was last most often; `None` if the ranks started together.
     pub slowest_rank: Option<u32>,
 }
 
@@ -119,7 +119,7 @@ pub struct GroupNote {
     pub problem: Option<NotJoined>,
     /// By rank.
     pub clocks: Vec<ClockOffset>,
-    /// `None` where nothing was paired.
+    /// `None` if nothing was paired.
     pub verdict: Option<RankVerdict>,
     /// By rank, of the paired operations.
     pub times_last: Vec<u64>,
@@ -177,10 +177,10 @@ struct JoinedOperation {
     launches: Vec<u32>,
     /// Time of each member until the last one started, within its own time.
     wait_ns: Vec<i64>,
-    /// Member that started last; `None` where the members started together.
+    /// Member that started last; `None` if the members started together.
     last: Option<usize>,
     skew_ns: i64,
-    /// From the last start to the last end; not positive where the clocks contradict.
+    /// From the last start to the last end; not positive if the clocks contradict.
     transfer_ns: i64,
 }
 

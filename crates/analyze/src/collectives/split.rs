@@ -5,7 +5,7 @@ use super::{clocks::quantile, join::has_one_clock, members::MemberGroup};
 
 /// Distance of ends below which ranks are of one group, nanoseconds.
 const NEAR_NS: i64 = 20_000;
-/// The same in percent of the median time of an operation, where that is longer.
+/// The same in percent of the median time of an operation, if that is longer.
 const NEAR_PCT: i64 = 25;
 /// Operations that are compared.
 const MAX_COMPARED: usize = 1_000;
@@ -43,7 +43,7 @@ pub fn split(group: MemberGroup) -> Vec<MemberGroup> {
     parts.into_iter().map(part).collect()
 }
 
-/// True if the ends and times of two ranks are those of one sequence of operations.
+/// True if the ends and times of two ranks belong to one sequence of operations.
 fn is_near(a: &[(i64, i64)], b: &[(i64, i64)]) -> bool {
     let step = a.len().div_ceil(MAX_COMPARED).max(1);
     let pairs = || a.iter().zip(b).step_by(step);

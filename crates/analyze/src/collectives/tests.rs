@@ -16,7 +16,7 @@ use super::*;
 #[derive(Debug, Clone)]
 struct Operation {
     at_ns: i64,
-    /// By rank; `None` where the rank's capture lacks it.
+    /// By rank; `None` if the rank's capture lacks it.
     delay_ns: Vec<Option<i64>>,
     transfer_ns: i64,
     name: &'static str,
@@ -46,7 +46,7 @@ impl Operation {
 #[derive(Debug, Clone, Default)]
 struct Program {
     operations: Vec<Operation>,
-    /// To be added to the times of each rank; one file for all where there is none.
+    /// To be added to the times of each rank; one file for all if there is none.
     offsets_ns: Vec<i64>,
     /// Time by which the end of a rank is later.
     jitter_ns: Vec<i64>,

@@ -21,7 +21,7 @@ named_values! {
 const MIN_OPERATIONS: u64 = 8;
 /// Share of the time of operations below which waiting does not matter, percent.
 const BALANCED_PCT: f64 = 10.0;
-/// Probability of a straggler where all ranks are alike.
+/// Probability of a straggler if all ranks are alike.
 const ALPHA: f64 = 0.01;
 
 /// The verdict on a group of `times_last.len()` ranks with `joined` operations, each rank with the

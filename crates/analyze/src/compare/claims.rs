@@ -1,7 +1,7 @@
 //! Promised and realised savings: findings of the run before, and what became of them.
 //!
-//! A finding's saving is an upper bound for its stage alone; the stage's change is what all
-//! changes of the program saved together.
+//! A finding's saving is an upper bound for its own stage; the stage's change is what all changes
+//! of the program saved together.
 
 use llmprof_core::domain::{
     ids::RunId,

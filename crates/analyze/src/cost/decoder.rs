@@ -1,6 +1,6 @@
 //! Cost of a decoder: embedding, attention, dense or MoE feed-forward, head, sampling.
 //!
-//! Derived from dimensions alone. Projections of the same input count as one product, as in the
+//! Derived only from dimensions. Projections of the same input count as one product, as in the
 //! runner.
 
 use llmprof_core::domain::model::{DecoderSpec, MoeSpec};
@@ -18,7 +18,7 @@ struct Forwards {
     stage: CostStage,
     times: u128,
     tokens: u128,
-    /// Sequences, each of which samples one position.
+    /// Sequences; each samples one position.
     sequences: u128,
     /// Query-key pairs in the attention mask, over all forwards.
     pairs: u128,

@@ -1,6 +1,6 @@
 //! Views and context positions of a prompt and its images.
 //!
-//! Uses the runner's arithmetic on sizes alone; no pixel is read. Without a tokenizer each byte of
+//! Uses the runner's arithmetic on sizes only; no pixel is read. Without a tokenizer each byte of
 //! text is one position, as in the runner; with one, the caller must pass the prompt's length.
 
 use llmprof_core::{
@@ -95,8 +95,8 @@ pub fn views(vision: &VisionSpec, width: u32, height: u32) -> ImageViews {
 }
 
 /// Columns and rows of crops, 0 x 0 for none: the allowed grid whose aspect ratio is closest to the
-/// page's. Of equally close grids the larger one wins only when the page fills more than half of
-/// its pixels.
+/// page's. If two grids are equally close, the larger one wins only when the page fills more than
+/// half of its pixels.
 fn crops(vision: &VisionSpec, width: u32, height: u32) -> (u32, u32) {
     if width == 0 || height == 0 || width.max(height) as usize <= vision.crop_px {
         return (0, 0);

@@ -1,5 +1,5 @@
-//! Static cost of a model on given inputs: compute, memory traffic and storage derived from the
-//! architecture alone.
+//! Static cost of a model on given inputs: compute, memory traffic and storage derived only from
+//! the architecture.
 //!
 //! Independent of any device or measurement. Rows use the paths and kinds of the runner's operators
 //! with layers rolled up, so that required work can be compared with measured work. [`CONVENTIONS`]

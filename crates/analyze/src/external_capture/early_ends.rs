@@ -14,7 +14,7 @@ use crate::{
 /// Share of a range from which a difference to its span is stated, percent.
 const NOTABLE_PCT: f64 = 1.0;
 
-/// A finding for each stage whose time is not that of its ranges.
+/// A finding for each stage whose time differs from its ranges.
 pub fn findings(capture: &Capture, repeats: &[Option<u32>], spans: &[Interval]) -> Vec<Finding> {
     let labels = capture.stages.labels.iter().enumerate();
     labels.filter_map(|(label, stage)| finding(stage, label, capture, (repeats, spans))).collect()

@@ -19,7 +19,7 @@ struct OpenPass {
     decode: Option<usize>,
 }
 
-/// The repeat of each stage instance that counts; those of one pass have the same.
+/// The repeat of each stage instance that counts; instances of one pass share the repeat.
 pub fn repeats(capture: &Capture) -> Vec<Option<u32>> {
     let instances = &capture.stages.instances;
     let counts = |at: usize| {

@@ -19,7 +19,7 @@ pub struct CaptureStep {
     pub place: i64,
     /// Start and end of its range.
     pub times: Interval,
-    /// Tokens that it generated, of all sequences; `None` where unknown.
+    /// Tokens that it generated, of all sequences; `None` if unknown.
     pub tokens: Option<u64>,
 }
 

@@ -82,7 +82,7 @@ fn operator_dominates(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             first.path,
             stage = in_sentence(stage)
         );
-        // Host times are of the timed repeats, device times of those of the traced pass.
+        // Host times are of the timed repeats, device times of the traced pass's repeats.
         let timed = f64::from(analysis.stages.repeats.max(1));
         let repeats = if longest.on_device { traced_repeats(analysis, stage) } else { Some(timed) };
         let saving =
@@ -100,9 +100,9 @@ fn operator_dominates(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
 }
 
 fn time_between_operators(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    // On a GPU an operator's host time is that of its launches, and the rest of a stage is mostly
-    // the host waiting for the GPU. Ranges of other programs need not cover their modules: only a
-    // runner's records are known to cover every operator.
+    // On a GPU an operator's host time is the time of its launches, and the rest of a stage is
+    // mostly the host waiting for the GPU. Ranges of other programs need not cover their modules:
+    // only a runner's records are known to cover every operator.
     let on_cpu = analysis.start.as_ref().is_some_and(|start| start.device == "cpu");
     if !on_cpu || !analysis.subject.has_runner() {
         return Vec::new();

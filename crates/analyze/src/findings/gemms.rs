@@ -63,7 +63,7 @@ fn gemm_small(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     gemms(analysis, |it| it.m < SMALL_ROWS && it.batch == 1).map(found).collect()
 }
 
-/// Share of its tiles that a GEMM fills, percent; of square tiles where the library's kernel is
+/// Share of its tiles that a GEMM fills, percent; of square tiles if the library's kernel is
 /// unknown.
 fn filled(it: &GemmRecord) -> f64 {
     let up = |side: u64| (side.div_ceil(TILE) * TILE).max(1) as f64;

@@ -1,6 +1,6 @@
 //! Rules on the kernels of the timeline.
 //!
-//! A kernel's work is taken from its name, and only where a rule needs no more.
+//! A kernel's work is taken from its name, and only if a rule needs no more.
 
 use llmprof_core::{
     domain::{

@@ -1,6 +1,6 @@
 //! Rules on the causes of the gap ledger: one finding per stage and cause, largest saving first.
 //!
-//! Small causes are rows of the ledger alone. Gaps of decode that a rule of its own reports are not
+//! Small causes are only rows of the ledger. Gaps of decode that a rule of its own reports are not
 //! reported twice.
 
 use std::collections::BTreeMap;
@@ -105,7 +105,7 @@ fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
     Some(found.saves(Some(saving)))
 }
 
-/// The remedy of a cause, where there is one. Between steps, an engine schedules.
+/// The remedy of a cause, if there is one. Between steps, an engine schedules.
 pub fn advice(row: &LedgerRow) -> Option<&'static str> {
     let is_of_host = matches!(
         row.cause,

@@ -131,7 +131,7 @@ fn no_datasheet_peak(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
 
 fn no_measured_peak(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let ceilings = analysis.mfu.ceilings.as_ref();
-    // Of a stated model nothing was to be measured.
+    // For a stated model, nothing was to be measured.
     if analysis.stated.is_some() || ceilings.is_none_or(|it| it.measured_flops_per_s.is_some()) {
         return vec![];
     }

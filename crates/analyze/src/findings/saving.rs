@@ -57,8 +57,8 @@ fn traced_gpu(analysis: &Analysis, stage: &str) -> Option<TracedGpu> {
     })
 }
 
-/// Divisor of times that are sums over all GPUs and instances of a stage in the traced pass, for
-/// those of one repeat on one GPU.
+/// Divisor of times that are sums over all GPUs and instances of a stage in the traced pass, which
+/// gives the times of one repeat on one GPU.
 pub fn traced_repeats(analysis: &Analysis, stage: &str) -> Option<f64> {
     traced_gpu(analysis, stage).map(|it| it.repeats)
 }
@@ -78,7 +78,7 @@ pub struct Gaps {
     /// Launches of single kernels in one repeat.
     pub launches: f64,
     pub graph_launches: u64,
-    /// Kernels of all repeats, and those of them that graphs replayed.
+    /// Kernels of all repeats, and how many of them graphs replayed.
     pub kernels: u64,
     pub replayed: u64,
 }

@@ -38,7 +38,7 @@ pub const RULES: &[Rule] = &[
 ];
 
 pub(super) fn decode_launch_bound(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    // Tracing lengthens gaps: where an unprofiled pass was timed, its gaps decide as well.
+    // Tracing lengthens gaps: if an unprofiled pass was timed, its gaps decide as well.
     let bound =
         |it: &Gaps| it.traced_pct >= GAP_PCT && it.unprofiled_pct.is_none_or(|pct| pct >= GAP_PCT);
     let Some(gaps) = gaps(analysis, DECODE).filter(bound) else { return vec![] };

@@ -49,7 +49,7 @@ fn fires(id: &str, on: (Analysis, Trace), not_on: (Analysis, Trace)) -> Finding 
 
 #[test]
 fn a_launch_bound_decode_could_save_its_gaps_between_kernels() {
-    // Of 20 ms traced and 10 ms unprofiled, kernels take 4: of 10 they fill the unprofiled pass.
+    // Kernels take 4 of 20 ms traced and 10 ms unprofiled; with 10 they fill the unprofiled pass.
     let found = fires("decode_launch_bound", (busy(4.0), no_trace()), (busy(10.0), no_trace()));
     let saving = found.max_saving.clone().unwrap();
     assert_eq!((saving.stage.as_str(), saving.ms, saving.pct.round()), (DECODE, Some(6.0), 60.0));
@@ -58,7 +58,7 @@ fn a_launch_bound_decode_could_save_its_gaps_between_kernels() {
         ("traced pass", true),
         "{found:?}"
     );
-    // Without an unprofiled pass the traced one decides alone.
+    // Without an unprofiled pass, only the traced one decides.
     let only = |ms| Analysis { only_traced: true, ..busy(ms) };
     fires("decode_launch_bound", (only(10.0), no_trace()), (only(19.0), no_trace()));
     let eager = |graph, device| {

@@ -26,7 +26,7 @@ const PROVEN_PCT: f64 = 95.0;
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct HostCpuTables {
     /// True if the threads of all processes were recorded, false if the profiled command and its
-    /// programs alone were; `null` where the capture does not show it.
+    /// programs alone were; `null` if the capture does not show it.
     pub is_system_wide: Option<bool>,
     /// Time between the first and the last switch of a thread, ms; `null` without switches.
     pub recorded_ms: Option<f64>,
@@ -78,7 +78,7 @@ pub struct HostThread {
     /// Process id; 0 for processes outside the PID namespace of nsys.
     #[cfg_attr(feature = "schema", schema(example = 4711))]
     pub process: u32,
-    /// `null` where the capture lacks the name.
+    /// `null` if the capture lacks the name.
     #[cfg_attr(feature = "schema", schema(example = "python3"))]
     pub process_name: Option<String>,
     #[cfg_attr(feature = "schema", schema(example = 4711))]
@@ -119,7 +119,7 @@ pub struct HostThread {
 pub struct HostStage {
     #[cfg_attr(feature = "schema", schema(example = "decode_all"))]
     pub stage: String,
-    /// That idle time, summed over GPUs: `idle_host_ms` of `stage_gpu`, where the thread is known.
+    /// That idle time, summed over GPUs: `idle_host_ms` of `stage_gpu`, if the thread is known.
     #[cfg_attr(feature = "schema", schema(example = 120.5))]
     pub idle_host_ms: f64,
     /// Part of it in which the thread was on a core; `null` without switches, as are the next
@@ -168,7 +168,7 @@ pub struct CoreTaker {
 pub struct GapFunction {
     #[cfg_attr(feature = "schema", schema(example = "decode_all"))]
     pub stage: String,
-    /// `null` where the file has no symbols.
+    /// `null` if the file has no symbols.
     #[cfg_attr(feature = "schema", schema(example = "_PyEval_EvalFrameDefault"))]
     pub function: Option<String>,
     /// File that contains it.

@@ -10,7 +10,7 @@ impl<'a> Names<'a> {
         Self(trace)
     }
 
-    /// The name of a process; `None` where the capture lacks it.
+    /// The name of a process; `None` if the capture lacks it.
     pub fn process(&self, process: i64) -> Option<String> {
         self.0.processes.get(&process).cloned()
     }
@@ -20,7 +20,7 @@ impl<'a> Names<'a> {
         Some(self.0.text(*name).to_owned())
     }
 
-    /// The name of a function; `None` where its file has no symbols.
+    /// The name of a function; `None` if its file has no symbols.
     pub fn function(&self, it: SampledFunction) -> Option<String> {
         it.name.map(|name| self.0.text(name).to_owned())
     }

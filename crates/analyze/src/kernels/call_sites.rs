@@ -1,4 +1,4 @@
-//! Kernel time by the line of code that launched it, where a capture has stacks.
+//! Kernel time by the line of code that launched it, if a capture has stacks.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::{
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct CallSite {
     /// Innermost frame of the program around the launching call, outside PyTorch and Python's own
-    /// library; empty where the stack has none.
+    /// library; empty if the stack has none.
     #[cfg_attr(feature = "schema", schema(example = "serve.py(120): decode"))]
     pub call_site: String,
     /// Empty outside every stage.
@@ -24,8 +24,7 @@ pub struct CallSite {
     pub stage: String,
     pub kernels: u64,
     pub kernel_ms: f64,
-    /// `kernel_ms` of the stage's kernel time, percent; `null` where kernels of the stage are
-    /// missing.
+    /// `kernel_ms` of the stage's kernel time, percent; `null` if kernels of the stage are missing.
     pub share_pct: Option<f64>,
 }
 

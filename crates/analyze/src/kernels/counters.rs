@@ -2,8 +2,8 @@
 //!
 //! The join keys are stage, full name, launch configuration and duration: instantiations of one
 //! template often run with the same configuration, and persistent kernels do different work with
-//! one. ncu replays launches with cold caches, so its durations are listed next to those of the
-//! timeline and never replace them.
+//! one. ncu replays launches with cold caches, so its durations are listed next to the timeline's
+//! and never replace them.
 
 mod profiled_launches;
 mod timeline_runs;
@@ -46,21 +46,21 @@ pub struct CounterRecord {
     /// Name with template arguments and parameters, as ncu prints it.
     #[serde(default)]
     pub full_name: String,
-    /// Blocks of the grid; `null` where the ncu page omits them.
+    /// Blocks of the grid; `null` if the ncu page omits them.
     #[cfg_attr(
         feature = "schema",
         schema(value_type = Option<Vec<u32>>, example = json!([4, 24, 1]))
     )]
     pub grid: Option<[u32; 3]>,
-    /// Threads of a block; `null` where the ncu page omits them.
+    /// Threads of a block; `null` if the ncu page omits them.
     #[cfg_attr(
         feature = "schema",
         schema(value_type = Option<Vec<u32>>, example = json!([384, 1, 1]))
     )]
     pub block: Option<[u32; 3]>,
     /// Launches with this configuration in the timeline that take about as long as the profiled
-    /// ones; `null` without any. Where launches are shorter than 3/4 or longer than 4/3 of their
-    /// mean, with at least 5 % of the time each, they are apart.
+    /// ones; `null` without any. If launches are shorter than 3/4 or longer than 4/3 of their mean,
+    /// with at least 5 % of the time each, they are apart.
     pub timeline_calls: Option<u64>,
     pub timeline_total_ms: Option<f64>,
     /// `timeline_total_ms / timeline_calls`.
@@ -72,13 +72,13 @@ pub struct CounterRecord {
     /// Launches profiled by ncu.
     #[cfg_attr(feature = "schema", schema(example = 3))]
     pub profiled: u64,
-    /// Stage in which they were profiled, where the kernel runs with this grid and block in
-    /// another stage, too; `null` where they were profiled in `stage`. For a program without
-    /// ranges, the stage with most of these launches.
+    /// Stage in which they were profiled, if the kernel runs with this grid and block in another
+    /// stage, too; `null` if they were profiled in `stage`. For a program without ranges, the stage
+    /// with most of these launches.
     #[serde(default)]
     #[cfg_attr(feature = "schema", schema(example = "prefill"))]
     pub profiled_in: Option<String>,
-    /// Means over the profiled launches; stalls are those of the launch of median duration.
+    /// Means over the profiled launches; stalls are taken from the launch of median duration.
     pub values: CounterValues,
     /// FLOPs per byte of device memory; `null` when operations were not counted.
     pub flops_per_byte: Option<f64>,
@@ -139,7 +139,7 @@ pub fn counters(launches: &[LaunchCounters], capture: Option<&Capture>) -> Vec<C
         let of = runs.get(*group).map(|it| it.durations);
         let like = of.zip(*length).map(|(of, length)| Like { of, length });
         records.push(record(*group, like, launches));
-        // Of its launches in other stages, those of similar duration.
+        // The group also stands for launches of similar duration in other stages.
         let Some(like) = like.filter(|_| launches.iter().all(|it| it.all_stages)) else { continue };
         for stage in rules.names().into_iter().filter(|it| *it != group.0) {
             let (_, kernel, signature, grid, block) = *group;
@@ -182,7 +182,7 @@ fn record(group: LaunchGroup, like: Option<Like>, launches: &[&LaunchCounters]) 
     }
 }
 
-/// Adds the time of launches of which none of similar duration was profiled.
+/// Adds the time of launches without a profiled launch of similar duration.
 fn add_unlike(records: &mut [CounterRecord]) {
     let mut like_ns: HashMap<LaunchGroup, i64> = HashMap::default();
     for (it, like) in records.iter().filter_map(|it| Some((it, it.like?))) {
@@ -322,7 +322,7 @@ fn mean(launches: &[&LaunchCounters]) -> CounterValues {
     values
 }
 
-/// Adds whether the mean has all operations: those of each launch, and few possible constants.
+/// Adds whether the mean has all operations: each launch's were counted, and few may be constants.
 fn add_completeness(mean: &mut CounterValues, launches: &[&LaunchCounters]) {
     let half = Some(UncountedOperations::HalfPrecision);
     let all = || launches.iter().map(|launch| &launch.values);

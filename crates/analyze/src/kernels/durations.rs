@@ -119,7 +119,8 @@ impl Durations {
         self.nearest(ns).filter(is_similar)
     }
 
-    /// The length of launches of which nothing is known: of all, if they have one.
+    /// The length of launches about which nothing is known: the length of all launches, if they
+    /// share one.
     pub fn only(&self) -> Option<Length> {
         let mut present = Length::ALL.into_iter().filter(|it| self.tally(*it).calls > 0);
         present.next().filter(|_| present.next().is_none())

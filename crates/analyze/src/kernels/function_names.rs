@@ -23,8 +23,8 @@ impl FunctionNames {
         Self(names)
     }
 
-    /// Function name and signature of a kernel; the latter is empty where the capture has the name
-    /// alone.
+    /// Function name and signature of a kernel; the signature is empty if the capture has only the
+    /// name.
     pub fn get(&self, kind: &LaunchKind) -> (&str, &str) {
         let names = self.0.get(&(kind.name, kind.full_name));
         names.map_or(("", ""), |(name, signature)| (name, signature))

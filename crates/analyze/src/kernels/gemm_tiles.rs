@@ -11,7 +11,7 @@ use llmprof_core::trace::gemm::GemmShape;
 pub struct GemmTile {
     /// The two sides of the result's tile, in the order of the name.
     pub sides: [u32; 2],
-    /// Depth of the tile, along k; `None` where the name has none.
+    /// Depth of the tile, along k; `None` if the name has none.
     pub k: Option<u32>,
     pub order: SideOrder,
 }
@@ -91,8 +91,8 @@ fn numbers<const N: usize>(word: &str) -> Option<[u32; N]> {
 }
 
 impl GemmTile {
-    /// The tile of a launch of `blocks` blocks. Where the name leaves the order of the sides open,
-    /// it is the one whose tiles fit the grid; `None` where both or neither do.
+    /// The tile of a launch of `blocks` blocks. If the name leaves the order of the sides open, it
+    /// is the one whose tiles fit the grid; `None` if both or neither do.
     pub fn of_launch(&self, shape: &GemmShape, blocks: u64) -> Option<TileSides> {
         let [a, b] = self.sides;
         let sides = |rows, columns| TileSides { rows, columns, k: self.k };

@@ -66,28 +66,29 @@ pub struct GemmRecord {
     pub left_type: String,
     pub right_type: String,
     pub out_type: String,
-    /// True when the operand is stored transposed; false where the operator recorded no layout.
+    /// True when the operand is stored transposed; false if the operator recorded no layout.
     pub left_transposed: bool,
     pub right_transposed: bool,
-    /// Dtype of the accumulator; empty where an operator recorded the product.
+    /// Dtype of the accumulator; empty if an operator recorded the product.
     #[cfg_attr(feature = "schema", schema(example = "32f"))]
     pub compute: String,
     /// Name of the library function, or of the operator.
     #[cfg_attr(feature = "schema", schema(example = "cublasGemmStridedBatchedEx"))]
     pub function: String,
-    /// Algorithm that the library selected, where its log has it.
+    /// Algorithm that the library selected, if its log has it.
     pub algorithm: Option<String>,
     /// Calls in the logged pass; of an operator in the traced one.
     pub calls: u64,
     /// Calls per decode step; `null` for other stages.
     pub calls_per_step: Option<f64>,
-    /// `2 * batch * m * n * k`: a multiply-add counts as two; four times that of complex operands.
+    /// `2 * batch * m * n * k`: a multiply-add counts as two; complex operands need four times as
+    /// many.
     pub flops_per_call: u64,
     pub total_flops: u64,
     /// Share of the GEMM FLOPs of one execution of the stage, percent.
     pub share_pct: Option<f64>,
-    /// Kernel with the most time; `null`, as are the figures below, where the calls were not joined
-    /// to kernels of the traced pass.
+    /// Kernel with the most time; `null`, as are the figures below, if the calls were not joined to
+    /// kernels of the traced pass.
     #[serde(default)]
     pub kernel_name: Option<String>,
     /// Launches in the traced pass.
@@ -114,7 +115,7 @@ pub struct GemmRecord {
     /// `m n k` over the same sides rounded up to whole tiles, percent.
     #[serde(default)]
     pub tile_fill_pct: Option<f64>,
-    /// Blocks over those that the device can hold at once, where ncu profiled the launch.
+    /// Blocks over those that the device can hold at once, if ncu profiled the launch.
     #[serde(default)]
     pub waves: Option<f64>,
     /// Grid and block of the kernel with the most time, and its signature
@@ -262,7 +263,7 @@ impl Gemms {
         self.records.iter().find(|it| it.stage == stage).map_or("", |it| &it.origin)
     }
 
-    /// Adds waves of blocks, where ncu profiled the launch.
+    /// Adds waves of blocks, if ncu profiled the launch.
     pub fn add_counters(&mut self, counters: &[CounterRecord]) {
         for it in &mut self.records {
             let (Some(name), Some((grid, block))) = (&it.kernel_name, it.launch) else { continue };
@@ -294,7 +295,7 @@ impl Gemms {
     }
 }
 
-/// The dtype whose ceiling applies; `None` where the operands differ.
+/// The dtype whose ceiling applies; `None` if the operands differ.
 fn ceiling_dtype(it: &GemmRecord) -> Option<&str> {
     if it.left_type != it.right_type {
         return None;

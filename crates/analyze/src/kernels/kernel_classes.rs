@@ -51,7 +51,7 @@ impl Pattern {
     }
 }
 
-/// Class of a kernel, and its library where known.
+/// Class of a kernel, and its library if known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KernelClass {
     pub class: &'static str,

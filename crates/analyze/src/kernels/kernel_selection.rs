@@ -318,8 +318,8 @@ impl StageLaunches {
         }
     }
 
-    /// Time of the launches of a pair in a stage that are like those of these groups: of that
-    /// stage, or of similar duration to those of another one.
+    /// Time of a pair's launches in a stage that are like launches of these groups: of the same
+    /// length if the group is of this stage, else of similar duration.
     fn like_ms(&self, pair: usize, stage: usize, groups: &[LaunchGroup]) -> f64 {
         let of_stage = &self.durations[pair][stage];
         let like = |it: &FirstLaunch| {
@@ -347,7 +347,7 @@ fn has_symbols(trace: &Timeline) -> bool {
 fn range(stage: &str, trace: &Timeline) -> Option<String> {
     let ranges = || trace.ranges.iter();
     let of_stage = ranges().find(|it| trace.rules.stage(&it.name, &it.domain) == Some(stage));
-    // Decode may have ranges of its steps alone.
+    // Decode may have only ranges of its steps.
     let is_step = |it: &&Range| stage == DECODE && trace.rules.is_decode_step(&it.name, &it.domain);
     let range = of_stage.or_else(|| ranges().find(is_step))?;
     let is_accepted = |text: &str| {

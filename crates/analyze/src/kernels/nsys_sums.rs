@@ -114,7 +114,7 @@ struct Projected {
 }
 
 /// Projects the push/pop ranges of groups. Each domain nests separately: its ranges do not hide
-/// those of another.
+/// another domain's.
 fn projected(capture: &Capture, groups: usize, of_range: &[u32]) -> Projected {
     let trace = capture.trace;
     let mut all = Projected { ops: vec![0; groups], times: PackedRows::default() };

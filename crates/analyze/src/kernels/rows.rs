@@ -1,7 +1,6 @@
 //! Rows of the kernel tables: grouping of launches, and their sums.
 //!
-//! A row is a short name in a stage, or a full name where a variant of the short name is
-//! significant.
+//! A row is a short name in a stage, or a full name if a variant of the short name is significant.
 
 use std::{
     cmp::Reverse,
@@ -37,7 +36,7 @@ pub struct KernelTallies<'a> {
     pub cells: Vec<Tally>,
 }
 
-/// Cells by stage number, short name, and full name where it has its own row.
+/// Cells by stage number, short name, and full name if it has its own row.
 type CellGroups = BTreeMap<(usize, u32, Option<u32>), Vec<usize>>;
 
 /// Groups with the statistics of each.
@@ -78,7 +77,7 @@ impl KernelTallies<'_> {
         groups
     }
 
-    /// Groups by short name; by full name where any of its full names is significant.
+    /// Groups by short name; by full name if any of its full names is significant.
     fn by_name(&self) -> CellGroups {
         let mut times: BTreeMap<(usize, u32), BTreeMap<u32, i64>> = BTreeMap::new();
         for (number, cell) in self.filled() {

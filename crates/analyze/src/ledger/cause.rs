@@ -47,7 +47,7 @@ named_values! {
         GapHost = "gap_host",
         /// Gaps while the launching call ran.
         GapLaunch = "gap_launch",
-        /// The same where the call launched a graph.
+        /// The same if the call launched a graph.
         GapGraphLaunch = "gap_graph_launch",
         /// Gaps while the host waited in the driver.
         GapSync = "gap_sync",

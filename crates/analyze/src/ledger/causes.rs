@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{roofline::AT_ROOF_PCT, stats::ratio};
 
-/// Tensor cores are unused below this activity, percent: sampled counters read at least 1 where
+/// Tensor cores are unused below this activity, percent: sampled counters read at least 1 if
 /// anything runs.
 const NO_TENSOR_PCT: f64 = 2.0;
 /// Occupancy below which few warps hide latency, percent.
@@ -40,7 +40,7 @@ pub struct KernelTime<'a> {
     pub calls: f64,
     pub class: &'static str,
     pub is_collective: bool,
-    /// Parts of a collective operation; `None` where it is not joined across ranks.
+    /// Parts of a collective operation; `None` if it is not joined across ranks.
     pub across_ranks: Option<AcrossRanks>,
     /// False for a copy or cast that its operator does not need.
     pub is_needed: bool,
@@ -171,7 +171,7 @@ fn across_ranks(ns: i64, parts: &AcrossRanks, rest: &mut Rest) {
     });
 }
 
-/// Time in which SMs had no block: by the grid, or as sampled where that is more.
+/// Time in which SMs had no block: by the grid, or as sampled if that is more.
 fn idle_sms(kernel: &KernelTime, rest: &mut Rest) {
     let waves = kernel.evidence.waves;
     let by_waves = waves.map_or(0.0, |it| 1.0 - ratio(it.count, it.count.ceil()).unwrap_or(1.0));
@@ -217,7 +217,7 @@ impl Rest {
 }
 
 /// Time of the counted operations of a matrix product at the ceilings of the dtypes that it used,
-/// where these are not the operator's on tensor cores.
+/// if these are not the operator's on tensor cores.
 fn without_tensor_cores(
     kernel: &KernelTime,
     operator: Option<&OperatorFloor>,
@@ -258,8 +258,8 @@ fn busy_units(kernel: &KernelTime, values: &CounterValues, used_ns: i64, rest: &
     }
 }
 
-/// Time in which no unit works, of a kernel without a unit at its roof and with few warps, which
-/// wait, or with warps of which half wait for memory.
+/// Time in which no unit works, for a kernel without a unit at its roof: its warps are few and
+/// wait, or half of them wait for memory.
 fn latency(kernel: &KernelTime, values: &CounterValues, rest: &mut Rest) {
     let found = || {
         let occupancy = values.achieved_occupancy_pct?;
@@ -283,9 +283,9 @@ fn latency(kernel: &KernelTime, values: &CounterValues, rest: &mut Rest) {
     rest.take(LedgerCause::Latency, ns, sources, || evidence);
 }
 
-/// The same of a kernel with samples alone: instructions or traffic of device memory, whichever
-/// takes longer, and latency where the SMs that have work hold few warps. A unit without a value of
-/// the kernel alone may be the busiest, so nothing is known of the others.
+/// The same for a kernel with samples only: instructions or traffic of device memory, whichever
+/// takes longer, and latency if the SMs that have work hold few warps. A unit without a value of
+/// the kernel's own may be the busiest, so nothing is known of the others.
 fn by_samples(kernel: &KernelTime, used_ns: i64, rest: &mut Rest) {
     let SampledUse { issue_pct, dram_pct, occupancy_pct, .. } = kernel.evidence.sampled;
     let Some((issue, dram)) = issue_pct.zip(dram_pct) else { return };

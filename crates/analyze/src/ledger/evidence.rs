@@ -18,8 +18,8 @@ use crate::{
 /// Share of the tiles with results, percent, by stage, kernel and grid.
 pub type TileFills = BTreeMap<(String, String, [u32; 3]), f64>;
 
-/// Fills of the kernels of joined GEMMs. Of several shapes with one grid the largest counts: the
-/// rest of the tiles is empty in all of them.
+/// Fills of the kernels of joined GEMMs. If several shapes have one grid, the largest fill counts:
+/// the rest of the tiles is empty in all of them.
 pub fn tile_fills(gemms: &[GemmRecord]) -> TileFills {
     let mut fills = TileFills::new();
     for gemm in gemms {
@@ -112,7 +112,7 @@ impl SampledPeak {
     }
 }
 
-/// Use of the GPU in the time of a kernel, as sampled; values of the kernel alone.
+/// Use of the GPU in the time of a kernel, as sampled; only values of the kernel's own.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SampledUse {
     /// Share of the SMs with work, percent.
@@ -169,8 +169,8 @@ impl<'a> KernelEvidence<'a> {
         self.counters.get(&launch).is_some_and(|it| it.keys().any(|it| !it.is_empty()))
     }
 
-    /// Evidence on launches that take `mean_ns`, of the kernel with this signature, empty where
-    /// counters do not depend on it; its pass is empty where there is none.
+    /// Evidence on launches that take `mean_ns`, of the kernel with this signature, empty if
+    /// counters do not depend on it; its pass is empty if there is none.
     pub fn launch(&self, launch: Launch, signature: &str, mean_ns: i64) -> LaunchEvidence<'a> {
         let (stage, kernel, grid, block) = launch;
         let records = self.counters.get(&launch).and_then(|it| it.get(signature));
@@ -209,7 +209,7 @@ impl<'a> KernelEvidence<'a> {
         found
     }
 
-    /// Samples of a stage; `None` where it was not sampled.
+    /// Samples of a stage; `None` if it was not sampled.
     pub fn stage_samples(&self, stage: &str) -> Option<u64> {
         self.stage_samples.get(stage).copied()
     }
@@ -221,7 +221,7 @@ impl<'a> KernelEvidence<'a> {
         major.is_none_or(|major| major >= FIRST_WITH_TENSOR_CORES)
     }
 
-    /// Bytes of a launch from sampled rates; `None` where they are the mean of several kernels.
+    /// Bytes of a launch from sampled rates; `None` if they are the mean of several kernels.
     fn sampled_bytes(&self, it: &SampledLaunch) -> Option<LaunchBytes> {
         // A launch that ran alongside others moved its bytes in less than all of that time.
         if it.is_concurrent {

@@ -61,7 +61,7 @@ impl Rates {
     }
 
     /// Time of the operations of one launch at the ceiling of each dtype, without those that may be
-    /// loads of constants; `None` where the operations were not counted or a ceiling is unknown.
+    /// loads of constants; `None` if the operations were not counted or a ceiling is unknown.
     pub fn counted_ns(&self, values: &CounterValues) -> Option<f64> {
         let may_be_constants = values.uncounted == Some(UncountedOperations::HalfPrecision);
         if !values.flops_complete && !may_be_constants {
@@ -89,7 +89,7 @@ pub struct OperatorFloor {
     pub ns: f64,
     /// FLOPs of matrix products.
     pub flops: f64,
-    /// `None` for a share of a floor whose operators are not those of the capture.
+    /// `None` for a share of a floor whose operators are not the capture's.
     pub bytes: Option<NecessaryBytes>,
     /// Bytes take longer than FLOPs.
     pub is_memory_bound: bool,

@@ -82,7 +82,7 @@ impl StageRows<'_> {
     }
 }
 
-/// Distributes an operator's floor over its kernels: by their bytes where bytes limit it, else by
+/// Distributes an operator's floor over its kernels: by their bytes if bytes limit it, else by
 /// their operations, else by the time of those that may compute products, else by their time.
 pub fn place_floor(
     kernels: &mut [KernelTime],

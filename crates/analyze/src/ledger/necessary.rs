@@ -81,8 +81,8 @@ fn scale(row: &mut ModuleCost, stage: &str, calls: f64, weights: f64) {
     traffic.bytes = times(others, calls).saturating_add(traffic.weight_bytes);
 }
 
-/// Calls of an operator that the runner recorded in one repeat over those of the whole model; 0 for
-/// an operator that is not in the part.
+/// Calls of an operator that the runner recorded in one repeat over its calls in the whole model; 0
+/// for an operator that is not in the part.
 fn recorded_share(analysis: &Analysis, stage: &str, row: &ModuleCost) -> f64 {
     let Some(timing) = analysis.stages.row(stage) else { return 0.0 };
     let same = |it: &&crate::operators::OperatorRecord| {
@@ -94,7 +94,7 @@ fn recorded_share(analysis: &Analysis, stage: &str, row: &ModuleCost) -> f64 {
 }
 
 /// Experts that a forward of the stage read, shared ones included, over the number that the static
-/// cost expects; 1 where routing was not recorded.
+/// cost expects; 1 if routing was not recorded.
 fn used_experts(analysis: &Analysis, model: &ModelSpec, stage: &str) -> f64 {
     let uses: Vec<_> = analysis.experts.iter().filter(|it| it.stage == stage).collect();
     let Some(moe) = model.decoder.moe.as_ref().filter(|_| !uses.is_empty()) else { return 1.0 };

@@ -350,7 +350,7 @@ fn limit_gap_savings(members: &mut [LedgerMember], difference: i64) {
     }
 }
 
-/// The pass that proves a cause; empty where it is that of a kernel's counters.
+/// The pass that proves a cause; empty if it is the pass of a kernel's counters.
 const fn pass_of(cause: LedgerCause, is_only_traced: bool) -> &'static str {
     use LedgerCause::*;
     match (cause, is_only_traced) {

@@ -31,17 +31,17 @@ pub struct SampledLaunch {
     pub total_ms: f64,
     /// Ran at the same time as other kernels.
     pub is_concurrent: bool,
-    /// Those that are resolved on all GPUs where the kernel was sampled.
+    /// Values that are resolved on all GPUs on which the kernel was sampled.
     values: BTreeMap<GpuMetric, LaunchValue>,
 }
 
 impl SampledLaunch {
-    /// A metric of the kernel alone.
+    /// A metric of the kernel's own.
     pub fn own(&self, metric: GpuMetric) -> Option<LaunchValue> {
         self.any(metric).filter(|it| !it.is_group_mean)
     }
 
-    /// A metric of the kernel alone, or its part of the mean of a group.
+    /// A metric of the kernel's own, or its part of the mean of a group.
     pub fn any(&self, metric: GpuMetric) -> Option<LaunchValue> {
         self.values.get(&metric).copied()
     }
@@ -93,7 +93,7 @@ struct GroupSums {
 }
 
 impl GroupSums {
-    /// Mean of the kernels without a value of their own: the mean of the group is that of all its
+    /// Mean of the kernels without a value of their own: the mean of the group covers all its
     /// kernels.
     fn rest_pct(self) -> Option<f64> {
         let rest = ratio(self.mean_pct * self.all_ms - self.own, self.rest_ms)?;

@@ -20,7 +20,7 @@ impl Fraction {
         Self { times: times / divisor, over: over / divisor }
     }
 
-    /// The product; where a term does not fit, both lose their lowest bits.
+    /// The product; if a term does not fit, both lose their lowest bits.
     pub fn times(self, other: Self) -> Self {
         let product = |a: u64, b: u64| u128::from(a) * u128::from(b);
         let (times, over) = (product(self.times, other.times), product(self.over, other.over));

@@ -27,7 +27,7 @@ struct Case {
 
 impl Case {
     /// A capture on a GPU of 10 SMs with 64 warps each, and the time of the unprofiled stage. Calls
-    /// of correlation 8 launch a graph, those of 9 synchronise.
+    /// of correlation 8 launch a graph, calls of correlation 9 synchronise.
     fn new(sketch: &str, stage: &str, measured_ns: i64) -> Self {
         let mut nsys = capture(sketch);
         let name = nsys.strings.len() as u32;
@@ -267,7 +267,7 @@ fn the_floor_of_a_model_is_divided_by_time_over_the_operators_of_another_program
     let case = Case::new(sketch, "prefill", 1000)
         .operator("decoder.layers.*.self_attn", 0, 300, 0)
         .operator("decoder.layers.*.mlp", 0, 100, 0)
-        // Of a share of the floor, no necessary bytes are known.
+        // For a share of the floor, no necessary bytes are known.
         .counters("k", CounterValues { dram_bytes: Some(700.0), ..busy() });
     insta::assert_snapshot!(case.rows(), @"
     floor 400 0
@@ -353,7 +353,7 @@ fn gaps_while_the_profiler_works_are_its_own_and_no_saving() {
         let nsys = case.trace.nsys.as_mut().unwrap();
         let process = process_of(nsys.ranges[0].global_tid);
         let own = overheads.iter().map(|(start, end)| (process, *start, *end));
-        // The profiler of another process delays that process alone.
+        // The profiler of another process delays only that process.
         let all = own.chain([(process + (1 << 24), 0, 1000)]);
         nsys.framework.overheads = all.collect();
         case.rows()
@@ -365,7 +365,7 @@ fn gaps_while_the_profiler_works_are_its_own_and_no_saving() {
     unexplained 200 0
     pass_difference 0 0
     ");
-    // Of 50..150 the GPU is idle in 48 ns, of which the host waits in all.
+    // In 50..150 the GPU is idle for 48 ns, and the host waits all of this time.
     insta::assert_snapshot!(rows(&[(50, 150), (450, 550), (900, 2000)], 1000), @"
     profiler_overhead 248 0
     gap_host 251 251

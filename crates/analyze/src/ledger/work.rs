@@ -28,7 +28,7 @@ const CACHE_WRITES: [&str; 4] =
 pub struct WorkName {
     /// Name of a kernel without its template arguments, or of a copy.
     pub name: String,
-    /// Its signature, where ncu profiled an instantiation with this launch configuration.
+    /// Its signature, if ncu profiled an instantiation with this launch configuration.
     signature: String,
     /// Grid and block; a copy or a graph has none.
     pub launch: Option<([u32; 3], [u32; 3])>,
@@ -92,7 +92,7 @@ pub struct StageSums {
     pub compute_ns: i64,
     pub memory_ns: i64,
     pub is_any_floor: bool,
-    /// Time of kernels without a floor of their own, where that of the stage is theirs.
+    /// Time of kernels without a floor of their own, if the stage's floor is theirs.
     pub without_floor_ns: i64,
 }
 
@@ -230,7 +230,7 @@ impl StageRows<'_> {
                 launch.map(of).unwrap_or_default()
             })
             .collect();
-        // A copy is needed where the operator has nothing else.
+        // A copy is needed if the operator has nothing else.
         let only_copies = groups.iter().all(|(name, it)| name.is_copy || it.is_collective);
         let has_floor = floor.is_some_and(|it| it.ns > 0.0);
         let mut kernels: Vec<KernelTime> = groups

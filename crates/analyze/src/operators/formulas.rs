@@ -1,9 +1,9 @@
 //! FLOPs and bytes of a framework's operators, from the shapes and types of their inputs.
 //!
-//! A multiply-add is two FLOPs; attention counts both products over all pairs of positions, where
-//! it is called as causal over those of a query and the keys that it attends to. Pairs that a mask
-//! hides count, since its values are not recorded. Bytes are those of operands and result, each
-//! once, and absent of products by group. An operator without a formula here has none of either.
+//! A multiply-add is two FLOPs; attention counts both products over all pairs of positions; if it
+//! is called as causal, over the pairs of a query and the keys that it attends to. Pairs that a
+//! mask hides count, since its values are not recorded. Bytes count operands and result, each once;
+//! products by group have none. An operator without a formula here has neither FLOPs nor bytes.
 
 use llmprof_core::trace::{framework::OperatorSignature, gemm::GemmShape};
 
@@ -16,7 +16,7 @@ const MAX_FLOPS: u64 = 1 << 62;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OperatorWork {
     pub flops: u64,
-    /// 0 where the type of the elements or the part of the operands that is read is unknown.
+    /// 0 if the type of the elements or the part of the operands that is read is unknown.
     pub bytes: u64,
 }
 
@@ -46,7 +46,7 @@ fn element(text: &str) -> Option<(&'static str, u64)> {
 /// FLOPs, and elements of operands and result.
 type Counts = (u64, u64);
 
-/// Work of a call; `None` without a formula, or where the shapes do not fit it.
+/// Work of a call; `None` without a formula, or if the shapes do not fit it.
 pub fn work(of: &OperatorSignature) -> Option<OperatorWork> {
     let shape = |at: usize| of.shapes.get(at).map(Vec::as_slice).filter(|it| !it.is_empty());
     let (flops, elements) = match base(&of.name) {
@@ -79,7 +79,7 @@ pub fn work(of: &OperatorSignature) -> Option<OperatorWork> {
     (flops <= MAX_FLOPS && bytes <= MAX_FLOPS).then_some(OperatorWork { flops, bytes })
 }
 
-/// The product of a call; `None` for other operators, and where the shapes do not fit it.
+/// The product of a call; `None` for other operators, and if the shapes do not fit it.
 pub fn product_shape(of: &OperatorSignature) -> Option<GemmShape> {
     let flops = work(of)?.flops;
     let (left, right) = match base(&of.name) {
@@ -185,7 +185,7 @@ impl Attended {
     }
 }
 
-/// The keys attended to, by the values of a call; all where these were not recorded.
+/// The keys attended to, by the values of a call; all if these were not recorded.
 fn causal(of: &OperatorSignature) -> Attended {
     let (at, causal) = match base(&of.name) {
         "scaled_dot_product_attention"

@@ -1,8 +1,7 @@
 //! Host times and work of the operators of a framework, from the calls of its profiler.
 //!
-//! An operator calls others: `aten::linear` calls `aten::addmm`. The FLOPs of one product are those
-//! of the innermost call with a formula, and only if it launched kernels, so that none counts
-//! twice.
+//! An operator calls others: `aten::linear` calls `aten::addmm`. The FLOPs of one product count for
+//! the innermost call with a formula, and only if it launched kernels, so that none counts twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 

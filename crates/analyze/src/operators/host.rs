@@ -81,7 +81,7 @@ pub struct HostTimeSum {
     outer: u64,
     total: Nanos,
     own: Nanos,
-    /// Of the calls with FLOPs: the time over which rates are given.
+    /// Time of the calls with FLOPs, over which rates are given.
     working: Nanos,
     pub flops: u64,
     pub bytes: u64,
@@ -161,7 +161,7 @@ impl HostTimeSum {
     }
 
     /// The same of a figure that counts enclosed calls. Outside the included ranges, enclosing
-    /// ranges are summed by exclusive time alone.
+    /// ranges are summed only by exclusive time.
     fn nested(&self, stage: &str, value: f64) -> Option<f64> {
         self.host(value).filter(|_| stage != OUTSIDE)
     }

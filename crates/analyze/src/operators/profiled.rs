@@ -34,7 +34,7 @@ impl ProfiledOperators {
 }
 
 impl Analysis {
-    /// The operators to list: those of the timed pass, else of the profiler of PyTorch.
+    /// The operators to list: from the timed pass, else from PyTorch's profiler.
     pub fn listed_operators(&self) -> &Operators {
         match &self.pytorch {
             Some(pass) if self.lists_pytorch() => &pass.operators,
@@ -42,7 +42,7 @@ impl Analysis {
         }
     }
 
-    /// True if the listed operators are those of the profiler of PyTorch.
+    /// True if the listed operators are from PyTorch's profiler.
     pub fn lists_pytorch(&self) -> bool {
         self.pytorch.is_some() && self.operators.rolled.is_empty()
     }

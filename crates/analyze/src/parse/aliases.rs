@@ -45,7 +45,7 @@ fn renamed(path: &str) -> Option<&'static str> {
     RENAMED.iter().find(|(old, _)| *old == path).map(|(_, current)| *current)
 }
 
-/// Current name of a stored table's column; `None` where the stored name is current.
+/// Current name of a stored table's column; `None` if the stored name is current.
 pub fn column(table: &str, column: &str) -> Option<String> {
     let mut path = table.to_owned();
     let mut current: Vec<&str> = Vec::new();

@@ -30,7 +30,7 @@ pub fn plan(dir: &Path) -> Result<Option<CommandPlan>, ParseError> {
     json(&dir.join(layout::COMMAND_PLAN), "a command")
 }
 
-/// Reads the wall times of the pass in `folder`; `None` where it has none.
+/// Reads the wall times of the pass in `folder`; `None` if it has none.
 pub fn times(dir: &Path, folder: &str) -> Result<Option<CommandTimes>, ParseError> {
     json(&dir.join(folder).join(layout::TIMES), "wall times")
 }
@@ -62,7 +62,7 @@ pub fn read(dir: &Path, plan: &CommandPlan) -> Result<(CommandTrace, [Vec<Event>
     Ok((trace, [usable(plain), usable(traced)]))
 }
 
-/// Reads the events in an output; none where the file is missing.
+/// Reads the events in an output; none if the file is missing.
 fn output_events(path: &Path) -> Result<Vec<Event>, ParseError> {
     let failed = |source| ParseError::Read { path: path.into(), source };
     let file = match stored::open(path) {

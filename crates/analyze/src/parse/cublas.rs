@@ -22,14 +22,14 @@ use crate::parse::stored;
 /// Maximum length of a log and of a line.
 const MAX_LOG: u64 = 1 << 30;
 const MAX_LINE: usize = 64 << 10;
-/// Maximum number of arguments of a call: three times that of the longest known call.
+/// Maximum number of arguments of a call: three times as many as in the longest known call.
 const MAX_ARGUMENTS: usize = 64;
 /// Mode of the handle, in the line that names its process.
 const MATH_MODE: &str = "; MathMode=";
 /// Maximum number of processes of a command whose logs are read.
 const MAX_PROCESSES: usize = 64;
 
-/// Reads the GEMM logs in the run's folder; `None` where there are none.
+/// Reads the GEMM logs in the run's folder; `None` if there are none.
 pub fn read(dir: &Path) -> Result<Option<GemmTrace>, ParseError> {
     let folder = dir.join(layout::GEMM_LOG);
     if !folder.exists() {
@@ -271,7 +271,7 @@ fn lt_shape(arguments: &str) -> Option<GemmShape> {
     })
 }
 
-/// The contents of `NAME=[...]`; `None` where the bracket is not closed.
+/// The contents of `NAME=[...]`; `None` if the bracket is not closed.
 fn group<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let start = text.match_indices(name).find_map(|(at, _)| {
         let whole = at == 0 || text[..at].ends_with(' ');

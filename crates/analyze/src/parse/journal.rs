@@ -38,7 +38,7 @@ pub enum JournalEvent {
         phase: String,
         done: u64,
         total: u64,
-        /// Index of the sample, from 0; absent where there is one.
+        /// Index of the sample, from 0; absent if there is one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         sample: Option<u32>,
     },

@@ -19,7 +19,7 @@ use super::ParseError;
 /// Longest line of a sample: a hundred times the longest that the sampler writes.
 const MAX_LINE: u64 = 64 << 10;
 
-/// Reads the samples in `path`; `None` where the first line is incomplete.
+/// Reads the samples in `path`; `None` if the first line is incomplete.
 pub fn read(path: &Path) -> Result<(Option<PowerLog>, Vec<Finding>), ParseError> {
     let file = File::open(path).map_err(|source| ParseError::Read { path: path.into(), source })?;
     parse(BufReader::new(file), path)

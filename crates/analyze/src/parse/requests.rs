@@ -41,8 +41,8 @@ pub fn read(dir: &Path) -> Result<Vec<RequestLoad>, ParseError> {
     Ok(loads)
 }
 
-/// Reads one load; `None` where the file is missing. A line that a killed client did not complete
-/// is skipped.
+/// Reads one load; `None` if the file is missing. A line that a killed client did not complete is
+/// skipped.
 fn read_load(path: &Path) -> Result<Option<RequestLoad>, ParseError> {
     let failed = |source| ParseError::Read { path: path.into(), source };
     let file = match stored::open(path) {

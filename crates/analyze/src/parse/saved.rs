@@ -20,10 +20,10 @@ use crate::parse::journal::{self, JournalEvent, Position};
 #[derive(Debug, Clone)]
 pub struct SavedRun {
     pub spec: RunSpec,
-    /// The resolved request of the model runner; `None` where another program ran.
+    /// The resolved request of the model runner; `None` if another program ran.
     pub request: Option<RunnerRequest>,
     pub inputs: Vec<InputFile>,
-    /// Of the last attempt.
+    /// Steps of the last attempt.
     pub steps: Vec<StepRecord>,
     /// Findings of the collection in the last attempt.
     pub findings: Vec<Finding>,

@@ -9,14 +9,13 @@ use crate::{
     timeline::interval::Interval,
 };
 
-/// Parts of a back-to-back run, fewer where their readings are too few.
+/// Parts of a back-to-back run, fewer if their readings are too few.
 const PARTS: i64 = 10;
 const MIN_PARTS: usize = 5;
 /// Least length of a part in readings: a shorter one shares them with its neighbours.
 const READINGS: i64 = 2;
 
-/// Half of the 95 % interval of the mean power over `parts`; `None` where the readings do not
-/// suffice.
+/// Half of the 95 % interval of the mean power over `parts`; `None` if the readings do not suffice.
 pub fn half_width(
     readings: &PowerReadings,
     source: EnergySource,

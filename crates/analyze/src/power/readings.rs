@@ -21,7 +21,7 @@ pub struct ReadingSeries {
 /// The series in a sampler's log.
 pub struct PowerReadings {
     pub period_ns: Option<i64>,
-    /// Joules; `None` where the counter is missing or decreases.
+    /// Joules; `None` if the counter is missing or decreases.
     pub counter: Option<ReadingSeries>,
     /// Watts.
     pub power: Option<ReadingSeries>,
@@ -67,7 +67,7 @@ impl PowerReadings {
     ///
     /// Between two readings energy is interpolated linearly, so the energy at a stage's edges is
     /// shared with its neighbours. The finer series is used; the counter, which misses nothing
-    /// between two samples, is preferred where its steps are short compared with the stage.
+    /// between two samples, is preferred if its steps are short compared with the stage.
     pub fn energy(&self, instances: &[Interval], mean_ns: f64) -> Result<StageEnergy, String> {
         let (reading_ns, source) = match (&self.counter, &self.power) {
             (Some(counter), Some(power))

@@ -1,6 +1,6 @@
 //! Figures of a stage shorter than the device's reading interval, from a back-to-back run.
 //!
-//! During that run every reading covers this stage alone, so a mean over a second is as good as an
+//! During that run every reading covers only this stage, so a mean over a second is as good as an
 //! instantaneous value. The start of the run is excluded: power and clocks rise there, and the
 //! first readings still cover earlier work.
 

@@ -1,4 +1,4 @@
-//! Proofs by the names and numbers of kernels, where all kernels of a stage are recorded.
+//! Proofs by the names and numbers of kernels, if all kernels of a stage are recorded.
 
 use std::collections::BTreeMap;
 
@@ -76,7 +76,7 @@ fn more_layers(claim: &Claim, stage: &str, (calls, forwards): (u64, u64)) -> Opt
     })
 }
 
-/// Stated steps that are not the launches of each attention kernel per layer and repeat, where the
+/// Stated steps that are not the launches of each attention kernel per layer and repeat, if the
 /// steps of the capture are not known.
 fn stated_steps(claim: &Claim, stage: &str, (calls, once): (u64, u64)) -> Option<Refutation> {
     let stated = claim.stated.new_tokens.filter(|_| stage == DECODE)?;

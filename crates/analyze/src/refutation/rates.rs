@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Upper bound of the last-level caches of known devices (AMD MI300X, 256 MiB of Infinity Cache),
-/// where the capture does not have the size.
+/// if the capture does not have the size.
 const MAX_CACHE_BYTES: u64 = 256 << 20;
 /// Counted FLOPs below this share of the model's cannot be of it.
 const COUNTED_PCT: f64 = 90.0;
@@ -36,7 +36,8 @@ pub fn compute(claim: &Claim, stage: &str) -> Option<Refutation> {
 }
 
 /// Bytes that each forward has to read from device memory above the bandwidth: weights and cache
-/// beyond the size of the device's cache. Of routed experts, whose choice is not known, none.
+/// beyond the size of the device's cache. Routed experts do not count, since their choice is not
+/// known.
 pub fn bandwidth(claim: &Claim, stage: &str) -> Option<Refutation> {
     let per_repeat = claim.forwards(stage)? as f64 / claim.repeats(stage)? as f64;
     let rows = ledger::work(claim.analysis, claim.work)?;

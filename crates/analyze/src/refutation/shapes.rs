@@ -1,4 +1,4 @@
-//! Proofs by the shapes and dtypes of products with weights, where all products of a stage are
+//! Proofs by the shapes and dtypes of products with weights, if all products of a stage are
 //! recorded.
 
 use std::collections::BTreeMap;

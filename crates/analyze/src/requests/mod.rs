@@ -36,7 +36,7 @@ pub struct RequestRow {
     pub token_ms: Option<f64>,
     /// To the end of the response, or to the failure.
     pub end_ms: f64,
-    /// Tokens as the server counts them; `null` where it does not.
+    /// Tokens as the server counts them; `null` if it does not.
     pub prompt_tokens: Option<u64>,
     /// Those that the server counts, else the events with output.
     pub output_tokens: u64,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::token_ms;
 use crate::stats::ratio;
 
-/// Maximum number of gaps between tokens of which percentiles are computed, 80 MB of memory.
+/// Maximum number of gaps between tokens for percentiles, 80 MB of memory.
 const MAX_GAPS: usize = 10_000_000;
 
 named_values! {

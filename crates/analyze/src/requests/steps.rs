@@ -1,7 +1,7 @@
 //! Requests of a load within the steps of a server, by wall-clock times of both.
 //!
-//! A step has its requests only where the name of its range states as many as fit by their times;
-//! where a token arrived during the step or a request waited, that is not certain.
+//! A step has its requests only if the name of its range states as many as fit by their times; if a
+//! token arrived during the step or a request waited, that is not certain.
 
 use llmprof_core::trace::{
     requests::{LoadPass, RequestLoad, RequestRecord},

@@ -93,7 +93,7 @@ fn visit_rates(
     }
 }
 
-/// Peak of the amount; `None` where it is unknown. Products of f32 may use the rate of tf32, which
+/// Peak of the amount; `None` if it is unknown. Products of f32 may use the rate of tf32, which
 /// does not exceed the rate of bf16.
 fn limit(of: RateOf, dtype: &str, peaks: &DevicePeaks) -> Option<f64> {
     match (of, dtype) {

@@ -34,7 +34,7 @@ pub struct MfuRecord {
     pub scope: String,
     /// FLOPs per repeat.
     pub flops: u64,
-    /// `counted` from the operators that ran, or `modelled` from the architecture where some calls
+    /// `counted` from the operators that ran, or `modelled` from the architecture if some calls
     /// were not recorded.
     #[cfg_attr(feature = "schema", schema(example = "counted"))]
     pub flops_source: String,
@@ -48,8 +48,8 @@ pub struct MfuRecord {
     /// Percent of the datasheet's peak at the stage's mean SM clock; `null` without clock samples.
     #[serde(default)]
     pub clocked_pct: Option<f64>,
-    /// Bytes per repeat read and written by operators, each operand once; `null` where some calls
-    /// were not recorded.
+    /// Bytes per repeat read and written by operators, each operand once; `null` if some calls were
+    /// not recorded.
     pub bytes: Option<u64>,
     pub bytes_per_s: Option<f64>,
     /// Percent of the datasheet's memory bandwidth.
@@ -79,7 +79,7 @@ pub struct Ceilings {
     pub datasheet_source: Option<String>,
     pub measured_flops_per_s: Option<f64>,
     pub measured_bytes_per_s: Option<f64>,
-    /// SM clock of the datasheet's peak, MHz; `null` where it is not in the table of devices.
+    /// SM clock of the datasheet's peak, MHz; `null` if it is not in the table of devices.
     #[serde(default)]
     pub datasheet_mhz: Option<f64>,
     /// Dtype of the matrix products.
@@ -97,7 +97,7 @@ pub struct Mfu {
     pub findings: Vec<Finding>,
 }
 
-/// Computes achieved rates, and their share of each known ceiling; `dtype` is that of the products.
+/// Computes achieved rates, and their share of each known ceiling; `dtype` is the products' dtype.
 pub fn mfu(
     dtype: &str,
     stages: &Stages,

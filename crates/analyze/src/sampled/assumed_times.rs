@@ -27,13 +27,13 @@ const WRITE_LAGS_NS: [i64; 2] = [1_500, -1_500];
 pub struct AssumedTimes {
     idle: Vec<Vec<StageSums>>,
     lags: Vec<Vec<StageSums>>,
-    /// Of writes to device memory alone.
+    /// Only of writes to device memory.
     write_lags: Vec<Vec<StageSums>>,
     /// With the whole time of kernels that run at once; empty unless some do.
     additive: Vec<Vec<StageSums>>,
 }
 
-/// Those of one stage.
+/// Sums of one stage, by assumption.
 pub struct StageTimes<'a> {
     idle: Vec<&'a StageSums>,
     lags: Vec<&'a StageSums>,

@@ -47,7 +47,7 @@ pub struct DeviceFigures {
 /// Estimates of one metric in one stage.
 struct MetricFit {
     metric: GpuMetric,
-    /// Of the parts of kernels.
+    /// Estimates for the parts of kernels.
     estimates: KernelEstimates,
     /// By kernel.
     resolved: Resolved,
@@ -232,8 +232,8 @@ impl StageFit<'_> {
         self.unknowns.adjacent.iter().enumerate().map(of).collect()
     }
 
-    /// Mean of a metric over the stage's kernel time; `None` where samples with work of other
-    /// stages leave too little of it.
+    /// Mean of a metric over the stage's kernel time; `None` if samples with work of other stages
+    /// leave too little of it.
     fn mean(&self, metric: usize, estimates: &KernelEstimates) -> Option<Interval95> {
         if !self.is_stage_observed() {
             return None;
@@ -313,7 +313,7 @@ impl StageFit<'_> {
     fn operator(&self, path: &str, times: &UnknownTimes, fits: &[MetricFit]) -> SampledOperator {
         let unknowns: Vec<usize> = times.keys().copied().collect();
         let weights: Vec<f64> = times.values().map(|ns| *ns as f64).collect();
-        // The value of an unknown is that of all its launches.
+        // The value of an unknown covers all its launches.
         let is_own = |(at, ns): (&usize, &i64)| {
             let part = self.unknowns.parts.get(*at);
             part.is_some_and(|it| *ns as f64 >= MIN_OWN * it.ns as f64)

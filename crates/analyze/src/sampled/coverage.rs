@@ -1,7 +1,7 @@
 //! Completeness of samples: those expected at the configured rate against those present, in the
 //! device time of each stage.
 //!
-//! A full buffer loses samples and nsys exits with 0, so a stage has sampled figures only where
+//! A full buffer loses samples and nsys exits with 0, so a stage has sampled figures only if
 //! samples span it. A sample's value is the mean over the period after its time.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,7 +56,7 @@ pub struct GpuSampleCoverage {
     pub stage: String,
     /// Index of the device.
     pub device: u32,
-    /// Configured samples per second; the median of those present where it is unknown.
+    /// Configured samples per second; the median of those present if it is unknown.
     pub rate_hz: u32,
     /// Time from the first kernel to the last, summed over the stage's instances.
     pub window_ms: f64,
@@ -75,7 +75,7 @@ pub struct GpuSampleCoverage {
     /// Reason why they do not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<SampleProblem>,
-    /// Time by which the samples are late, where they are displaced.
+    /// Time by which the samples are late, if they are displaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late_ms: Option<f64>,
 }
@@ -208,8 +208,8 @@ struct Sums {
 }
 
 impl Sums {
-    /// Adds the samples of one window, each of which covers the time to the next, or one period
-    /// where the next is missing.
+    /// Adds the samples of one window; each covers the time to the next, or one period if the next
+    /// is missing.
     fn add(&mut self, times: &[i64], (start, end): Interval, period: i64) {
         let max_step = (period as f64 * MAX_PERIODS) as i64;
         let first = times.partition_point(|at| *at <= start).saturating_sub(1);

@@ -29,8 +29,8 @@ const BLOCK: usize = 256;
 const MIN_EXPLAINED: f64 = 0.4;
 const MAX_RATIO: f64 = 0.85;
 
-/// Time by which the samples of a device are late, nanoseconds; `None` where they are in place, or
-/// the capture cannot show it.
+/// Time by which the samples of a device are late, nanoseconds; `None` if they are in place, or the
+/// capture cannot show it.
 pub fn displacement(trace: &Timeline, device: &DeviceSamples, period_ns: i64) -> Option<i64> {
     if !device.has(GpuMetric::SmsActive) || period_ns <= 0 {
         return None;
@@ -93,7 +93,7 @@ fn busy_time(
 }
 
 /// Share of the variance of the activity that the time with work explains, if all samples are moved
-/// by `lag_ns`; 0 where they are not proportional.
+/// by `lag_ns`; 0 if they are not proportional.
 fn explained(
     busy: &IntervalSet,
     device: &DeviceSamples,

@@ -12,7 +12,7 @@ use crate::compare::student::t95;
 
 /// Deviation of the prior, percentage points.
 const PRIOR: f64 = 50.0;
-/// Initial residual variance, and that of stages with too few samples for an estimate.
+/// Initial residual variance, also for stages with too few samples for an estimate.
 const FIRST_VARIANCE: f64 = 9.0;
 /// Values above it vary enough for their rounding to average out.
 const MAX_STEADY: f64 = 4.0;
@@ -198,7 +198,7 @@ impl StageSums {
 
     /// Solves for the values of a metric; `None` without samples.
     pub fn solve(&self, metric: usize) -> Option<Estimate> {
-        // Without a sample of kernels alone the prior is that of nothing.
+        // Without a sample of only kernels, the prior is 0.
         let mean = self.mean_without_copies(metric).or((self.rows > 0).then_some(0.0))?;
         let mut estimate = Estimate { values: Vec::new(), variance: FIRST_VARIANCE };
         for _ in 0..ITERATIONS {

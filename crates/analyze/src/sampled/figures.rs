@@ -87,7 +87,7 @@ pub struct SampledStage {
     /// Kernel time in the sampled passes; times of kernels that run at once are added, whereas a
     /// mean is over the time in which any of them runs.
     pub kernel_ms: f64,
-    /// Samples whose period has work of this stage alone; of more than 500,000 an even part.
+    /// Samples whose period has work of only this stage; of more than 500,000 an even part.
     pub samples: u64,
     /// Mean clock of the SMs over those samples.
     pub sm_clock_mhz: Option<f64>,

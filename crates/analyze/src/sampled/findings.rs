@@ -160,7 +160,7 @@ const CHECK_METRICS: &str = "check that this GPU has the metrics (nsys profile \
                              as DCGM, reads its counters meanwhile";
 
 /// True if enough samples have a value of the metric for figures of it: in each of these stages,
-/// given by their device time, or in the whole capture where no stage is spanned.
+/// given by their device time, or in the whole capture if no stage is spanned.
 pub fn is_usable(
     device: &DeviceSamples,
     stages: &[(&str, &[Interval])],
@@ -250,7 +250,7 @@ pub fn other_gpu(
     Some(Finding::new(catalogue::GPU_METRICS_OTHER_GPU, message).advise(advice))
 }
 
-/// Findings on stages with samples, too few of which are of the stage alone.
+/// Findings on stages with samples, if too few of these have work of only the stage.
 pub fn too_few(stages: &[SampledStage]) -> Vec<Finding> {
     let without = stages.iter().filter(|it| it.samples == 0 || it.metrics.is_empty());
     let finding = |it: &SampledStage| {
@@ -306,7 +306,7 @@ pub fn no_stages() -> Finding {
     Finding::new(catalogue::GPU_METRICS_WITHOUT_STAGES, message).advise(advice)
 }
 
-/// Findings on stages of which a metric has no value for a tenth of the kernel time or more.
+/// Findings on stages in which a metric has no value for a tenth of the kernel time or more.
 pub fn unresolved(stages: &[SampledStage]) -> Vec<Finding> {
     let of_stage = |stage: &SampledStage| {
         let wide: Vec<(&GpuMetric, f64)> = stage

@@ -84,7 +84,7 @@ impl KernelEstimates {
     pub fn weighted(&self, kernels: &[usize], weights: &[f64]) -> Interval95 {
         let total = weights.iter().sum::<f64>().max(f64::MIN_POSITIVE);
         let weights: Vec<f64> = weights.iter().map(|weight| weight / total).collect();
-        // Of adjacent kernels one alone has neighbours outside the group.
+        // Only one of several adjacent kernels has neighbours outside the group.
         let late = |(k, weight): (&usize, &f64)| Some(self.late.get(*k)? * weight);
         let late = kernels.iter().zip(&weights).filter_map(late).fold(0.0, f64::max);
         let mean = |values: &[f64]| {
@@ -104,8 +104,8 @@ impl KernelEstimates {
         Interval95::of(value, variance.max(0.0).sqrt(), change)
     }
 
-    /// Those of kernels, as means over their parts: `kernel_of` has the kernel of each of the first
-    /// unknowns, `ns` the time of each part. What has no time is left out.
+    /// Estimates of kernels, as means over their parts: `kernel_of` has the kernel of each of the
+    /// first unknowns, `ns` the time of each part. What has no time is left out.
     pub fn of_kernels(&self, kernel_of: &[u32], ns: &[i64], kernels: usize) -> Self {
         let mut total = vec![0.0; kernels];
         kernel_of.iter().zip(ns).for_each(|(k, ns)| total[*k as usize] += *ns as f64);
@@ -141,7 +141,7 @@ impl KernelEstimates {
         }
     }
 
-    /// Values of all kernels: of their own where the interval is narrow, else of their group.
+    /// Values of all kernels: of their own if the interval is narrow, else of their group.
     pub fn resolve(&self, adjacent: &[BTreeSet<usize>]) -> Resolved {
         let is_group = |it: &KernelGroup| it.kernels.len() > 1 && it.interval.is_resolved();
         let groups: Vec<KernelGroup> = self.groups(adjacent).into_iter().filter(is_group).collect();
@@ -232,7 +232,7 @@ impl KernelEstimates {
 mod tests {
     use super::*;
 
-    /// Kernels of equal time with these values and variances; those of `together` have the
+    /// Kernels of equal time with these values and variances; the kernels in `together` have the
     /// covariance that makes their mean exact.
     fn estimates(
         values: &[f64],

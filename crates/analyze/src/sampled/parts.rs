@@ -1,5 +1,5 @@
-//! Parts of kernels. The launches of a part are assumed to have one value: those of the same
-//! operators and of similar durations.
+//! Parts of kernels. A part has the launches of the same operators with similar durations, which
+//! are assumed to have one value.
 //!
 //! Launches of one kernel with one grid may do different work. With one unknown for all of them
 //! the longer launches would count more than their time.

@@ -19,8 +19,8 @@ const MAX_IDLE: f64 = 0.4;
 const MAX_SHIFT_NS: i64 = 10_000;
 /// Stage number of work whose samples are not used.
 pub const NO_STAGE: u16 = 0;
-/// Samples of a stage beyond which an even part of them is used: 50 s at 10 kHz. More of them would
-/// hardly narrow an interval, of which the part by assumptions stays.
+/// Samples of a stage beyond which an even part of them is used: 50 s at 10 kHz. More samples would
+/// hardly narrow an interval, because its part by assumptions stays.
 pub const ENOUGH_SAMPLES: u64 = 500_000;
 /// Consecutive samples that are used or left out together.
 const CHUNK: usize = 256;
@@ -225,8 +225,8 @@ fn add(entries: &mut Entries, unknown: u32, share: f64) {
     }
 }
 
-/// Kernels, cut where others start or end, so that those of one piece run at once throughout. Only
-/// the pieces of one period are kept.
+/// Kernels, cut if others start or end, so that the kernels of one piece run at once throughout.
+/// Only the pieces of one period are kept.
 struct Pieces<'a> {
     work: std::slice::Iter<'a, Work>,
     shift: TimeShift,

@@ -123,7 +123,7 @@ fn analysed(captures: Vec<Timeline>) -> SampledMetrics {
     sampled_metrics(&Trace { sampled: captures, ..Trace::default() }, None)
 }
 
-/// Ids of the findings, apart from that of metrics that the captures here lack.
+/// Ids of the findings, without the one on metrics that the captures here lack.
 fn problems(sampled: &SampledMetrics) -> Vec<&str> {
     let ids = sampled.findings.iter().map(|it| it.id.as_str());
     ids.filter(|id| *id != "gpu_metrics_lacking").collect()
@@ -226,7 +226,7 @@ fn a_sample_that_is_the_mean_over_the_period_before_it_is_recognised() {
 
 #[test]
 fn adjacent_kernels_in_a_fixed_rhythm_share_a_value_or_have_none() {
-    // One period holds a whole step, so that samples see the sum alone.
+    // One period holds a whole step, so that samples see only the sum.
     let of = Synthetic { gap_ns: 450, ..Synthetic::of(&[(600, 90.0), (500, 10.0), (900, 50.0)]) };
     let sampled = analysed(vec![of.capture()]);
     let values = values(&sampled);

@@ -3,7 +3,7 @@
 //! Matteson and James, A Nonparametric Approach for Multiple Change Point Analysis of Multivariate
 //! Data, JASA 109(505), 2014; Fleming et al., Hunter: Using Change Point Detection to Hunt for
 //! Performance Regressions, ICPE 2023. The steps, the window and the deviation of the t-test, which
-//! divides by n, are those of Apache Otava 0.8, so that both find the same points.
+//! divides by n, are the same as in Apache Otava 0.8, so that both find the same points.
 
 use crate::compare::student::two_sided;
 

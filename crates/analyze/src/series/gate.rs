@@ -2,7 +2,7 @@
 //!
 //! Each gated figure is tested by Student's t with the noise between runs of one build. All tests
 //! of all figures, after each added run, together fail with a probability of at most [`ALPHA`]
-//! where nothing changed: their levels add up to it (Bonferroni). Derivation: specs/series.md.
+//! if nothing changed: their levels add up to it (Bonferroni). Derivation: specs/series.md.
 
 use llmprof_core::domain::{headline::FigureName, named_values::named_values};
 
@@ -168,11 +168,11 @@ pub fn change_words(worse_pct: f64) -> String {
 }
 
 /// The change of the mean cost from the baseline to the candidate: of the figure, or of its
-/// reciprocal where higher is better, as the time for a rate.
+/// reciprocal if higher is better, as the time for a rate.
 ///
 /// The deviation in the unit of the cost is the noise at the level of the series. The baseline's
-/// own few runs would be low where a change is found by chance, and the candidate's high where it
-/// is worse.
+/// own few runs would be low if a change is found by chance, and the candidate's high if it is
+/// worse.
 fn worse(it: &GatedFigure, noise: &Noise) -> Worse {
     let cost = |value: f64| if it.name.lower_is_better() { value } else { value.recip() };
     let mean =

@@ -13,7 +13,7 @@ pub struct Noise {
 
 impl Noise {
     /// Pools the deviations within groups: `sqrt(sum (x - mean of its group)^2 / (N - groups))`.
-    /// `None` where no group has two values.
+    /// `None` if no group has two values.
     pub fn within<'a>(groups: impl IntoIterator<Item = &'a [f64]>) -> Option<Self> {
         let (mut squares, mut freedom) = (0.0, 0.0);
         for group in groups {

@@ -81,7 +81,7 @@ struct InstanceActivity {
 /// Tokens of the steps of an instance.
 #[derive(Debug, Clone, Copy)]
 struct InstanceSize {
-    /// `None` where the tokens of a step are unknown.
+    /// `None` if the tokens of a step are unknown.
     tokens: Option<u64>,
     reads_prompts: bool,
 }
@@ -105,7 +105,7 @@ impl InstanceSize {
         self.reads_prompts |= reads_prompts;
     }
 
-    /// The least growth of the time that its tokens may explain; 1 where they are unknown.
+    /// The least growth of the time that its tokens may explain; 1 if they are unknown.
     fn growth_over(self, later: &[InstanceActivity]) -> f64 {
         let tokens: Option<Vec<i64>> =
             later.iter().map(|it| it.size.tokens.map(|it| it as i64)).collect();
@@ -198,8 +198,8 @@ fn instance_activity(capture: &Capture) -> Vec<InstanceActivity> {
     activity
 }
 
-/// By process and name: the time of the first launch, and its instance. Of equal times the first to
-/// run.
+/// By process and name: the time of the first launch, and its instance. The first to run wins a
+/// tie.
 type FirstLaunches = HashMap<(i64, u32), (i64, u32)>;
 
 /// Adds the device time of each instance; returns the first launches.

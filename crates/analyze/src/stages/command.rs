@@ -26,7 +26,7 @@ pub struct CommandTiming {
     pub of: Timed,
     /// Milliseconds of the unprofiled pass; `null` for a server without a client.
     pub plain_ms: Option<Spread>,
-    /// Milliseconds under nsys; `null` where unknown.
+    /// Milliseconds under nsys; `null` if unknown.
     pub traced_ms: Option<Spread>,
     /// Time from a server's start until it was ready in the unprofiled pass, milliseconds.
     pub ready_ms: Option<f64>,
@@ -101,7 +101,7 @@ pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
              its seed.",
         ));
     }
-    // Of a window, the loads before and after it show its cost.
+    // The loads before and after a window show its cost.
     let has_window = trace.command.as_ref().is_some_and(|it| it.window.is_some());
     let is_timed = command.traced_ms.is_some() || has_window;
     if trace.nsys.is_some() && command.plain_ms.is_some() && !is_timed {

@@ -35,7 +35,7 @@ const MAX_QUOTED: usize = 5;
 pub struct Coverage {
     /// Kernels launched by the traced calls, including graph launches.
     pub launched: u64,
-    /// Of those, kernels in the trace.
+    /// Launched kernels that are in the trace.
     pub recorded: u64,
     /// Expected ranges without an instance.
     pub missing_ranges: Vec<String>,

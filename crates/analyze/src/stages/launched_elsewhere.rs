@@ -1,8 +1,8 @@
 //! Stages whose ranges launch none of the work done for them: other threads launch it, the program
 //! launches it at other times, or the ranges lie inside ranges of another stage.
 //!
-//! A push/pop range is open on its thread alone. GPU times of a stage without any launch of its own
-//! are not those of its work.
+//! A push/pop range is open only on its thread. GPU times of a stage without any launch of its own
+//! do not measure its work.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -69,14 +69,14 @@ fn first_of<'a>(outputs: &[(u32, &'a Output)], sample: u32) -> Option<&'a Output
     outputs.iter().find(|(of, _)| *of == sample).map(|(_, output)| *output)
 }
 
-/// Returns true when the tokens of `short` are a prefix of those of `long`. Empty ones prove
+/// Returns true when the tokens of `short` are a prefix of the tokens of `long`. Empty ones prove
 /// nothing.
 fn is_prefix(short: &Output, long: &Output) -> bool {
     short.tokens.is_empty() == long.tokens.is_empty() && long.tokens.starts_with(&short.tokens)
 }
 
-/// Compares the tokens of a pass with those of the unprofiled pass, as far as it ran; `None` when
-/// either has none.
+/// Compares the tokens of a pass with the tokens of the unprofiled pass, as far as it ran; `None`
+/// when either has none.
 pub fn same_tokens(plain: &[Event], pass: &[Event]) -> Option<bool> {
     let (plain, pass) = (Events::of(plain), Events::of(pass));
     let (plain, pass) = (measured(&plain), measured(&pass));

@@ -30,7 +30,7 @@ pub struct OverheadRecord {
     pub traced_ms: f64,
     /// `100 (traced - plain) / plain`; negative when noise exceeds the overhead.
     pub overhead_pct: Option<f64>,
-    /// Decode steps in both times, where the traced pass made fewer than the unprofiled pass.
+    /// Decode steps in both times, if the traced pass made fewer than the unprofiled pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<u64>,
 }
@@ -52,7 +52,7 @@ pub fn of_passes(plain: &Events, traced: &Events) -> Result<Vec<OverheadRecord>,
     }
 }
 
-/// The repeats of a pass that were warm; `None` if it had a cold one alone.
+/// The repeats of a pass that were warm; `None` if it had only a cold one.
 fn warm<'a>(events: &Events<'a>) -> Option<Events<'a>> {
     let had_warmup = events.ranges.iter().any(|it| it.warmup);
     let is_warm = |it: &&StageRange| had_warmup || it.repeat > 0;

@@ -1,5 +1,5 @@
-//! The profiler's own work inside stages, where it is recorded: it delays the program, so gaps of
-//! these stages are not those of the program alone.
+//! The profiler's own work inside stages, if it is recorded: it delays the program, so not all gaps
+//! of these stages are the program's own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -70,13 +70,13 @@ mod tests {
     #[test]
     fn work_of_the_profiler_is_a_finding_of_the_stages_that_it_delays() {
         let mut trace = capture("range 1 prefill 0..1000\nrange 1 decode_all 2000..12000");
-        // Of the first, 300 lie inside prefill; the last takes less than 1 % of decode_all.
+        // 300 ns of the first lie inside prefill; the last takes less than 1 % of decode_all.
         let of = |(start, end)| (process_of(trace.ranges[0].global_tid), start, end);
         trace.framework.overheads = [(700, 1500), (900, 1000), (3000, 3050)].map(of).to_vec();
         let found = findings(&Capture::of(&trace));
         assert_eq!(found.len(), 1);
         assert!(found[0].message.contains("during prefill, 30 % of it"), "{}", found[0].message);
-        // The profiler of another process delays that process alone.
+        // The profiler of another process delays only that process.
         trace.framework.overheads.iter_mut().for_each(|it| it.0 += 1 << 24);
         assert_eq!(findings(&Capture::of(&trace)), []);
     }

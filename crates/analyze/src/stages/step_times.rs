@@ -129,8 +129,8 @@ pub struct StepDevices<'a> {
     pub capture: &'a Capture<'a>,
 }
 
-/// The steps of each stage with at least two; the instances of decode where it has no steps.
-/// `devices` is `None` if the capture is of another pass.
+/// The steps of each stage with at least two; the instances of decode if it has no steps. `devices`
+/// is `None` if the capture is of another pass.
 pub fn step_times(events: &Events, devices: Option<&StepDevices>) -> Vec<StepTimes> {
     let others = events.other_stages.iter().map(|it| (*it, *it));
     let step = if events.measured(STEP).next().is_some() { STEP } else { DECODE };

@@ -1,11 +1,11 @@
 //! Where along an axis operators turn from memory- to compute-bound: predicted and measured.
 //!
 //! Predicted: an operator with F FLOPs and B bytes (by the model's architecture) is limited by
-//! compute where F / B reaches the ridge point of the device, peak FLOP/s over peak bytes/s
-//! (Williams, Waterman, Patterson: "Roofline", CACM 52(4), 2009). Measured: between neighbouring
-//! points its time grows as the bytes do where memory limits it, and as the FLOPs do where compute
-//! does: the share (ln t2/t1 - ln B2/B1) / (ln F2/F1 - ln B2/B1) is 0 and 1, and the bound is the
-//! nearer one. Where FLOPs and bytes grow alike, times decide nothing.
+//! compute if F / B reaches the ridge point of the device, peak FLOP/s over peak bytes/s (Williams,
+//! Waterman, Patterson: "Roofline", CACM 52(4), 2009). Measured: between neighbouring points its
+//! time grows as the bytes do if memory limits it, and as the FLOPs do if compute does: the share
+//! (ln t2/t1 - ln B2/B1) / (ln F2/F1 - ln B2/B1) is 0 and 1, and the bound is the nearer one. If
+//! FLOPs and bytes grow alike, times decide nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -83,7 +83,8 @@ type OperatorKey<'a> = (&'a str, &'a str);
 
 fn along(points: &[SweepPoint], axis: &str) -> Vec<OperatorBound> {
     let mut bounds = Vec::new();
-    // Points that differ in this axis only; those of a text are as unlike as their texts.
+    // Points that differ in this axis only; points of an axis of texts are as unlike as their
+    // texts.
     let mut groups: BTreeMap<String, Vec<&SweepPoint>> = BTreeMap::new();
     for point in points.iter().filter(|it| it.figures.is_some()) {
         let others = others(point, axis);
@@ -154,7 +155,7 @@ fn measured(samples: &[AxisSample]) -> BoundRange {
 /// A value of an axis, and whether the operator is compute-bound there.
 type BoundAt = (f64, bool);
 
-/// Sums up bounds, each of which holds from one value to another, in order.
+/// Sums up bounds, in order; each holds from one value to another.
 fn range(bounds: &[(BoundAt, BoundAt)]) -> BoundRange {
     let memory = bounds.iter().filter(|(from, _)| !from.1);
     let memory_until = memory.clone().map(|(_, to)| to.0).next_back();

@@ -29,7 +29,7 @@ pub struct SweepPoint {
     pub figures: Option<SweepFigures>,
 }
 
-/// Figures of one point; absent where they were not measured.
+/// Figures of one point; absent if they were not measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SweepRow {
@@ -71,7 +71,7 @@ pub struct SweepResults {
     /// Positions on the Pareto front of time per output token against tokens per second, lowest
     /// time first.
     pub front: Vec<u32>,
-    /// Ridge point of the device; `null` where its peaks are unknown, or differ between points.
+    /// Ridge point of the device; `null` if its peaks are unknown, or differ between points.
     pub ridge: Option<SweepRidge>,
     /// Operators along each axis of numbers.
     pub operators: Vec<OperatorBound>,

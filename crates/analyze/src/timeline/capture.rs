@@ -113,7 +113,7 @@ impl<'a> Capture<'a> {
         capture
     }
 
-    /// The same with a label of work launched outside all stages; it has none otherwise.
+    /// The same with a label for work launched outside all stages, which has none by default.
     pub fn with_outside(self, outside: &'static str) -> Self {
         Self { outside, ..self }
     }

@@ -24,7 +24,7 @@ const MAX_SLICES: usize = 8192;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct StepTimeline {
-    /// `traced` where kernels are shown, else `plain`: the unprofiled pass.
+    /// `traced` if kernels are shown, else `plain`: the unprofiled pass.
     #[cfg_attr(feature = "schema", schema(example = "traced"))]
     pub pass: String,
     /// Number of the step among the measured ones, from 1.
@@ -32,13 +32,13 @@ pub struct StepTimeline {
     /// Count of measured steps.
     pub steps: u64,
     /// Length of the window: from the start of the step to the end of the last work that it
-    /// launched. Where the GPU was still busy with an earlier step, the window starts with the
-    /// step's first device work.
+    /// launched. If the GPU was still busy with an earlier step, the window starts with the step's
+    /// first device work.
     pub window_us: f64,
     /// Time from the start of the step on the host to the start of the window.
     pub lead_us: f64,
     /// Time in which work of this step ran on any stream, summed over GPUs; host time in the
-    /// unprofiled pass. An upper bound where `whole_graphs` is above zero.
+    /// unprofiled pass. An upper bound if `whole_graphs` is above zero.
     pub busy_us: f64,
     /// Time in which no work ran, summed over GPUs; `null` in the unprofiled pass.
     pub idle_us: Option<f64>,

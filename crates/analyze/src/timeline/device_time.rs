@@ -37,7 +37,7 @@ const MAX_CLONES: usize = 8;
 pub struct DeviceTime {
     /// Executions: range instances that launched kernels, and replays of captured ones.
     pub calls: u64,
-    /// Kernels, including those of enclosed ranges.
+    /// Kernels, including enclosed ranges' kernels.
     pub kernels: u64,
     /// Kernel time, including enclosed ranges.
     pub total_ns: i64,

@@ -30,7 +30,7 @@ impl DurationStats {
 
     /// Summarises durations by group, numbered below `groups`; events of group [`NONE`] are
     /// ignored. `events` are read twice, and memory does not grow with their number: the first time
-    /// counts them by length, the second those of the middle length by duration.
+    /// counts them by length, the second time counts the events of the middle length by duration.
     pub fn grouped(groups: usize, events: impl Iterator<Item = (u32, i64)> + Clone) -> Vec<Self> {
         let [of_groups] = Self::grouped_by([groups], events.map(|(group, ns)| ([group], ns)));
         of_groups
@@ -159,7 +159,7 @@ const LENGTH_BITS: u32 = 12;
 /// place. It does not decrease with the duration.
 #[inline]
 fn length(ns: i64) -> u64 {
-    // The order of signed numbers, as that of unsigned ones with zero in the middle.
+    // The order of signed numbers, as an order of unsigned ones with zero in the middle.
     if ns < 0 {
         return ns.cast_unsigned() ^ (1 << 63);
     }

@@ -36,9 +36,9 @@ pub struct EngineStepRecord {
     /// `null` for an inferred step.
     #[cfg_attr(feature = "schema", schema(example = "vllm"))]
     pub engine: Option<String>,
-    /// `null` where only the boundaries are known.
+    /// `null` if only the boundaries are known.
     pub class: Option<StepClass>,
-    /// The engine's own word for the class, where it has one.
+    /// The engine's own word for the class, if it has one.
     #[serde(default)]
     #[cfg_attr(feature = "schema", schema(example = "EXTEND"))]
     pub mode: Option<String>,
@@ -59,8 +59,8 @@ pub struct EngineStepRecord {
     #[serde(default)]
     pub end_ms: f64,
     /// From the end of the step before, if that is of the same class and mode, to the end of this
-    /// one; `null` for other steps. In decode, the time between two tokens of a request. Where
-    /// steps of several threads of a process are open at once, each thread has steps of its own.
+    /// one; `null` for other steps. In decode, the time between two tokens of a request. If steps
+    /// of several threads of a process are open at once, each thread has steps of its own.
     #[serde(default)]
     pub period_ms: Option<f64>,
     /// From the start of its first work on a device to the end of its last; `null` without work.
@@ -70,14 +70,14 @@ pub struct EngineStepRecord {
     /// Part of `step_ms` in which its work waited for a reason that the capture does not record.
     #[serde(default)]
     pub unrecorded_wait_ms: f64,
-    /// Kernels that its calls launched, those of traced graphs included.
+    /// Kernels that its calls launched, kernels of traced graphs included.
     pub kernels: u64,
     /// Launches of CUDA graphs traced as a whole.
     pub graphs: u64,
     /// True if a replayed CUDA graph launched some of its work.
     pub is_replayed: bool,
-    /// Requests of the step; `null` where the name does not carry them and nothing proves them, as
-    /// all counts below.
+    /// Requests of the step; `null` if the name does not carry them and nothing proves them, as all
+    /// counts below.
     #[serde(default)]
     pub requests: Option<u64>,
     /// Requests of a graph of a fixed size, padding included.
@@ -100,14 +100,13 @@ pub struct EngineStepRecord {
     pub decode_keys: Option<u64>,
     #[serde(default)]
     pub decode_products: Option<u64>,
-    /// Tokens that it generated, where that is certain: speculation may keep fewer than it
-    /// computed.
+    /// Tokens that it generated, if that is certain: speculation may keep fewer than it computed.
     #[serde(default)]
     pub generated: Option<u64>,
     /// Phases of a decode step by speculation; `null` for other steps.
     #[serde(default)]
     pub phases: Option<Vec<StepPhase>>,
-    /// Numbers of the load's requests in prefill during the step; `null` where that is not certain.
+    /// Numbers of the load's requests in prefill during the step; `null` if that is not certain.
     #[serde(default)]
     pub prefilling: Option<Vec<u64>>,
     /// The same of those in decode.
@@ -175,7 +174,7 @@ pub fn engine_steps(capture: &Capture) -> Vec<EngineStepRecord> {
     });
     let spans = stage_spans::spans(hosts);
     let waits = unrecorded_waits(capture);
-    // The host has the times of its launches alone where a step is inferred.
+    // For an inferred step, the host times are only the times of its launches.
     let is_timed =
         |step: &Step, work: &DeviceWork| !(work.is_untimed && step.source == StepSource::Inferred);
     let concurrent = concurrent(steps);
@@ -291,7 +290,7 @@ pub fn work_windows(capture: &Capture, steps: &[(i64, Interval)]) -> Option<Vec<
 }
 
 /// The work that was launched during each step, on its thread or, for a process, on all of its
-/// threads. Of steps that are open at once the one that started last has it.
+/// threads. If several steps are open at once, the one that started last has the work.
 fn device_work(capture: &Capture, steps: &[(i64, Interval)]) -> Vec<DeviceWork> {
     let mut places: BTreeMap<i64, Vec<u32>> = BTreeMap::new();
     for (at, step) in steps.iter().enumerate() {

@@ -1,8 +1,8 @@
 //! Calls of a framework's operators and ranges that are operators, nested by thread, and the
 //! innermost one of each launch.
 //!
-//! The profiler records the operator of a launch (`External id`); where it does not, the operator
-//! is the innermost one open on the launching thread when the launching call started.
+//! The profiler records the operator of a launch (`External id`); if it does not, the operator is
+//! the innermost one open on the launching thread when the launching call started.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 

@@ -59,7 +59,7 @@ pub struct StageGpu {
     /// Time from each start to the end of the last work that the stage launched, without the time
     /// in which it was queued behind the stage before; overlaps once; summed over GPUs. `null`, as
     /// are the times below, when no GPU work is recorded or when the clocks of host and GPU are
-    /// inconsistent; `window_ms` alone is known where a graph ran meanwhile whose GPU is unknown.
+    /// inconsistent; `window_ms` alone is known if a graph ran meanwhile whose GPU is unknown.
     pub window_ms: Option<f64>,
     /// Time of the window in which a kernel, copy, fill or whole-traced graph of the stage ran, on
     /// any stream.
@@ -115,7 +115,7 @@ pub struct StageGpu {
     #[serde(default)]
     pub fill_ms: f64,
     /// Divisor of sums over all windows for the mean of one instance on one GPU; below the number
-    /// of windows where instances overlap on a GPU, whose window has that time once.
+    /// of windows if instances overlap on a GPU, whose window has that time once.
     #[serde(skip)]
     pub repeats: Option<f64>,
 }
@@ -167,7 +167,7 @@ impl StageGpus {
 }
 
 /// Measures GPU activity in each stage, divides the windows of stages, and what the host's threads
-/// did in gaps, where that is recorded.
+/// did in gaps, if that is recorded.
 pub fn device_tables(
     capture: &Capture,
     cores: Option<&Cores>,

@@ -61,7 +61,7 @@ pub struct ReplaySum {
 /// The replays of a capture.
 #[derive(Debug, Default)]
 pub struct GraphReplays {
-    /// Graph and launch by kernel, [`NONE`] without; empty if the timeline has no captures.
+    /// Graph and launch by kernel, [`NONE`] if it has none; empty if the timeline has no captures.
     pub kernels: Vec<(u32, u32)>,
     pub joined: Vec<JoinedReplay>,
     pub all: ReplaySum,

@@ -27,10 +27,10 @@ pub struct WholeGraph {
     /// Empty outside every stage.
     #[cfg_attr(feature = "schema", schema(example = "decode_all"))]
     pub stage: String,
-    /// Graph id of nsys; `null` where the export lacks it.
+    /// Graph id of nsys; `null` if the export lacks it.
     #[cfg_attr(feature = "schema", schema(example = 7))]
     pub graph: Option<u64>,
-    /// Index of the GPU on which the graph starts; `null` where it starts on the host and no other
+    /// Index of the GPU on which the graph starts; `null` if it starts on the host and no other
     /// work shows the GPU.
     #[cfg_attr(feature = "schema", schema(example = 0))]
     pub device: Option<u32>,
@@ -38,7 +38,7 @@ pub struct WholeGraph {
     pub launch_ns: DurationStats,
 }
 
-/// Summarises whole-traced graphs except those of the warm-up, longest total first.
+/// Summarises whole-traced graphs outside the warm-up, longest total first.
 pub fn whole_graphs(capture: &Capture) -> Vec<WholeGraph> {
     let mut groups: BTreeMap<(usize, Option<u64>, u32), Vec<i64>> = BTreeMap::new();
     for (it, Join { instance, .. }) in capture.graphs() {
@@ -102,7 +102,7 @@ pub fn findings(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     stages(&analysis.graphs).into_iter().filter_map(hidden).collect()
 }
 
-/// The finding on graphs that start on the host, where their GPU is unknown.
+/// The finding on graphs that start on the host, if their GPU is unknown.
 pub fn unplaced(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let graphs = trace.nsys.as_ref().map_or(&[][..], |nsys| &nsys.graphs);
     let count = graphs.iter().filter(|it| it.device == ON_HOST).count();

@@ -55,7 +55,7 @@ impl<'a> OpenAt<'a> {
         }
     }
 
-    /// The range open when a node was captured; `None` where that is not recorded.
+    /// The range open when a node was captured; `None` if that is not recorded.
     pub fn at_capture(&mut self, node: u64) -> Option<Option<OpenEntry>> {
         let (nests, ranges) = (self.nests, self.ranges);
         *self.of_node.entry(node).or_insert_with(|| {

@@ -89,7 +89,8 @@ pub struct StageInstance {
     pub estimated: bool,
 }
 
-/// Stage instances by thread. Of stages open at once the first label wins; warm-up is label 0.
+/// Stage instances by thread. If several stages are open at once, the first label wins; warm-up is
+/// label 0.
 #[derive(Debug, Clone, Default)]
 pub struct OpenStages {
     pub labels: Vec<String>,
@@ -191,7 +192,7 @@ impl OpenStages {
         Self { labels: vec![label.to_owned()], instances, threads, ..Self::default() }
     }
 
-    /// The index of a label, which is added where it is new.
+    /// The index of a label, which is added if it is new.
     fn label_of(&mut self, stage: &str) -> usize {
         self.labels.iter().position(|label| label == stage).unwrap_or_else(|| {
             self.labels.push(stage.to_owned());
@@ -231,7 +232,7 @@ impl OpenStages {
         segments
     }
 
-    /// Marks the instances whose end is that of a closed range without a recorded end.
+    /// Marks the instances that end at the estimated end of a range without a recorded one.
     fn mark_estimated(&mut self, trace: &Timeline) {
         let closed: HashSet<(i64, i64)> = trace
             .unclosed
@@ -269,7 +270,7 @@ impl OpenStages {
 
     /// The instance that counts at `t` on a thread, or on a thread of a process.
     pub fn at(&self, place: i64, t: i64) -> Option<u32> {
-        // A process has the number before those of its threads.
+        // A process has the number before its threads' numbers.
         let (thread, segments) = self.threads.range(place..).next()?;
         let is_open = [*thread, process_of(*thread)].contains(&place);
         let instance = is_open.then(|| segments.at(t, &mut 0))?;
@@ -301,7 +302,7 @@ fn outermost(mut intervals: Vec<Interval>) -> Vec<Interval> {
     intervals
 }
 
-/// Runs of decode steps by thread or process, where no range of decode is around them: a run ends
+/// Runs of decode steps by thread or process, if no range of decode is around them: a run ends
 /// where another stage or the warm-up starts or ends.
 fn loose_steps(
     trace: &Timeline,

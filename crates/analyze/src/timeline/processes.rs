@@ -1,7 +1,6 @@
 //! Work of each process on each device, which other tables sum.
 //!
-//! Device numbers are those of the host, not of the process. A process without device work has no
-//! row.
+//! Device numbers are the host's, not the process's. A process without device work has no row.
 
 use std::{
     cmp::Reverse,
@@ -30,7 +29,7 @@ pub struct ProcessStage {
     /// Process id on the host.
     #[cfg_attr(feature = "schema", schema(example = 4711))]
     pub process: u32,
-    /// `null` where the capture lacks the name.
+    /// `null` if the capture lacks the name.
     #[cfg_attr(feature = "schema", schema(example = "python3"))]
     pub process_name: Option<String>,
     /// Index of the GPU on the host.
@@ -41,8 +40,8 @@ pub struct ProcessStage {
     pub stage: String,
     /// Recorded kernels.
     pub launches: u64,
-    /// Sum over recorded kernels; `null`, as is `busy_ms`, where the capture lacks kernels of the
-    /// stage. `busy_ms` is also absent where the process launched a graph whose GPU is unknown.
+    /// Sum over recorded kernels; `null`, as is `busy_ms`, if the capture lacks kernels of the
+    /// stage. `busy_ms` is also absent if the process launched a graph whose GPU is unknown.
     pub kernel_ms: Option<f64>,
     /// Launches of CUDA graphs traced as a whole.
     #[serde(default)]
@@ -100,7 +99,7 @@ pub struct ProcessRange {
 pub struct Processes {
     /// In order of process, device and stage.
     pub stages: Vec<ProcessStage>,
-    /// Longest first; empty with a single process and device, whose kernels are those of the other
+    /// Longest first; empty with a single process and device, whose kernels are in the other
     /// tables.
     pub kernels: Vec<ProcessKernel>,
     /// Longest first; empty when only one process has ranges.

@@ -1,12 +1,12 @@
 //! Work launched inside each named NVTX range, with its ncu counters.
 //!
-//! A range contains the launches of its thread while it was open, those of enclosed ranges
-//! included; a start/end range contains those of all threads of its process. A kernel replayed by a
-//! CUDA graph belongs to the ranges of its replay and to those open when its node was captured.
-//! Ranges of one name and domain form a region, of both styles. A kernel in several ranges of one
-//! region counts once; ranges that overlap without nesting, and other domains, hide none. Kernels
-//! of the warm-up are excluded, as are those outside all stages when only a part of the capture
-//! counts.
+//! A range contains the launches of its thread while it was open, enclosed ranges' launches
+//! included; a start/end range contains the launches of all threads of its process. A kernel
+//! replayed by a CUDA graph belongs to the ranges of its replay and to the ranges open when its
+//! node was captured. Ranges of one name and domain form a region, of both styles. A kernel in
+//! several ranges of one region counts once; ranges that overlap without nesting, and other
+//! domains, hide none. Kernels of the warm-up are excluded, as are those outside all stages when
+//! only a part of the capture counts.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -49,7 +49,7 @@ pub struct Region {
     /// Empty for the default domain.
     #[cfg_attr(feature = "schema", schema(example = "LLM"))]
     pub domain: String,
-    /// Ranges of this name, including those of a warm-up.
+    /// Ranges of this name, including a warm-up's.
     pub instances: u64,
     pub kernels: u64,
     pub kernel_ms: f64,

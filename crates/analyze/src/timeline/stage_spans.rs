@@ -2,7 +2,7 @@
 //!
 //! Launches are asynchronous: a range without a synchronisation ends long before its work, and the
 //! work of the next one queues behind it. A span lasts from the start of the range, or from the end
-//! of the work of the ranges before it where its own work queued, until the range and its work have
+//! of the work of the ranges before it if its own work queued, until the range and its work have
 //! ended. Spans of consecutive ranges do not overlap. Work of a device without a common clock does
 //! not count: such a span is the range's own time.
 
@@ -27,7 +27,7 @@ pub struct HostRange {
     pub work: Option<Interval>,
 }
 
-/// The span of each stage instance; empty where the instance does not count.
+/// The span of each stage instance; empty if the instance does not count.
 pub fn stage_spans(capture: &Capture) -> Vec<Interval> {
     let instances = &capture.stages.instances;
     if instances.is_empty() {

@@ -38,7 +38,7 @@ pub struct Step {
     /// True for a step that an engine scheduled: it is a stage instance of its own.
     pub is_scheduled: bool,
     pub engine: Option<&'static str>,
-    /// `None` where only the boundaries are known.
+    /// `None` if only the boundaries are known.
     pub class: Option<StepClass>,
     /// The engine's own word for the class.
     pub mode: Option<String>,
@@ -106,7 +106,7 @@ impl Step {
         self.class?.stage().or(self.mode.as_deref())
     }
 
-    /// Tokens that a decode step generated, where that is certain.
+    /// Tokens that a decode step generated, if that is certain.
     pub fn generated(&self) -> Option<u64> {
         // A trace does not state which of the proposed tokens the model kept.
         if self.phases.is_empty() { self.counts.generated() } else { None }

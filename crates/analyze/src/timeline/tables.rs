@@ -167,7 +167,7 @@ impl TimelineTables {
         }
     }
 
-    /// Removes the reasons of gaps where host and device have no common clock.
+    /// Removes the reasons of gaps if host and device have no common clock.
     fn remove_unequal_clocks(&mut self, capture: &Capture) {
         if capture.trace.unequal_clocks.is_empty() {
             return;

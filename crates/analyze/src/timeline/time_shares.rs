@@ -29,7 +29,7 @@ pub struct StageShare {
     pub wall_ms: f64,
     /// Share of the wall time of the capture, from its first range or work to its last, percent.
     pub wall_share_pct: Option<f64>,
-    /// Time in which devices ran its work, summed over devices; `null` where unknown.
+    /// Time in which devices ran its work, summed over devices; `null` if unknown.
     pub device_ms: Option<f64>,
     /// Share of the capture's device time, percent.
     pub device_share_pct: Option<f64>,
@@ -56,7 +56,7 @@ pub struct StageWalls {
     is_work_unknown: bool,
 }
 
-/// The wall time of all stages; none where only a part of the capture counts.
+/// The wall time of all stages; none if only a part of the capture counts.
 pub fn stage_walls(capture: &Capture) -> StageWalls {
     if capture.trace.rules.narrowed() {
         return StageWalls::default();

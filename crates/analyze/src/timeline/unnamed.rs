@@ -25,7 +25,7 @@ const PAUSE: f64 = 100.0;
 
 /// A capture without stages as one stage without a name: in each process with work, from the first
 /// recorded work of its GPUs to the last, after the warm-up if there is one. `None` with stages,
-/// without work, and where work has no times.
+/// without work, and if work has no times.
 pub fn whole<'a>(capture: &Capture<'a>) -> Option<Capture<'a>> {
     let all = &capture.stages;
     let has_stages = all.instances.iter().any(|it| all.labels[it.label] != WARMUP);

@@ -55,7 +55,7 @@ impl AlignmentEvidence<'_> {
     }
 
     /// Compares grids and blocks at each place of sequences of the same names; of the usual ones
-    /// where no names are the same.
+    /// if no names are the same.
     pub(super) fn geometry(&self, pairs: &[Pair]) -> AlignmentCheck {
         let dims = [self.launch_dims(0), self.launch_dims(1)];
         let usual = [self.usual(0), self.usual(1)];

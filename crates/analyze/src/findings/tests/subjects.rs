@@ -38,7 +38,7 @@ fn named(sketch: &str, in_graphs: bool) -> Timeline {
 }
 
 /// Two decode steps of a millisecond with 60 kernels of 4 us each, 15 us apart, after a prefill of
-/// 200 us with one of 150; each step is one replay of a graph where `graph` is set.
+/// 200 us with one of 150; each step is one replay of a graph if `graph` is set.
 fn timeline(prefill: &str, decode: &str, graph: bool) -> Timeline {
     let mut lines = vec![
         format!("range 1 {prefill} 0..200000\ncall 1 11 1000..2000\nkernel 11 gemm 3000..153000 7"),
@@ -65,8 +65,8 @@ fn timeline(prefill: &str, decode: &str, graph: bool) -> Timeline {
     named(&lines.join("\n"), graph)
 }
 
-/// Events of the model runner in one pass: stages as long as those of [`timeline`], operators in
-/// half of decode.
+/// Events of the model runner in one pass: stages as long as in [`timeline`], operators in half of
+/// decode.
 fn events(device: &str, decode_graph: bool) -> Vec<Event> {
     let range = |name: &str, start_ns, end_ns, repeat, step| {
         Event::Range(StageRange {

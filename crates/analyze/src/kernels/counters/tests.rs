@@ -321,7 +321,7 @@ fn constants_of_one_launch_do_not_hide_the_operations_of_all() {
 }
 
 proptest! {
-    /// The time of a profiled kernel is that of launches with counters and that of the others.
+    /// The time of a profiled kernel is the sum over launches with counters and without counters.
     #[test]
     fn counters_stand_for_each_launch_once(
         durations in prop::collection::vec(1i64..200, 1..20),

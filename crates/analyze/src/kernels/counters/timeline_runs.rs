@@ -47,9 +47,9 @@ impl GroupRuns {
     /// The launches that each profiled one stands for: `launches`, in execution order, of this
     /// group in `stage`.
     ///
-    /// Of our passes, and of a capture with every launch, the first ones were profiled. Otherwise
-    /// the durations are compared, though those of short kernels are longer under ncu, whose
-    /// replays start with cold caches.
+    /// Our passes, and captures with every launch, profiled the first launches. In other captures
+    /// durations are compared, though short kernels take longer under ncu, whose replays start with
+    /// cold caches.
     pub fn lengths(
         &self,
         launches: &[&LaunchCounters],
@@ -118,7 +118,7 @@ impl<'a> TimelineRuns<'a> {
         first.filter(|_| matching.next().is_none()).map(|(_, runs)| runs)
     }
 
-    /// The stage of a profiled launch. Pages of several stages have its ranges; where these do not
+    /// The stage of a profiled launch. Pages of several stages have its ranges; if these do not
     /// name a stage in which it ran, it is the stage with the most matching launches, of equal ones
     /// with most time.
     pub fn stage_of(&self, launch: &'a LaunchCounters, rules: &'a StageRules) -> &'a str {
@@ -137,7 +137,7 @@ impl<'a> TimelineRuns<'a> {
         named.unwrap_or_else(|| dominant().map_or("", |(key, _)| key.0))
     }
 
-    /// Signature of the timeline's kernel that a launch is of. A page with function names alone
+    /// Signature of the timeline's kernel that was launched. A page with only function names
     /// matches only a kernel with a single instantiation.
     pub fn signature_of(&self, launch: &'a LaunchCounters) -> &'a str {
         if !launch.signature.is_empty() {

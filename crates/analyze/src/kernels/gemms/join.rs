@@ -178,7 +178,7 @@ impl<'a> TimelineGemms<'a> {
     }
 
     /// Joins the calls of `steps` logged decode steps to the steps of a stage's instances. Calls
-    /// whose shape differs between the logged steps are joined in those steps alone.
+    /// whose shape differs between the logged steps are joined only in those steps.
     pub fn join_steps<'c>(
         &self,
         stage: &str,
@@ -217,7 +217,7 @@ impl<'a> TimelineGemms<'a> {
     }
 
     /// Joins all calls of each process of a command to all GEMMs of a process in the timeline; one
-    /// list per logged process. Of several processes all calls must be the same.
+    /// list per logged process. Several processes must all have the same calls.
     pub fn join_processes(
         &self,
         processes: &[Vec<GemmCall>],
@@ -254,7 +254,7 @@ impl<'a> TimelineGemms<'a> {
         processes.iter().zip(launched.values()).map(join).collect()
     }
 
-    /// Decode steps in an instance; `None` where the capture has no ranges of steps.
+    /// Decode steps in an instance; `None` if the capture has no ranges of steps.
     fn steps(&self, instance: u32) -> Option<usize> {
         let it = self.capture.stages.instances.get(instance as usize)?;
         let inside = |start_ns: i64| (it.start_ns..it.end_ns).contains(&start_ns);

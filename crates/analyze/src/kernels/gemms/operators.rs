@@ -1,8 +1,8 @@
-//! GEMMs that operators recorded, with the time of their kernels: those of a program's own kernels,
-//! which no library logs, and all of a framework's operators in a capture without logs.
+//! GEMMs that operators recorded, with the time of their kernels: the GEMMs of a program's own
+//! kernels, which no library logs, and all of a framework's operators in a capture without logs.
 //!
-//! A product is that of its operator's shapes and FLOPs; an operator whose shapes differ between
-//! the calls of a stage has no record.
+//! A product has its operator's shapes and FLOPs; an operator whose shapes differ between the calls
+//! of a stage has no record.
 
 use std::collections::BTreeMap;
 
@@ -75,7 +75,7 @@ impl ProductSums {
         self.tallies.entry((stage, product)).or_default()
     }
 
-    /// Adds launches of a kind, or time of reductions alone.
+    /// Adds launches of a kind, or only time (of reductions).
     fn add(&mut self, (stage, product): (usize, usize), kind: u32, launches: u64, ns: i64) {
         let sum = self.tally(stage, product).kernels.entry(kind).or_default();
         *sum = (sum.0 + launches, sum.1.saturating_add(ns));
@@ -109,8 +109,8 @@ pub fn records(capture: &Capture, traced: &Events, has_log: bool) -> Vec<GemmRec
     }
 }
 
-/// The product that a kernel of a program's own computes; `None` for other kernels and for those of
-/// libraries.
+/// The product that a kernel of a program's own computes; `None` for other kernels and for library
+/// kernels.
 fn own_part(full_name: &str) -> Option<ProductPart> {
     let KernelClass { class, engine } = classify(full_name);
     let name = base_name(full_name).to_ascii_lowercase();
@@ -203,7 +203,7 @@ fn product(operator: &RecordedOperator, part: ProductPart) -> Option<GemmShape> 
     let (m, n, k) = match (op.as_str(), shapes.get(1)?.as_slice(), part) {
         (LINEAR, [n, inner], _) if inner == k => (rows, *n, *k),
         (MATMUL, [inner, n], _) if inner == k => (rows, *n, *k),
-        // Gates and ups of all experts, and downs: each row is multiplied by those of its experts.
+        // Gates and ups of all experts, and downs: each row is multiplied by its experts' weights.
         (EXPERTS, [_, double, inner], part) if inner == k => {
             let [_, outputs, width] = shapes.get(2)?.as_slice() else { return None };
             let per_row = k.checked_mul(*width)?.checked_mul(6).filter(|it| *it > 0)?;

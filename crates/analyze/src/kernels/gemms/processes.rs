@@ -26,7 +26,7 @@ struct StageCalls {
     joined: Vec<JoinedCall>,
 }
 
-/// Counts the GEMMs of all processes, by stage where they are joined to the timeline.
+/// Counts the GEMMs of all processes, by stage if they are joined to the timeline.
 pub fn gemms(processes: &[ProcessGemms], timeline: Option<&TimelineGemms>) -> Gemms {
     let mut gemms = Gemms::default();
     processes.iter().for_each(|it| gemms.findings.extend(log_gaps(&it.cublas, &it.lt)));
@@ -70,7 +70,7 @@ fn one_stage(processes: Vec<Vec<GemmCall>>) -> BTreeMap<String, StageCalls> {
     BTreeMap::from([(String::new(), StageCalls { calls, joined: vec![] })])
 }
 
-/// The joined calls by the stage of their kernel; those of a warm-up are left out.
+/// The joined calls by the stage of their kernel; calls of a warm-up are left out.
 fn by_stage(
     processes: &[Vec<GemmCall>],
     joined: &[Vec<JoinedCall>],

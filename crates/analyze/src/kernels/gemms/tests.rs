@@ -164,7 +164,7 @@ fn calls_get_the_time_of_the_kernels_in_their_place() {
         (NVJET, 102, 4),
     ];
     let nsys = timeline(stages, &kernels);
-    // Two calls of the set-up come before those of prefill.
+    // Two calls of the set-up come before the calls of prefill.
     let prefill = log(&[(9, 9, 9), (9, 9, 9), (512, 64, 64), (256, 64, 64)]);
     let mut all = prefill.clone();
     all.calls.extend(log(&[(1, 64, 64)]).calls);

@@ -1,9 +1,9 @@
 //! Selects kernels that cover the target with few launches.
 //!
 //! With `--filter-mode per-launch-config --launch-count N` ncu profiles the first N launches of
-//! each name, grid, block and shared memory among the kernels that it selects; the name is that of
-//! `--kernel-name-base` (counted on an H100 with ncu 2025.3: tests/gpu/command-h200.txt). So what a
-//! kernel covers does not depend on the others, and all its configurations are profiled.
+//! each name, grid, block and shared memory among the kernels that it selects; the name is the one
+//! of `--kernel-name-base` (counted on an H100 with ncu 2025.3: tests/gpu/command-h200.txt). So
+//! what a kernel covers does not depend on the others, and all its configurations are profiled.
 
 /// Gains below this are rounding errors.
 const MIN_GAIN: f64 = 1e-9;

@@ -36,7 +36,7 @@ impl KernelPair {
 }
 
 impl CounterPlan {
-    /// ` in sample 0` where the run has several.
+    /// ` in sample 0` if the run has several.
     fn in_sample(&self) -> String {
         self.sample.map_or_else(String::new, |sample| format!(" in sample {sample}"))
     }

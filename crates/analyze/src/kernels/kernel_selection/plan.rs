@@ -25,8 +25,8 @@ pub struct CounterPlan {
 pub struct SelectedStage {
     /// Empty for all kernels of a program without stages.
     pub stage: String,
-    /// The stage's range in ncu syntax; absent where ncu does not accept its name, and where the
-    /// stage is inferred from steps without ranges.
+    /// The stage's range in ncu syntax; absent if ncu does not accept its name, and if the stage is
+    /// inferred from steps without ranges.
     pub range: Option<String>,
     /// In the profiled sample, as the next one.
     pub kernel_ms: f64,
@@ -40,7 +40,7 @@ pub struct SelectedStage {
 pub struct CounterProcess {
     /// Short names.
     pub kernels: Vec<String>,
-    /// Linker symbols by which ncu selects the kernels; empty where the capture lacks them, and ncu
+    /// Linker symbols by which ncu selects the kernels; empty if the capture lacks them, and ncu
     /// selects by short names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub symbols: Vec<String>,
@@ -59,13 +59,13 @@ pub struct KernelPair {
     pub signature: String,
     pub grid: [u32; 3],
     pub block: [u32; 3],
-    /// Index of the process that profiles it; absent where it does not run in the profiled part,
-    /// and where kernels are selected by short names and another instantiation with this geometry
-    /// runs before it.
+    /// Index of the process that profiles it; absent if it does not run in the profiled part, and
+    /// if kernels are selected by short names and another instantiation with this geometry runs
+    /// before it.
     pub process: Option<usize>,
     /// Time in each stage, milliseconds.
     pub ms: BTreeMap<String, f64>,
-    /// Of it, the time of launches that take about as long as those to profile.
+    /// The part of `ms` in launches that take about as long as the launches to profile.
     pub like_ms: BTreeMap<String, f64>,
 }
 

@@ -221,7 +221,7 @@ fn kernels_of_a_program_without_stages_are_selected_in_the_whole_program() {
     assert!(found[0].message.starts_with("the counters of the program cover"), "{found:?}");
 }
 
-/// `select` where all kernels are instantiations of one template.
+/// `select` if all kernels are instantiations of one template.
 fn select_instantiations(launches: &str, target_pct: f64, has_symbols: bool) -> CounterPlan {
     let mut trace = timeline(launches);
     let names: Vec<String> = trace.strings.clone();

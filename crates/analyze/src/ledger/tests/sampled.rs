@@ -135,7 +135,7 @@ fn samples_show_traffic_of_device_memory_beyond_the_floor_of_an_operator() {
     unexplained 300 gpu_metrics 40
     pass_difference 0  0
     ");
-    // Of operators of another program, no necessary bytes are known.
+    // For operators of another program, no necessary bytes are known.
     let sketch = "range 1 prefill 0..1000\nrange 1 a 0..10\nrange 1 b 20..30
         call 1 1 1..2\ncall 1 2 21..22\nkernel 1 k 0..500 7\nkernel 2 k 500..1000 7";
     let case = Case::new(sketch, "prefill", 1000).operator("op", 100, 300, 0);

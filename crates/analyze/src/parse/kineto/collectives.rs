@@ -98,7 +98,8 @@ impl FileCollectives {
         })
     }
 
-    /// Moves the operations to those of all files. `has_ids`: `External id` names operators.
+    /// Moves the operations to `all`, the operations of all files. `has_ids`: `External id` names
+    /// operators.
     pub fn add_to(self, all: &mut Collectives, process: i64, has_ids: bool) {
         let mut numbers = Vec::new();
         for group in self.groups {
@@ -130,7 +131,7 @@ fn small(integer: Integer) -> Option<u32> {
     integer.value.and_then(|it| u32::try_from(it).ok())
 }
 
-/// Ranks of a group, written as `"[0, 1]"` or as a list; empty where the list is cut
+/// Ranks of a group, written as `"[0, 1]"` or as a list; empty if the list is cut
 /// (`"[0, ..., 63]"`) or is not one of ranks.
 fn ranks(text: Option<&RawValue>) -> Vec<u32> {
     let text = text.map_or("", RawValue::get).trim().trim_matches('"').trim();

@@ -11,7 +11,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-/// An integer; `quoted` where it is written as a string.
+/// An integer; `quoted` if it is written as a string.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Integer {
     pub value: Option<i64>,
@@ -48,7 +48,7 @@ pub fn last_number(label: &str) -> Option<i64> {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sides(pub [u32; 3]);
 
-/// Implements the visits of all types, of which the given ones have a value.
+/// Implements the visits of all types; the given ones have a value.
 macro_rules! lenient {
     ($visitor:ident => $out:ty { $($visit:item)* }) => {
         struct $visitor;
@@ -176,7 +176,7 @@ lenient! { ArgsVisitor => EventArgs {
     absent_seq!();
 } }
 
-/// The arguments of an event; empty where they are not an object.
+/// The arguments of an event; empty if they are not an object.
 #[derive(Debug, Default)]
 pub struct EventArgs(pub ArgsFields);
 
@@ -286,7 +286,7 @@ pub struct DeviceProperties {
     pub warp: Integer,
 }
 
-/// Place of the process among those of the program.
+/// Place of the process among the program's processes.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Distributed {

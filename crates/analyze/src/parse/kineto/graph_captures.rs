@@ -23,7 +23,7 @@ use super::{
     text::{Header, Tables},
 };
 
-/// Launches for each kernel from which a trace is of captures alone.
+/// Minimum number of launches for each kernel in a trace of captures only.
 const MIN_LAUNCHES: usize = 4;
 
 /// Captures of one trace.
@@ -136,7 +136,7 @@ fn rank(path: &Path, header: &Header) -> Option<u32> {
 struct CaptureSpan {
     thread: u32,
     start_ns: i64,
-    /// `None` where the trace ends before.
+    /// `None` if the trace ends before.
     end_ns: Option<i64>,
     has_start: bool,
     is_forked: bool,

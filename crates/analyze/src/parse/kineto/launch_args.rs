@@ -9,7 +9,7 @@ use super::{event::ArgsFields, strings::Strings};
 pub struct LaunchArgs {
     /// Index of the full name.
     pub kernel: Option<u32>,
-    /// Zeros without.
+    /// Zeros if the call has no grid or block.
     pub grid: [u32; 3],
     pub block: [u32; 3],
 }

@@ -218,7 +218,7 @@ impl Merged {
         self.trace.impossible_rows += rows.odd.impossible;
     }
 
-    /// Adds the operators of a file, and the operator of each of its launches where it is recorded.
+    /// Adds the operators of a file, and the operator of each of its launches if it is recorded.
     fn operators(&mut self, process: i64, rows: &mut FileRows, threads: &[i64], base: i64) {
         let has_ids = rows.has_operator_ids();
         let mut operators: Vec<HostRow> = std::mem::take(&mut rows.operators);
@@ -348,7 +348,7 @@ fn several_processes(rows: &FileRows) -> Option<String> {
     (found.len() > 1).then(names)
 }
 
-/// Name of a process with its rank, and its own id where it has another number here.
+/// Name of a process with its rank, and its own id if it has another number here.
 fn process_name(rows: &FileRows, pid: i64, rank: Option<u32>, process: i64) -> String {
     let name = rows.process_names.get(&pid).cloned().unwrap_or_else(|| "process".into());
     let rank = rank.map(|it| format!(", rank {it}")).unwrap_or_default();

@@ -1,9 +1,9 @@
 //! Reader of traces by the profiler of PyTorch (Kineto, Chrome's JSON), versions 1.13 to 2.11.
 //!
 //! A capture is one file per process; each becomes a process of one timeline. Traces of the capture
-//! of a graph, where nothing runs, become captures of the timeline instead. Files are streams:
-//! memory grows with the number of events, not with the size of the text. What a trace lacks stays
-//! absent, and what it holds beyond the known is counted in a finding.
+//! of a graph, during which nothing runs, become captures of the timeline instead. Files are
+//! streams: memory grows with the number of events, not with the size of the text. What a trace
+//! lacks stays absent, and what it holds beyond the known is counted in a finding.
 
 mod category;
 mod collectives;

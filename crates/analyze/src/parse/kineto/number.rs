@@ -52,7 +52,7 @@ pub fn unquoted(text: &str) -> &str {
     text.strip_prefix('"').and_then(|it| it.strip_suffix('"')).unwrap_or(text).trim()
 }
 
-/// Returns true where a number of microseconds has decimals.
+/// Returns true if a number of microseconds has decimals.
 pub fn has_decimals(text: &str) -> bool {
     text.contains('.')
 }

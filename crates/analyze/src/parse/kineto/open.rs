@@ -11,7 +11,7 @@ use std::{
 use crate::parse::{compressed, encoding, foreign::HEAD, stored};
 
 const BUFFER: usize = 256 << 10;
-/// Maximum size of an unpacked trace, that of every unpacked file.
+/// Maximum size of an unpacked trace, the same as of every unpacked file.
 const MAX_BYTES: u64 = 64 << 30;
 
 /// The unpacked text of the trace at `path`.
@@ -75,7 +75,7 @@ pub fn bytes(mut text: impl Read, from: u64, count: u64) -> io::Result<Vec<u8>> 
     Ok(found)
 }
 
-/// Offset of a line and column, which count from 1 and 0 as those of `serde_json`.
+/// Offset of a line and column, which count from 1 and 0 as in `serde_json`.
 pub fn offset(mut text: impl Read, line: usize, column: usize) -> io::Result<u64> {
     let (mut at, mut lines, mut buffer) = (0_u64, 1, vec![0; BUFFER]);
     while lines < line {

@@ -124,7 +124,7 @@ fn is_after_category(text: &[u8]) -> bool {
     })
 }
 
-/// The name with its quotes and control characters escaped; `None` where none is to be escaped, and
+/// The name with its quotes and control characters escaped; `None` if none is to be escaped, and
 /// for a text that contains parts of events.
 fn escaped(name: &[u8]) -> Option<Vec<u8>> {
     if FOREIGN.iter().any(|part| find(name, part).is_some()) {

@@ -41,7 +41,7 @@ pub struct HostRow {
     pub thread: u32,
     /// Index of the signature, or of the frame's name.
     pub name: u32,
-    /// `External id`; 0 without.
+    /// `External id`; 0 if absent.
     pub external_id: u32,
 }
 
@@ -167,7 +167,7 @@ impl FileRows {
                 self.collectives.operator(name, args);
                 let dims = args.input_dims.as_deref().map_or("", |it| it.get());
                 let types = args.input_types.as_deref().map_or("", |it| it.get());
-                // Of other operators no value changes the work.
+                // For other operators, no value changes the work.
                 let values = args.concrete_inputs.as_deref().filter(|_| name.contains("attention"));
                 let values = values.map_or("", |it| it.get());
                 let row = self.host(&event, at, known.index(name, dims, types, values));
@@ -233,7 +233,7 @@ impl FileRows {
         integer.value
     }
 
-    /// A number of 32 bits; 0 where it is absent or larger.
+    /// A number of 32 bits; 0 if it is absent or larger.
     fn small(&mut self, integer: Integer) -> u32 {
         self.number(integer).and_then(|it| u32::try_from(it).ok()).unwrap_or(0)
     }
@@ -369,7 +369,8 @@ impl FileRows {
         pid.copied().unwrap_or(0)
     }
 
-    /// True where `External id` names operators: in 1.13 that of a kernel is its correlation id.
+    /// True if `External id` names operators: in 1.13 a kernel's `External id` is its correlation
+    /// id.
     pub fn has_operator_ids(&self) -> bool {
         self.external_ids.iter().any(|(correlation, external)| correlation != external)
     }

@@ -38,7 +38,7 @@ impl Signatures {
         index
     }
 
-    /// True where signatures take more memory than those of any program.
+    /// True if signatures take more memory than in any program.
     pub const fn is_full(&self) -> bool {
         self.bytes > MAX_SIGNATURES
     }
@@ -48,7 +48,7 @@ impl Signatures {
     }
 }
 
-/// Shapes of the inputs; all absent where one is not a list.
+/// Shapes of the inputs; all absent if one is not a list.
 fn shapes(text: &str) -> Vec<Vec<u64>> {
     let inputs: Vec<InputShape> = serde_json::from_str(text).unwrap_or_default();
     inputs.into_iter().map(|it| it.0).collect()

@@ -66,7 +66,7 @@ impl Strings {
         self.names.get(index as usize).map_or("", String::as_str)
     }
 
-    /// True where names take more memory than those of any program.
+    /// True if names take more memory than in any program.
     pub const fn is_full(&self) -> bool {
         self.bytes > MAX_NAMES
     }

@@ -35,9 +35,9 @@ pub struct Header {
     pub driver: Option<i64>,
     pub cupti: Option<i64>,
     pub schema: Option<i64>,
-    /// Unique id of the recording, where the version writes one.
+    /// Unique id of the recording, if the version writes one.
     pub trace_id: Option<String>,
-    /// True where the events were written without an object around them.
+    /// True if the events were written without an object around them.
     pub bare: bool,
 }
 
@@ -48,8 +48,8 @@ pub struct Tables {
     pub signatures: Signatures,
 }
 
-/// Reads the trace at `path`. One that is not JSON is read again with the quotes of its names
-/// repaired; if that is not JSON either, the error is that of the text as it is.
+/// Reads the trace at `path`. A text that is not JSON is read again with the quotes of its names
+/// repaired; if the repaired one is not JSON either, the error is about the original text.
 pub fn read(path: &Path, tables: &mut Tables) -> Result<(Header, FileRows), ParseError> {
     let unread = |source| ParseError::Read { path: path.into(), source };
     let text = || open::open(path).map_err(unread);

@@ -1,11 +1,11 @@
-//! CSV as ncu prints it: messages before the header, then records, the last of which may be cut.
+//! CSV as ncu prints it: messages before the header, then records; the last one may be cut.
 //!
 //! Text that is not CSV of ncu has no header. Several pages in one file are one page whose header
 //! is repeated among the records.
 
 use csv::{ReaderBuilder, StringRecord};
 
-/// Cells of a page that are read: those of ten thousand launches with all of the tool's metrics.
+/// Cells of a page that are read: enough for ten thousand launches with all of the tool's metrics.
 const MAX_CELLS: usize = 16 << 20;
 
 /// Name of the first column.

@@ -52,8 +52,8 @@ pub fn add_flops(values: &mut CounterValues, metrics: &LaunchMetrics, tensor: Te
     values.flops_complete = is_counted && values.uncounted.is_none();
 }
 
-/// Multiply-adds that may load constants: at most those of the tensor pipe; where these were not
-/// counted, all of a kernel without half-precision additions and products.
+/// Multiply-adds that may load constants: at most the tensor pipe's; if these were not counted, all
+/// of a kernel without half-precision additions and products.
 fn possible_constants(metrics: &LaunchMetrics, [add, mul, fma]: [f64; 3]) -> f64 {
     match metrics.get(ON_TENSOR_PIPE) {
         Some(warps) => fma.min(warps * THREADS_OF_WARP),
@@ -164,7 +164,7 @@ mod tests {
     fn half_precision_arithmetic_counts_as_it_is() {
         let half = of(Some(0.0), &[('f', [0, 0, 0]), ('h', [1, 2, 3])], &[]);
         assert_eq!((half.flops["fp16"], half.flops_complete), (18.0, true));
-        // Of 3 x 32 multiply-adds 2 x 32 ran on the tensor pipe, where constants are loaded.
+        // 2 of 3 groups of 32 multiply-adds ran on the tensor pipe, which loads constants.
         let some = of(Some(0.0), &[('f', [0, 0, 0]), ('h', [0, 0, 96])], &[(ON_TENSOR_PIPE, "2")]);
         assert_eq!((some.flops["fp16"], some.uncounted), (128.0, HALF));
         let none = of(Some(0.0), &[('f', [0, 0, 0]), ('h', [0, 0, 96])], &[(ON_TENSOR_PIPE, "0")]);

@@ -87,8 +87,8 @@ fn figure(text: &str, mark: DecimalMark) -> PrintedValue {
     }
 }
 
-/// The factor from the unit of this metric to base units; `None` where the metric is a time, a size
-/// or a rate and the unit is not. Of other metrics an unknown unit is the base unit.
+/// The factor from the unit of this metric to base units; `None` if the metric is a time, a size or
+/// a rate and the unit is not. An unknown unit of another metric is the base unit.
 fn scale(name: &str, unit: &str) -> Option<f64> {
     let (over, under) = unit.split_once('/').unwrap_or((unit, ""));
     let seconds = nanos(under).map(|ns| ns / 1e9);

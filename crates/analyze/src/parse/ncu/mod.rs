@@ -1,6 +1,6 @@
 //! Reader of pages that ncu printed from its report: counters per launch.
 //!
-//! The raw page has every metric by name; the details page is read where there is no raw one. A
+//! The raw page has every metric by name; the details page is read if there is no raw one. A
 //! truncated page yields its complete launches and a finding.
 
 mod csv;
@@ -55,7 +55,7 @@ pub struct CounterPage {
     pub messages: Vec<String>,
     /// The page ends inside a record, or is longer than the limit.
     pub truncated: bool,
-    /// Name of the device that all launches ran on; `None` where the page has none or several.
+    /// Name of the device that all launches ran on; `None` if the page has none or several.
     pub device: Option<String>,
 }
 
@@ -76,7 +76,7 @@ pub fn folders(dir: &Path) -> Result<Vec<String>, ParseError> {
     Ok(names)
 }
 
-/// Reads the pages of `process`, a folder of the run; `None` where there is no page.
+/// Reads the pages of `process`, a folder of the run; `None` if there is no page.
 pub fn read(dir: &Path, process: &str) -> Result<Option<CounterPage>, ParseError> {
     let folder = dir.join(layout::NCU).join(process);
     let mut pages = Vec::new();
@@ -126,7 +126,7 @@ fn read_page(path: &Path) -> Result<Option<CounterPage>, ParseError> {
 }
 
 impl CounterPage {
-    /// Reason why a page has no launches, with the remedy where ncu itself states the reason.
+    /// Reason why a page has no launches, with the remedy if ncu itself states the reason.
     fn why_empty(&self) -> String {
         let with_text = |text: &str| self.messages.iter().find(|line| line.contains(text));
         if with_text("ERR_NVGPUCTRPERM").is_some() {

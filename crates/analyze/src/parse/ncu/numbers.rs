@@ -31,7 +31,7 @@ impl DecimalMark {
         }
     }
 
-    /// Reads `text` with this mark; `None` where it is not a number. Instances in brackets after a
+    /// Reads `text` with this mark; `None` if it is not a number. Instances in brackets after a
     /// value are ignored.
     pub fn read(self, text: &str) -> Option<f64> {
         let text = text.trim();
@@ -55,7 +55,7 @@ impl DecimalMark {
     }
 }
 
-/// The digits of a whole number without grouping marks; `None` where the grouping fits no locale.
+/// The digits of a whole number without grouping marks; `None` if the grouping fits no locale.
 fn ungrouped(whole: &str, grouping: char) -> Option<String> {
     let mark = whole.chars().find(|c| !c.is_ascii_digit());
     if mark.is_some_and(|mark| mark != grouping && !SPACES.contains(&mark)) {
@@ -103,7 +103,7 @@ pub fn decimal_mark<'a>(
     undecided(&open)
 }
 
-/// The mark of a page with ambiguous numbers alone.
+/// The mark of a page with only ambiguous numbers.
 fn undecided(open: &[(&str, &str)]) -> Result<DecimalMark, String> {
     let Some((_, first)) = open.first() else { return Ok(DecimalMark::Point) };
     for (_, text) in open.iter().filter(|(unit, _)| *unit == "%") {

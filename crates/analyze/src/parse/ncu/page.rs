@@ -113,7 +113,7 @@ impl PageColumns {
         })
     }
 
-    /// The launch of a record without its counters; `None` where its id is not a number.
+    /// The launch of a record without its counters; `None` if its id is not a number.
     fn launch(&self, record: &[String]) -> Option<LaunchCounters> {
         let id: String = record[self.id].chars().filter(char::is_ascii_digit).collect();
         let size = |column: Option<usize>| column.and_then(|at| size(&record[at]));
@@ -137,7 +137,7 @@ impl PageColumns {
     }
 }
 
-/// One row per launch and metric; `None` where the page is refused.
+/// One row per launch and metric; `None` if the page is refused.
 fn read_details(
     records: &[Vec<String>],
     columns: &PageColumns,
@@ -187,7 +187,7 @@ fn read_details(
     Some(launches)
 }
 
-/// Records of launches with one row of units, which is empty where the page has none.
+/// Records of launches with one row of units, which is empty if the page has none.
 #[derive(Default)]
 struct RawPart<'a> {
     units: &'a [String],
@@ -209,7 +209,7 @@ fn raw_parts(records: &[Vec<String>], id: usize) -> Vec<RawPart<'_>> {
     parts
 }
 
-/// One row per launch, with every metric in a column of its own name; `None` where the page is
+/// One row per launch, with every metric in a column of its own name; `None` if the page is
 /// refused.
 fn read_raw(
     page: &csv::PrintedPage,
@@ -258,7 +258,7 @@ fn is_read(metric: &str) -> bool {
         || metric.starts_with("launch__block_dim_")
 }
 
-/// The mark; where there is none, the page records the reason.
+/// The mark; if there is none, the page records the reason.
 fn decided(mark: Result<DecimalMark, String>, parsed: &mut CounterPage) -> Option<DecimalMark> {
     mark.map_err(|why| parsed.refused = Some(why)).ok()
 }

@@ -23,7 +23,7 @@ pub(super) const THEORETICAL: &str = "sm__maximum_warps_per_active_cycle_pct";
 pub(super) const WAVES: &str = "launch__waves_per_multiprocessor";
 pub(super) const REGISTERS: &str = "launch__registers_per_thread";
 pub(super) const DRAM_RATE: &str = "dram__bytes.sum.per_second";
-/// Units of an SM whose utilisation stands for the SM's where the section SpeedOfLight, which takes
+/// Units of an SM whose utilisation stands for the SM's if the section SpeedOfLight, which takes
 /// ten passes, was not collected: issue slots and pipes; with the tensor cores, they are those that
 /// a kernel can saturate.
 const SM_UNITS: [&str; 4] = [
@@ -45,7 +45,7 @@ const DRAM_PARTS: [&str; 2] = [
     "dram__bytes_read.sum.pct_of_peak_sustained_elapsed",
     "dram__bytes_write.sum.pct_of_peak_sustained_elapsed",
 ];
-/// Cycles of matrix instructions alone, of all but products of f64, which have their own.
+/// Cycles of matrix instructions only; products of f64 have a metric of their own.
 const TENSOR: (&str, &str) =
     ("sm__pipe_tensor_type_", "_cycles_active.avg.pct_of_peak_sustained_elapsed");
 const TENSOR_F64: &str = "sm__pipe_tensor_op_dmma_cycles_active.avg.pct_of_peak_sustained_elapsed";

@@ -30,7 +30,7 @@ pub fn fit(sql: &str, columns: &HashSet<String>) -> String {
     fitted
 }
 
-/// The missing column that caused `error`, where a query read null instead.
+/// The missing column that caused `error`, if a query read null instead.
 pub fn lacking<'a>(error: &Error, sql: &'a str, columns: &HashSet<String>) -> Option<&'a str> {
     let Error::InvalidColumnType(_, alias, Type::Null) = error else { return None };
     let wanted = sql.split('{').skip(1).filter_map(|part| part.split_once('}'));

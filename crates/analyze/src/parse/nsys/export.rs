@@ -46,7 +46,7 @@ const MAX_TIME: Duration = Duration::from_secs(600);
 
 /// Rows of one part of a table.
 pub trait TablePart<const N: usize>: Send {
-    /// Adds one row. To be inlined: a part has millions of rows, most of which hardly matter.
+    /// Adds one row. To be inlined: a part has millions of rows, and most of them hardly matter.
     fn take(&mut self, row: &RowNumbers<N>) -> Result<(), ColumnError>;
 }
 
@@ -109,13 +109,13 @@ impl Export {
             .find(|name| self.tables.iter().any(|table| table == name))
     }
 
-    /// Returns true if its tables are those of an export: versions of 2021 had no metadata.
+    /// Returns true if it has the tables of an export: versions of 2021 had no metadata.
     fn has_records(&self) -> bool {
         let has = |name: &str| self.tables.iter().any(|table| table == name);
         has("StringIds") && RECORDS.iter().any(|name| has(name))
     }
 
-    /// Columns among `wanted` that `table` lacks; none where the export lacks the table.
+    /// Columns among `wanted` that `table` lacks; none if the export lacks the table.
     pub fn lacks<'a>(
         &self,
         table: &'static str,
@@ -140,7 +140,7 @@ impl Export {
         ))
     }
 
-    /// All rows of a query over `table`; none where the export lacks the table.
+    /// All rows of a query over `table`; none if the export lacks the table.
     pub fn rows<T>(
         &self,
         table: &'static str,
@@ -152,8 +152,8 @@ impl Export {
         Ok(rows)
     }
 
-    /// Calls `take` with each row of a query over `table`, in which `{column}` is null where the
-    /// table lacks the column.
+    /// Calls `take` with each row of a query over `table`, in which `{column}` is null if the table
+    /// lacks the column.
     pub fn each(
         &self,
         table: &'static str,
@@ -253,8 +253,7 @@ impl Export {
     }
 
     /// Scans a table as [`Self::scan`] does, in parts on all cores, each from a value of `new`.
-    /// Returns the values in the order of the rows, of which there may be more than of other
-    /// tables.
+    /// Returns the values in the order of the rows; a scanned table may have more rows than others.
     pub fn scan_parts<const N: usize, T: TablePart<N>>(
         &self,
         table: &'static str,
@@ -282,7 +281,7 @@ impl Export {
         };
         let leaves = pages.leaves(root).map_err(broken)?;
         let length = leaves.len().div_ceil(PARTS_PER_CORE * rayon::current_num_threads()).max(1);
-        // The connection is of one thread; the parts read the file alone.
+        // The connection is of one thread; the parts read only the file.
         let path = &self.path;
         let part = |leaves: &[u32]| {
             let (mut value, mut odd) = (new(), None);

@@ -1,9 +1,9 @@
-//! Reader of nsys SQLite exports: those of 2021 without a schema number, and schemas 3.0 (2022.4)
+//! Reader of nsys SQLite exports: exports of 2021 without a schema number, and schemas 3.0 (2022.4)
 //! to 3.20 (2025.3). The long tables are scanned; each other table has a query in a file under
 //! `sql/`.
 //!
-//! Tables exist only where something was recorded, and columns differ between versions: missing
-//! ones are gaps. An export also contains the environments of processes; only strings that name a
+//! Tables exist only if something was recorded, and columns differ between versions: missing ones
+//! are gaps. An export also contains the environments of processes; only strings that name a
 //! process, a kernel, a call or a range are read.
 
 mod columns;
@@ -51,7 +51,7 @@ use self::{
 use super::{ParseError, kernel_fault, possible_interval as possible};
 use crate::parse::stored;
 
-/// Checks that the export in `path` is readable, by its header, schema and metadata alone.
+/// Checks that the export in `path` is readable, by only its header, schema and metadata.
 pub fn check(path: &Path) -> Result<(), ParseError> {
     log::refuse(path)?;
     Export::open(path)?.facts().map(|_| ())

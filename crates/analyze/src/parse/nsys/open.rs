@@ -58,8 +58,8 @@ pub(super) fn check_header(path: &Path) -> Result<u64, ParseError> {
     if header.len() < HEADER {
         return refuse(format!("cut short: {length} of at least 512 bytes; {COPY_AGAIN}"));
     }
-    // Offsets 16 and 28 of the file format: the page size, where 1 means 65,536, and the size of
-    // the database in pages.
+    // Offsets 16 and 28 of the file format: the page size (1 means 65,536), and the size of the
+    // database in pages.
     let page = match u16::from_be_bytes([header[16], header[17]]) {
         1 => 65_536,
         page => u64::from(page),

@@ -16,8 +16,7 @@ use super::{
 pub(super) struct Gpus(pub(super) Vec<Option<(u32, u32, u32)>>);
 
 impl Gpus {
-    /// The host's number of the GPU `device` of `process`; `device` where the export has no
-    /// mapping.
+    /// The host's number of the GPU `device` of `process`; `device` if the export has no mapping.
     #[inline]
     pub(super) fn of(&self, process: i64, device: u32) -> u32 {
         let of_process = |known: &&(u32, u32, u32)| (known.0, known.1) == (pid_of(process), device);

@@ -15,8 +15,8 @@ use super::{
 /// Minimum of a maximum clock: a lower figure has another unit.
 const SLOWEST_MHZ: i64 = 100;
 
-/// Reads host and GPUs. Of several GPUs those in `used` are kept, by the tool's numbers; all where
-/// none was used.
+/// Reads host and GPUs. If there are several GPUs, the ones in `used` are kept, by the tool's
+/// numbers; all if none was used.
 pub fn read(export: &Export, used: &BTreeSet<u32>) -> std::result::Result<Environment, ParseError> {
     let mut gpus = export.rows("TARGET_INFO_GPU", include_str!("sql/gpus.sql"), gpu)?;
     if gpus.iter().any(|gpu| used.contains(&gpu.index)) {

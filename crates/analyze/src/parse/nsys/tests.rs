@@ -336,7 +336,7 @@ fn rows_in_a_log_next_to_the_export_are_never_omitted_silently() {
         "{why}"
     );
     assert!(why.contains("wal_checkpoint(truncate)"), "{why}");
-    // The file alone, as an import would send it, has a finding.
+    // Only the file, as an import would send it, has a finding.
     let alone = dir.path().join("alone.sqlite");
     fs::copy(&path, &alone).unwrap();
     assert_eq!(read(&alone).unwrap().findings[0].id, "nsys_export_wal");

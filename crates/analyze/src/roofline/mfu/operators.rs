@@ -1,8 +1,8 @@
 //! Compute and memory utilisation of each operator, layers rolled up.
 //!
-//! On a GPU the time is that of the operator's own kernels in the traced pass, on the CPU its own
-//! host time in the unprofiled pass. An operator without a known time has no row: launching calls
-//! do not measure the work.
+//! On a GPU the time is the time of the operator's own kernels in the traced pass, on the CPU its
+//! own host time in the unprofiled pass. An operator without a known time has no row: launching
+//! calls do not measure the work.
 
 use llmprof_core::domain::finding::{Finding, catalogue};
 use serde::{Deserialize, Serialize};

@@ -56,7 +56,7 @@ pub struct StageCoverage {
     /// Kernels launched by the traced calls, including graph launches; a graph traced as a whole
     /// counts as one.
     pub launched: u64,
-    /// Of those, kernels in the capture.
+    /// Launched kernels that are in the capture.
     pub recorded: u64,
     /// Kernels in the capture without a valid time; not part of `recorded`.
     pub untimed: u64,
@@ -72,8 +72,8 @@ pub struct StageCoverage {
     /// Kernels that ran during the stage without a launching call in the capture.
     pub unattributed: u64,
     /// Missing kernels that no later call waited for: the end of the capture may have cut them off.
-    /// They count as launched where they are more than a small share of the stage, whose figures
-    /// then cover time without its work.
+    /// They count as launched if they are more than a small share of the stage, whose figures then
+    /// cover time without its work.
     pub cut_off: u64,
     /// True when a process of the stage ran kernels but none of its launches was traced.
     pub untraced: bool,
@@ -323,7 +323,7 @@ pub fn findings(analysis: &Analysis, trace: &Timeline) -> Vec<Finding> {
     found
 }
 
-/// The finding on work without a launching call, where it affects the figures of a stage.
+/// The finding on work without a launching call, if it affects the figures of a stage.
 fn unattributed(analysis: &Analysis, trace: &Timeline) -> Option<Finding> {
     let (stages, gpu) = (&analysis.coverage, &analysis.stage_gpu.unattributed);
     if stages.iter().all(|it| it.unattributed == 0) && gpu.is_empty() {

@@ -40,8 +40,8 @@ impl StepPlace {
     }
 }
 
-/// The median step of the traced pass; `None` where no step has a kernel or a whole-traced graph,
-/// and where the GPU of its graph is unknown.
+/// The median step of the traced pass; `None` if no step has a kernel or a whole-traced graph, and
+/// if the GPU of its graph is unknown.
 pub fn traced_step(capture: &Capture) -> Option<StepTimeline> {
     let (place, step, steps) = median_step(capture)?;
     let own = step_work(capture, &place);

@@ -5,7 +5,7 @@ use llmprof_core::trace::event::StageRange;
 use super::{STEP, SliceList, StepSlice, StepTimeline, us};
 use crate::{events::Events, operators::MODULE, timeline::interval::covered_ns};
 
-/// The median step of the unprofiled pass; `None` where no step was timed individually.
+/// The median step of the unprofiled pass; `None` if no step was timed individually.
 pub fn unprofiled_step(events: &Events) -> Option<StepTimeline> {
     let mut steps: Vec<(i64, usize, &StageRange)> = events
         .measured(STEP)

@@ -284,7 +284,7 @@ impl GpuCells {
         }
     }
 
-    /// All cells: those of a stage follow each other, in order of the GPUs.
+    /// All cells; the cells of a stage follow each other, in order of the GPUs.
     pub fn cells(&self) -> &[GpuCell] {
         &self.cells
     }

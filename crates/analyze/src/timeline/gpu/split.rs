@@ -1,8 +1,8 @@
 //! Device time of each stage, divided among its kernels, copies and idle gaps.
 //!
-//! The parts add up exactly: of a moment in which n pieces of work of the stage run on one GPU,
-//! each gets a part in n, and the first ones the nanoseconds that remain of the division. Gaps are
-//! those of [`super`], by the same reasons.
+//! The parts add up exactly: while n pieces of work of the stage run on one GPU, each gets a part
+//! in n of the time, and the first ones the nanoseconds that remain of the division. Gaps are the
+//! same as in [`super`], by the same reasons.
 
 use std::{
     borrow::Cow,

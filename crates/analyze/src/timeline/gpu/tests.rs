@@ -141,7 +141,7 @@ fn work_of_another_stage_is_neither_busy_nor_idle_time() {
         "range 1 prefill 0..10\nrange 1 decode_all 10..50\ncall 1 1 0..1\ncall 1 2 12..13
          kernel 1 a 1..30 7\nkernel 2 b 35..50 7",
     );
-    // The time in which decode was queued behind prefill is that of prefill.
+    // The time in which decode was queued behind prefill belongs to prefill.
     assert_eq!(rows(&trace), ["prefill 0: 30 29 0 1", "decode_all 0: 20 15 0 5"]);
     let trace = capture(
         "range 1 prefill 0..10\nrange 1 decode_all 10..50\ncall 1 1 0..1\ncall 1 2 12..13

@@ -59,12 +59,12 @@ struct LaunchTimes {
     thread: i64,
     /// Start of the call; the end of the part for a gap that no work ended.
     launched: i64,
-    /// End of the launch; `None` where no work ended the gap.
+    /// End of the launch; `None` if no work ended the gap.
     returned: Option<i64>,
 }
 
 impl LaunchTimes {
-    /// `None` where no thread is known.
+    /// `None` if no thread is known.
     fn of(
         (from, to): Interval,
         gap: Interval,
@@ -124,7 +124,7 @@ impl HostWaits {
     ) -> GapReasons {
         let mut part = |part| self.part(part, gap, call, copy, last, near);
         let all = part(gap);
-        // The profiler of a process delays that process alone.
+        // The profiler of a process delays only that process.
         let thread = call.map(|it| it.global_tid).or(last);
         let profiler = thread.and_then(|thread| self.profiler.get(&process_of(thread)));
         let Some(profiler) = profiler.filter(|it| it.overlap_ns(gap.0, gap.1) > 0) else {

@@ -24,7 +24,7 @@ pub struct KnownGraph<'a> {
     pub nest: ThreadNest,
     /// By launch: innermost operator as an entry of the nest, [`NONE`] outside all.
     pub innermost: Vec<u32>,
-    /// By launch: equal where all operators around two launches and their shapes are equal.
+    /// By launch: equal if all operators around two launches and their shapes are equal.
     pub contents: Vec<u64>,
     /// Hash of all launches in order.
     pub content: u64,

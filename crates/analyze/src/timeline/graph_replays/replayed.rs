@@ -43,7 +43,7 @@ pub struct Replay {
     pub nodes: Vec<RunNode>,
 }
 
-/// Replays of equal nodes, and of one graph where graphs have numbers.
+/// Replays of equal nodes, and of one graph if graphs have numbers.
 #[derive(Debug)]
 pub struct ReplayClass {
     pub process: i64,

@@ -118,7 +118,8 @@ fn is_single(segments: &[Segment], at: usize, fewest: &BTreeMap<u32, u64>) -> bo
         && !fewest.get(&it.layers).is_some_and(is_smaller)
 }
 
-/// True for a forward of at most `max` rows, by its blocks and those of a prompt with known rows.
+/// True for a forward of at most `max` rows, by its blocks and the blocks of a prompt with known
+/// rows.
 fn fits_rows(it: &Segment, prompt: &Segment, max: u64) -> Option<bool> {
     match prompt.rows {
         Rows::Exactly(rows) => {
@@ -129,8 +130,8 @@ fn fits_rows(it: &Segment, prompt: &Segment, max: u64) -> Option<bool> {
 }
 
 /// Returns true if forwards not of many rows are alone as often as in rows: routers of experts that
-/// choose as tokens are chosen cut each forward into parts, of which only the middle ones repeat.
-/// The first forward may be incomplete.
+/// choose as tokens are chosen cut each forward into parts, and only the middle ones repeat. The
+/// first forward may be incomplete.
 fn is_mixture(segments: &[Segment], runs: &[(usize, usize)]) -> bool {
     let is_eager = |at: usize| !segments[at].is_graph() && !segments[at].has_many_rows();
     let mut is_alike = vec![false; segments.len()];
@@ -192,7 +193,7 @@ fn alike(a: &Segment, b: &Segment) -> bool {
 
 /// Returns true if the forward before the one at `at` ends alike: a decode step, or one with the
 /// same last product and choice of a token. A router that chooses as tokens are chosen cuts a
-/// forward into parts that end otherwise.
+/// forward into parts that end differently.
 fn is_alone(segments: &[Segment], classes: &[Classed], at: usize) -> bool {
     let Some(before) = at.checked_sub(1) else { return true };
     matches!(classes[before], Ok((StepClass::Decode, _)))
@@ -202,7 +203,7 @@ fn is_alone(segments: &[Segment], classes: &[Classed], at: usize) -> bool {
 /// Attention kernels of all decode steps.
 struct DecodeAttention {
     names: BTreeSet<u32>,
-    /// Those of a graph traced as a whole are unknown.
+    /// False if a graph was traced as a whole: its kernels are unknown.
     is_complete: bool,
 }
 

@@ -110,7 +110,7 @@ pub struct KernelRole {
     pub cached: Option<Rows>,
     /// A fusion of XLA that writes to a cache.
     pub writes_cache: bool,
-    /// Blocks of an elementwise kernel or a norm, which grow with the rows alone.
+    /// Blocks of an elementwise kernel or a norm, which grow only with the rows.
     pub blocks: u64,
 }
 

@@ -36,7 +36,7 @@ pub enum EndEvidence {
     Graph,
 }
 
-/// One forward, or the launches of an unknown number of them where an end is missing.
+/// One forward, or the launches of an unknown number of them if an end is missing.
 #[derive(Debug, Clone, Default)]
 pub struct Segment {
     /// First call.

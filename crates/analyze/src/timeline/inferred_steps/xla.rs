@@ -1,8 +1,8 @@
 //! Steps of a program in JAX: executions of programs that XLA compiled, each within a range.
 //!
 //! A function that generates is compiled once for a prompt and once for a token. Both programs
-//! write as often to a cache, that of the prompt several times the rows, and it runs once before
-//! each row of tokens. Blocks of other kernels prove nothing: XLA multiplies by a single row
+//! write as often to a cache; the prompt's program writes several times the rows, and runs once
+//! before each row of tokens. Blocks of other kernels prove nothing: XLA multiplies by a single row
 //! without tiles.
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use crate::timeline::{
     open_ranges::NONE,
 };
 
-/// Min ratio of the rows that a prompt writes to the cache to those of a token.
+/// Min ratio of the rows that a prompt writes to the cache to the rows that a token writes.
 const MIN_RATIO: u64 = 4;
 /// Min executions of the token's program after a prompt.
 const MIN_TOKENS: usize = 2;

@@ -22,8 +22,7 @@ const MAX_GROUPS: usize = 32 << 20;
 pub struct OpenSets {
     /// Groups of each set, in order.
     sets: Vec<Box<[u32]>>,
-    /// Number of the set over time, which is right at the launches alone; [`NONE`] is the empty
-    /// set.
+    /// Number of the set over time, which is right only at the launches; [`NONE`] is the empty set.
     threads: BTreeMap<i64, Segments>,
 }
 

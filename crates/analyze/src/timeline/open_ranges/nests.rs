@@ -12,7 +12,7 @@ use super::{NONE, Segments, end, place, threads};
 /// Selected spans as a tree.
 #[derive(Debug, Default)]
 pub struct OpenNest {
-    /// The span and its enclosing entry ([`NONE`] without), in order of start.
+    /// The span and its enclosing entry ([`NONE`] if there is none), in order of start.
     pub entries: Vec<(u32, u32)>,
     /// Innermost open entry over time.
     pub segments: Segments,
@@ -22,7 +22,7 @@ pub struct OpenNest {
 /// innermost one open at a time is found by the tree itself.
 #[derive(Debug, Default)]
 pub struct RangeNest {
-    /// The range and its enclosing entry ([`NONE`] without), in order of start.
+    /// The range and its enclosing entry ([`NONE`] if there is none), in order of start.
     pub entries: Vec<(u32, u32)>,
 }
 
@@ -42,7 +42,7 @@ impl Default for NestHint {
 }
 
 impl RangeNest {
-    /// Innermost entry open at `t`; [`NONE`] without. Fast for lookups in order of time.
+    /// Innermost entry open at `t`; [`NONE`] if none is. Fast for lookups in order of time.
     pub fn at(&self, ranges: &[Range], t: i64, hint: &mut NestHint) -> u32 {
         let range = |entry: u32| &ranges[self.entries[entry as usize].0 as usize];
         let has_started = |entry: usize| range(entry as u32).start_ns <= t;
@@ -122,8 +122,8 @@ impl RangeNest {
     }
 }
 
-/// Nests the ranges selected by `wanted`, for each thread. Of ranges that overlap without nesting
-/// the later one counts as the inner one.
+/// Nests the ranges selected by `wanted`, for each thread. If ranges overlap without nesting, the
+/// later one counts as the inner one.
 pub fn nest_ranges<'a>(
     trace: &'a Timeline,
     mut wanted: impl FnMut(&'a Range) -> bool,
@@ -162,8 +162,8 @@ pub fn nest_ranges<'a>(
     nests
 }
 
-/// Nests the spans numbered in `order`, which is that of their starts; of spans that start together
-/// the longer one comes first.
+/// Nests the spans numbered in `order`, which is by start; if spans start together, the longer one
+/// comes first.
 pub fn nest(span: impl Fn(u32) -> (i64, i64), order: &[u32]) -> OpenNest {
     let mut segments = Segments::default();
     let entries = entries(span, order, |t, entry| segments.push(t, entry));

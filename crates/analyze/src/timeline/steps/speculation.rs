@@ -127,7 +127,7 @@ impl PhaseGroup {
     }
 }
 
-/// The decode step of these phases, which has no class where the capture has only a part of it.
+/// The decode step of these phases, which has no class if the capture has only a part of it.
 fn decode_step(phases: &[Step], is_cut: bool) -> Step {
     let first = &phases[0];
     let verify = phases.iter().find(|it| it.class == Some(StepClass::Verify));

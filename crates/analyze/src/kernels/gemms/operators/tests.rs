@@ -46,7 +46,7 @@ fn call(path: &str, op: &str, shapes: &[&[u64]], flops: u64) -> OperatorCall {
     }
 }
 
-/// The calls of [`SKETCH`]: 5 rows, of which each is multiplied by the weights of 2 of 4 experts.
+/// The calls of [`SKETCH`]: 5 rows, each multiplied by the weights of 2 of 4 experts.
 fn calls() -> Vec<OperatorCall> {
     let up: &[u64] = &[4, 6, 8];
     vec![

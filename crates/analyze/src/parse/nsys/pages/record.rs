@@ -5,7 +5,7 @@
 
 /// Number of headers whose places are kept; a power of two.
 const KEPT: usize = 128;
-/// Maximum length of a kept header: that of a kernel has about 30 bytes.
+/// Maximum length of a kept header: a kernel's header has about 30 bytes.
 const MAX_WORDS: usize = 8;
 const WORD: usize = size_of::<u64>();
 
@@ -47,7 +47,8 @@ struct KeptPlaces<H, const N: usize> {
 pub struct Records<const N: usize> {
     /// For each column up to the last requested one, the index of its value.
     slots: Vec<Option<usize>>,
-    /// Of short records, and of others. No header is zero, which an unused entry has.
+    /// Places by header, of short and of other records. An unused entry has header zero, which no
+    /// record has.
     short: Box<[KeptPlaces<u64, N>; KEPT]>,
     long: Box<[KeptPlaces<[u64; MAX_WORDS], N>; KEPT]>,
     /// Places for the latest header that is not kept.
@@ -79,7 +80,7 @@ impl<const N: usize> Records<N> {
     }
 
     /// Finds the requested columns of the record in the cell at `cell`; columns that were added
-    /// later are null. Returns `None` where it is invalid or continues on other pages.
+    /// later are null. Returns `None` if it is invalid or continues on other pages.
     #[inline(always)]
     pub fn find<'a>(&'a mut self, page: &'a [u8], cell: usize) -> Option<Record<'a, N>> {
         let Some(ShortRecord { at, length, header }) = ShortRecord::of(page, cell) else {
@@ -138,8 +139,8 @@ fn place_of(number: u64) -> usize {
     (number.wrapping_mul(FACTOR) >> (u64::BITS - KEPT.ilog2())) as usize
 }
 
-/// A record of less than 128 bytes with a header of one word, as those of samples are, in a cell
-/// that does not end the page.
+/// A record of less than 128 bytes with a header of one word, such as a sample, in a cell that does
+/// not end the page.
 struct ShortRecord {
     /// Start in the page.
     at: usize,

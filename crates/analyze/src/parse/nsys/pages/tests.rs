@@ -42,7 +42,7 @@ fn root(path: &Path) -> u32 {
         .unwrap()
 }
 
-/// The rows of columns 0 and 1 by the walk alone.
+/// The rows of columns 0 and 1 by the walk only.
 fn walked(path: &Path) -> Result<Vec<[Number; 2]>, Broken> {
     let (root, mut rows) = (root(path), Vec::new());
     let mut pages = Pages::open(path).unwrap().unwrap();
@@ -54,7 +54,7 @@ fn walked(path: &Path) -> Result<Vec<[Number; 2]>, Broken> {
 }
 
 fn number() -> impl Strategy<Value = Option<i64>> {
-    // Of every length that the format has.
+    // Numbers of every length that the format has.
     prop::option::weighted(0.9, (any::<i64>(), 0u32..64).prop_map(|(value, shift)| value >> shift))
 }
 

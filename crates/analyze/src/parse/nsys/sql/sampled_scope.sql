@@ -1,3 +1,3 @@
--- `SystemWide` where nsys recorded the threads of all processes, `ProcessTree` for one command.
+-- `SystemWide` if nsys recorded the threads of all processes, `ProcessTree` for one command.
 select {value} as value from META_DATA_CAPTURE
 where {name} = 'LINUX_PERF_OPTIONS:COLLECTION_MODE'

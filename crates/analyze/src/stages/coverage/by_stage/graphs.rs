@@ -62,7 +62,7 @@ pub fn graph_launches(
     graphs.iter().zip(ran.iter().zip(sizes)).map(count).collect()
 }
 
-/// The graph id within a node id, where node ids contain it.
+/// The graph id within a node id, if node ids contain it.
 fn graph_of(node: u64) -> Option<u64> {
     Some(node >> 32).filter(|graph| *graph > 0)
 }

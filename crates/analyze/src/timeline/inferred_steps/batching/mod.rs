@@ -16,8 +16,8 @@
 //!   these; and the engine reads prompts apart from generation: after at least one prompt more
 //!   requests generate than the prompt has, so the others were not in it.
 //! - **Requests**: at no time do more of them generate than generated or were read before.
-//! - **Batch**: the number of chosen tokens. Of a graph it may be the padded one, and is unknown,
-//!   if every graph always chooses the same number.
+//! - **Batch**: the number of chosen tokens. A graph may have the padded one, which is unknown if
+//!   every graph always chooses the same number.
 //!
 //! A prompt that writes to no paged cache, while other steps do, and one that is not needed to
 //! explain the first requests that generate, are warm-ups and not steps. Launches under capture
