@@ -30,7 +30,7 @@ pub fn stem(stage: &str) -> String {
     format!("{}-{stage}", layout::ALIGNMENT)
 }
 
-/// Verdicts of an earlier report: the overall one, and that of each check.
+/// Verdicts of an earlier report: the overall one, and each check's.
 pub type Previous = (Verdict, Vec<(String, Verdict)>);
 
 /// Reads the verdicts in the JSON of an alignment.
@@ -269,7 +269,7 @@ fn check_view(check: &AlignmentCheck) -> Value {
         rows => Value::from(Serde(rows)),
     }
 }
-/// A figure of the power of a side, `512 ± 1.9` where its interval is known.
+/// A figure of the power of a side, `512 ± 1.9` if its interval is known.
 fn with_interval(side: &SideFacts, field: fn(&SidePower) -> Option<f64>) -> String {
     let Some((value, power)) = side.power.as_ref().and_then(|it| Some((field(it)?, it))) else {
         return UNKNOWN.into();

@@ -1,7 +1,7 @@
 //! The first part of a report: the times, their distance from the hardware's ceilings, the reasons
 //! with their remedies, the data that is missing, and the overhead of the passes.
 //!
-//! From records of the report alone, so that stored reports give the same text.
+//! Only from records of the report, so that stored reports give the same text.
 
 mod cited;
 mod latencies;
@@ -202,7 +202,7 @@ pub fn of_analysis(facts: &RunFacts, analysis: &Analysis) -> Answer {
     })
 }
 
-/// The answer of a stored `report.json`, if it has one; as a list, which is empty otherwise.
+/// The answer of a stored `report.json`, if it has one; as a list, which is empty if it has none.
 pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
     let it: StoredAnswer = serde_json::from_slice(report)?;
     let ledger = Ledger { stages: it.ledger_stages, rows: it.ledger, members: it.ledger_members };
@@ -332,7 +332,7 @@ fn unknown(ledger: &Ledger) -> Vec<String> {
     texts.into_iter().map(text).collect()
 }
 
-/// The profiler's own work, where it is a part of a stage that matters, and its share, percent.
+/// The profiler's own work, if it is a part of a stage that matters, and its share, percent.
 fn own_work(ledger: &Ledger, row: &LedgerRow) -> Option<(f64, Cited)> {
     const STATED_PCT: f64 = 5.0;
     let stage = ledger.stages.iter().find(|it| it.stage == row.stage)?;

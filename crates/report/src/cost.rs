@@ -43,7 +43,7 @@ pub struct CostRequest<'a> {
 /// Parts of a path that distinguish SAM, CLIP, the projector and the decoder's layers.
 pub const DEPTH: usize = 2;
 
-/// FLOPs and bytes of a model for given inputs, from its architecture alone.
+/// FLOPs and bytes of a model for given inputs, only from its architecture.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ModelCost {
@@ -52,7 +52,7 @@ pub struct ModelCost {
     #[cfg_attr(feature = "schema", schema(example = "deepseek-ocr"))]
     pub model: String,
     pub dtype: Dtype,
-    /// Manifest of the inputs; `null` where a number of prompt positions replaces them.
+    /// Manifest of the inputs; `null` if a number of prompt positions replaces them.
     pub inputs: Option<String>,
     /// Sequences of these inputs, computed at the same time.
     #[serde(default = "one")]

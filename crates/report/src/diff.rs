@@ -57,14 +57,14 @@ pub enum StoredError {
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredReport {
     pub report: LLMProfileReport,
-    /// All kernels; where the file is missing, the report's longest ones replace them.
+    /// All kernels; if the file is missing, the report's longest ones replace them.
     pub kernels: Option<Vec<KernelRecord>>,
 }
 
 /// Reads a stored file with its fields under their current names.
 pub type ReadJson = fn(&[u8]) -> Result<serde_json::Value, serde_json::Error>;
 
-/// Reads `report.json` and, where it exists, `kernels.json`.
+/// Reads `report.json` and, if it exists, `kernels.json`.
 pub fn stored(
     report: &[u8],
     kernels: Option<&[u8]>,
@@ -135,7 +135,7 @@ pub fn run_diff(a: &StoredReport, b: &StoredReport, history: &[StoredReport]) ->
             history_left_out.push(LeftOut { run: run.report.run_id, why: why.join("; ") })
         }
     }
-    // Kernels are compared per repeat only where every side knows its repeats.
+    // Kernels are compared per repeat only if every side knows its repeats.
     let all = || [a, b].into_iter().chain(used.iter().copied());
     let per_repeat = |stage: &str| all().all(|run| repeats(&run.report, stage).is_some());
     // The time per token of equally many steps repeats the time of decode.
@@ -211,7 +211,7 @@ fn side(of: &StoredReport, has_per_token: bool, per_repeat: &impl Fn(&str) -> bo
         )
     });
     let mut kernels = RunFigures::new();
-    // Where the capture lacks kernels of a stage, their sums are not comparable.
+    // If the capture lacks kernels of a stage, their sums are not comparable.
     let partial = |stage: &str| {
         report.stage_kernels.iter().any(|it| it.stage == stage && it.kernel_ms.is_none())
     };

@@ -118,7 +118,7 @@ pub fn scaled(value: f64, unit: &str) -> String {
     format!("{} E{unit}", decimals(value, 2))
 }
 
-/// Formats a known value; a dash otherwise.
+/// Formats a value; a dash if it is unknown.
 pub fn known<T>(value: Option<T>, format: impl FnOnce(T) -> String) -> String {
     value.map_or_else(|| UNKNOWN.to_owned(), format)
 }

@@ -104,7 +104,7 @@ impl GateFigure {
     }
 }
 
-/// Marks a dropped figure where the others have a verdict.
+/// Marks a dropped figure if the others have a verdict.
 const DROPPED: &str = "dropped";
 
 /// A time of `slower` that was not measured on either side.

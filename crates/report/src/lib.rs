@@ -62,7 +62,7 @@ use self::{
 pub struct RunFacts<'a> {
     pub id: RunId,
     pub spec: &'a RunSpec,
-    /// The configured model; `None` where another program ran.
+    /// The configured model; `None` if another program ran.
     pub model: Option<&'a ModelSpec>,
     pub environment: &'a Environment,
     pub steps: &'a [StepRecord],

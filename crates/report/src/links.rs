@@ -17,7 +17,8 @@ pub struct RowLink {
 /// Maximum number of operators linked from one kernel.
 const MAX_OPERATORS: usize = 3;
 
-/// Links the rows of `kernels` to those of `others`, each with its label, and of `operators`.
+/// Links the rows of `kernels` to rows of `others`, each with its label, and to rows of
+/// `operators`.
 pub fn link_kernels(
     analysis: &Analysis,
     kernels: &mut ReportTable,

@@ -23,8 +23,8 @@ pub struct PartStage {
     /// Unprofiled times of the stage, milliseconds.
     pub mock_ms: Option<Spread>,
     pub extracted_ms: Option<Spread>,
-    /// Equality of the outputs of the part alone and of the part inside its layer; `None` where one
-    /// of them is unknown.
+    /// Equality of the outputs of the part alone and of the part inside its layer; `None` if one of
+    /// them is unknown.
     pub same_outputs: Option<bool>,
 }
 

@@ -93,7 +93,7 @@ pub struct LLMProfileReport {
     pub sample_spread: Vec<SampleSpread>,
     /// Operators and modules, rolled up over layers, longest total first.
     pub operators: Vec<OperatorRecord>,
-    /// `torch_profiler` where they are of that pass; `null` where they are of the timed one.
+    /// `torch_profiler` if they are of that pass; `null` if they are of the timed one.
     pub operators_pass: Option<String>,
     /// Number of records before the list was cut.
     pub operators_total: u64,
@@ -112,11 +112,11 @@ pub struct LLMProfileReport {
     #[serde(default)]
     pub kernels_full: Vec<FullKernelRecord>,
     pub stage_kernels: Vec<StageKernels>,
-    /// Use of the GPUs in each stage of the traced pass, summed over GPUs; empty where no GPU was
+    /// Use of the GPUs in each stage of the traced pass, summed over GPUs; empty if no GPU was
     /// used.
     #[serde(default)]
     pub stage_gpu: Vec<StageGpu>,
-    /// The same for each GPU; empty where a single GPU was used.
+    /// The same for each GPU; empty if a single GPU was used.
     #[serde(default)]
     pub stage_gpu_devices: Vec<StageGpu>,
     /// CUDA graphs of the traced pass that were traced as a whole, longest first.
@@ -152,7 +152,7 @@ pub struct LLMProfileReport {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schema(value_type = Vec<Object>))]
     pub request_latency: Vec<LatencyRecord>,
-    /// One decode step, slice by slice; `null` where none was identified.
+    /// One decode step, slice by slice; `null` if none was identified.
     #[serde(default)]
     pub decode_step: Option<StepTimeline>,
     /// Work of each process on each device, by stage of the traced pass.
@@ -162,7 +162,7 @@ pub struct LLMProfileReport {
     /// single device.
     #[serde(default)]
     pub process_kernels: Vec<ProcessKernel>,
-    /// Ranges of each process, longest first; empty where a single process has ranges.
+    /// Ranges of each process, longest first; empty if a single process has ranges.
     #[serde(default)]
     pub process_ranges: Vec<ProcessRange>,
     /// Kernel time by stage and class.
@@ -180,7 +180,7 @@ pub struct LLMProfileReport {
     /// True if all times are of the traced pass, since there is no unprofiled one.
     #[serde(default)]
     pub only_traced: bool,
-    /// Stage and range rules of the capture, where they differ from the standard ones.
+    /// Stage and range rules of the capture, if they differ from the standard ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage_rules: Option<CaptureRules>,
     /// Threads on the cores of the host, of captures with CPU samples or context switches.
@@ -231,10 +231,10 @@ pub struct LLMProfileReport {
     #[cfg_attr(feature = "schema", schema(value_type = Vec<Object>))]
     pub ledger_stages: Vec<LedgerStage>,
     pub overhead: Vec<OverheadRecord>,
-    /// Device memory of stages, then of operators; empty where the runner did not record it.
+    /// Device memory of stages, then of operators; empty if the runner did not record it.
     #[serde(default)]
     pub memory: Vec<MemoryRecord>,
-    /// Energy, power and clocks; `null` where no GPU was sampled.
+    /// Energy, power and clocks; `null` if no GPU was sampled.
     pub power: Option<Power>,
     pub outputs: OutputCheck,
     /// The summary, a sentence each.
@@ -249,7 +249,7 @@ pub struct LLMProfileReport {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct CaptureRules {
-    /// `STAGE=RANGE` or `STAGE=RANGE@DOMAIN`; none where stages have their standard names.
+    /// `STAGE=RANGE` or `STAGE=RANGE@DOMAIN`; none if stages have their standard names.
     #[cfg_attr(
         feature = "schema",
         schema(example = json!(
@@ -271,7 +271,7 @@ pub struct ModelIdentity {
     #[cfg_attr(feature = "schema", schema(example = "deepseek-ocr-tiny"))]
     pub name: Option<String>,
     pub description: Option<String>,
-    /// As built; `null` where the runner ended earlier, as are the fields below.
+    /// As built; `null` if the runner ended earlier, as are the fields below.
     pub parameters: Option<u64>,
     pub weight_bytes: Option<u64>,
     /// `synthetic` or `loaded`.
@@ -287,7 +287,7 @@ pub struct ModelIdentity {
     /// Sequences that are computed at the same time.
     #[serde(default)]
     pub batch: Option<u64>,
-    /// Of all sequences.
+    /// Prompt tokens of all sequences.
     pub prompt_tokens: Option<u64>,
     /// Part of `prompt_tokens`.
     pub image_tokens: Option<u64>,
@@ -296,13 +296,13 @@ pub struct ModelIdentity {
     pub images: Vec<ImageViews>,
 }
 
-/// Figures over all measured repeats of the unprofiled pass; of the traced one where `only_traced`.
+/// Figures over all measured repeats of the unprofiled pass; of the traced one if `only_traced`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Aggregates {
     /// Measured repeats.
     pub repeats: u32,
-    /// Wall times of a command; absent where the model runner ran.
+    /// Wall times of a command; absent if the model runner ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<CommandTiming>,
     /// Stage to milliseconds per repeat.
@@ -331,7 +331,7 @@ pub struct Aggregates {
     pub peak_device_bytes: Option<u64>,
 }
 
-/// `stages.json`: the stages and the aggregates alone.
+/// `stages.json`: only the stages and the aggregates.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct StagesFile {

@@ -199,7 +199,7 @@ impl Figure {
         Cited { text: shown(self.value), figures: vec![self], tables: vec![] }
     }
 
-    /// The same figure of the cells in a stored report; `None` where it lacks one.
+    /// The same figure of the cells in a stored report; `None` if it lacks one.
     fn read(&self, report: &Value) -> Option<f64> {
         let all = |of: &[Self]| of.iter().map(|it| it.read(report)).collect::<Option<Vec<f64>>>();
         let both = |of: &[Self; 2]| Some((of[0].read(report)?, of[1].read(report)?));

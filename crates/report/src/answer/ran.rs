@@ -26,7 +26,7 @@ pub struct Subject<'a> {
     pub is_timed: bool,
 }
 
-/// True where no GPU was used.
+/// True if no GPU was used.
 pub(crate) fn is_on_cpu(model: &ModelIdentity, environment: &Environment) -> bool {
     let is_cpu = |it: &Device| it.is_cpu();
     model.device.as_deref() == Some(CPU) || environment.device.as_ref().is_some_and(is_cpu)

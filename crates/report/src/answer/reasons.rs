@@ -164,7 +164,7 @@ fn taken(records: &AnswerRecords, stage: &LedgerStage) -> Option<Figure> {
     }
 }
 
-/// The upper bound of a saving: of the time that the page states, in its unit, or as a share where
+/// The upper bound of a saving: of the time that the page states, in its unit, or as a share if
 /// sentences on steps or a median have the times.
 fn saved(
     records: &AnswerRecords,

@@ -153,7 +153,7 @@ fn period(it: &StepBatch) -> Option<Cited> {
 
 type Column = (&'static str, fn(&StepBatch) -> Option<u64>);
 
-/// The least of one column and the most of another; `None` where a row has none.
+/// The least of one column and the most of another; `None` if a row has none.
 fn range(rows: &[&StepBatch], least: Column, most: Column) -> Option<(Figure, Figure)> {
     let all = |(column, of): Column| -> Option<Vec<Figure>> {
         rows.iter().map(|it| Some(row_of(it).count(column, of(it)?))).collect()
@@ -180,8 +180,8 @@ fn warmup(it: &StageShare) -> Option<Cited> {
     ))
 }
 
-/// The time outside all stages, where some work ran in it, or much of it lies between the steps of
-/// an engine.
+/// The time outside all stages, if some work ran in it, or much of it lies between the steps of an
+/// engine.
 fn outside(it: &StageShare, has_steps: bool) -> Option<Cited> {
     let is_much = |pct: f64| has_steps && pct >= STATED_WALL_PCT;
     let is_stated = it.device_share_pct.is_some_and(|pct| pct >= STATED_PCT)

@@ -20,7 +20,7 @@ const NAMED_PCT: f64 = 1.0;
 /// Words after a time that contains a wait named before.
 pub const WITH_WAIT: &str = ", with this wait";
 
-/// The time of a stage; decode has steps where their number is known.
+/// The time of a stage; decode has steps if their number is known.
 struct StageTime<'a> {
     stage: &'a str,
     /// The time contains a wait that a sentence before has named.

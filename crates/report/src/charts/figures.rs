@@ -33,7 +33,7 @@ const DECODE_CLASS: &str = "decode";
 /// Steps that fit as columns of at least a pixel on a phone.
 const STEPS: usize = 256;
 
-/// The charts; empty text where there is nothing to draw.
+/// The charts; empty text if there is nothing to draw.
 #[derive(Debug, Clone, Serialize)]
 pub struct ReportCharts {
     stages: String,
@@ -242,7 +242,7 @@ const ALONE: &str = "<style>:root{--ink:#12161c;--dim:#55606e;--critical:#b3261e
     .other{fill:var(--other)}.curve{fill:none;stroke:var(--ink);stroke-width:1.5}\
     .limit{stroke:var(--critical);stroke-dasharray:4 4}</style>";
 
-/// Power over time as a separate file; `None` where there is nothing to draw.
+/// Power over time as a separate file; `None` if there is nothing to draw.
 pub fn power_drawing(analysis: &Analysis) -> Option<String> {
     let (inline, _) = power(analysis);
     let (opening, rest) = inline.split_once('>')?;

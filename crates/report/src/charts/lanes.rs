@@ -29,7 +29,7 @@ pub struct ChartLane {
 pub struct Slice {
     /// Tooltip.
     pub tooltip: String,
-    /// Label, drawn where it fits.
+    /// Label, drawn if it fits.
     pub label: String,
     /// Style class.
     pub class: &'static str,
@@ -51,7 +51,7 @@ pub struct LaneChart<'a> {
     pub zoom: f64,
 }
 
-/// Draws lanes over a length of a unit; empty text where there is nothing to draw.
+/// Draws lanes over a length of a unit; empty text if there is nothing to draw.
 pub fn lanes(chart: &LaneChart, lanes: &[ChartLane]) -> String {
     let LaneChart { id, title, description, length, unit, zoom } = *chart;
     let lanes: Vec<&ChartLane> = lanes.iter().filter(|lane| !lane.slices.is_empty()).collect();

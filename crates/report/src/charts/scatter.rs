@@ -66,7 +66,7 @@ impl Scale {
     }
 }
 
-/// Draws the points; empty text where there is none.
+/// Draws the points; empty text if there is none.
 pub fn scatter(
     id: &str,
     title: &str,

@@ -39,7 +39,7 @@ pub struct ChartLine {
     pub points: Vec<ChartPoint>,
 }
 
-/// A scale with a margin; logarithmic where values span more than a decade.
+/// A scale with a margin; logarithmic if values span more than a decade.
 struct AxisScale {
     low: f64,
     high: f64,

@@ -231,7 +231,7 @@ impl Headline {
         })
     }
 
-    /// MFU, or the share of the bandwidth where no peak FLOP/s is known.
+    /// MFU, or the share of the bandwidth if no peak FLOP/s is known.
     fn utilisation(&self) -> Option<Tile> {
         let row = self.mfu.iter().find(|row| row.scope == ALL_STAGES)?;
         let share = [

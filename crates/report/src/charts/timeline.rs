@@ -25,7 +25,7 @@ pub struct Timeline<'a> {
     pub unit: &'static str,
 }
 
-/// Draws the curve from zero; empty text where there is nothing to draw.
+/// Draws the curve from zero; empty text if there is nothing to draw.
 pub fn timeline(id: &str, title: &str, description: &str, it: &Timeline) -> String {
     let highest = it.points.iter().map(|point| point.1).fold(0.0, f64::max);
     if it.points.len() < 2 || !(it.seconds > 0.0 && highest > 0.0) {

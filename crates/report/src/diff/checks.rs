@@ -107,11 +107,11 @@ fn part(report: &Report) -> Option<String> {
 /// Ranges of stages, included ranges and excluded ranges.
 type Rules = (Vec<String>, Vec<String>, Vec<String>);
 
-/// One list of a capture's rules, as text; `none` where it is empty.
+/// One list of a capture's rules, as text; `none` if it is empty.
 fn rules(report: &Report, list: fn(&Rules) -> &Vec<String>, none: &str) -> String {
     let stated =
         report.stage_rules.clone().map(|it| (it.stages, it.include_ranges, it.exclude_ranges));
-    // Older reports of imports have the rules in the request alone.
+    // Older reports of imports have the rules only in the request.
     let asked = || {
         report
             .spec
@@ -123,7 +123,7 @@ fn rules(report: &Report, list: fn(&Rules) -> &Vec<String>, none: &str) -> Strin
     if names.is_empty() { none.to_owned() } else { names.join(", ") }
 }
 
-/// The images by hash and the manifest's name; `None` where the run states no inputs.
+/// The images by hash and the manifest's name; `None` if the run states no inputs.
 fn inputs(report: &Report) -> Option<String> {
     let hashes: Vec<&str> =
         report.inputs.iter().map(|it| it.sha256.get(..12).unwrap_or(&it.sha256)).collect();

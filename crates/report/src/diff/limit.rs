@@ -1,6 +1,6 @@
 //! A limit for CI: stages and latencies of a comparison that are slower by at least a percentage.
 //!
-//! Of one pair of runs. A gate uses the noise between the runs of a series.
+//! Compares one pair of runs. A gate uses the noise between the runs of a series.
 
 use llmprof_analyze::{
     compare::{Change, ChangeVerdict, ComparabilityCheck},
@@ -11,7 +11,7 @@ use llmprof_analyze::{
 use super::{RunDiff, overview};
 use crate::format::figure;
 
-/// Compared latencies, outside every stage. The time per token is compared where the runs have
+/// Compared latencies, outside every stage. The time per token is compared if the runs have
 /// different numbers of decode steps.
 pub(super) const PER_TOKEN: &str = "per token";
 pub(super) const WHOLE_PASS: &str = "whole pass";

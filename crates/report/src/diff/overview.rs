@@ -132,7 +132,7 @@ pub(super) fn ledger_table(stages: &[LedgerStageChange]) -> ReportTable {
         .first(ROWS, "the others changed less")
 }
 
-/// Bars of the largest changes of stages; empty where nothing changed.
+/// Bars of the largest changes of stages; empty if nothing changed.
 pub(super) fn bars(diff: &Diff) -> String {
     let bars: Vec<Bar> = diff
         .stages

@@ -1,8 +1,8 @@
 //! The time to first token and the time per token that stand for a run: in its list, its page, its
 //! series and its gates.
 //!
-//! A median where outliers make the mean the time of no step; one of an engine's steps only where
-//! its decode steps have equally many requests and no unrecorded wait.
+//! A median if outliers make the mean the time of no step; one of an engine's steps only if its
+//! decode steps have equally many requests and no unrecorded wait.
 
 use llmprof_analyze::{
     requests::{LatencyMetric, LatencyRecord},

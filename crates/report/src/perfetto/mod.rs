@@ -4,7 +4,7 @@
 //! Events are streamed. The format requires that slices of one row do not cross and that outer ones
 //! come first, so slices that may cross (ranges across threads, concurrent kernels of one stream)
 //! get separate rows. The unprofiled and the traced pass have separate clocks that start at zero:
-//! they are shown as separate processes and are not aligned. Of a large capture only a part is
+//! they are shown as separate processes and are not aligned. Only a part of a large capture is
 //! written (`window`).
 
 mod cores;

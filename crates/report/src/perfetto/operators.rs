@@ -1,7 +1,7 @@
 //! Calls of a framework's operators, a row per thread.
 //!
-//! Calls of one thread nest. Where times are rounded, an inner call may end after the outer one: it
-//! is cut there, since slices of a row may not cross.
+//! Calls of one thread nest. If times are rounded, an inner call may end after the outer one: it is
+//! cut there, since slices of a row may not cross.
 
 use std::io::{self, Write};
 

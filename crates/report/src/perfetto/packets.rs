@@ -1,7 +1,7 @@
 //! Writer of Perfetto's trace format: tracks, slices, flows and counters, with each text written
 //! once.
 //!
-//! A trace is a list of packets in the wire format of protocol buffers; field numbers are those of
+//! A trace is a list of packets in the wire format of protocol buffers; field numbers are from
 //! Perfetto's `trace_packet.proto`, `track_event.proto`, `track_descriptor.proto`,
 //! `debug_annotation.proto` and `interned_data.proto`. Only the texts are kept in memory.
 

@@ -65,7 +65,7 @@ pub fn ranges(
     Ok(())
 }
 
-/// Flows from launching calls to their kernels and graphs, where both are in the file.
+/// Flows from launching calls to their kernels and graphs, if both are in the file.
 struct Flows(HashMap<(i64, i64), u64>);
 
 impl Flows {

@@ -30,7 +30,7 @@ use crate::{
     pipeline::align_pair::{CapturedSide, PairError, write},
 };
 
-/// Stages, by their name and by that of their range.
+/// Stages, by their name and their range's name.
 pub const STAGES: [(&str, &str); 2] = [("prefill", "prefill"), ("decode", "decode_all")];
 
 /// The alignments of one stage.
@@ -115,7 +115,7 @@ fn events(dir: &Path, side: &str) -> Result<Vec<Event>, ParseError> {
     if path.exists() { parse::events::read(&path).map(|log| log.events) } else { Ok(Vec::new()) }
 }
 
-/// Times of a stage, milliseconds. Of decode, the GPU times of its steps where they were measured:
+/// Times of a stage, milliseconds. For decode, the GPU times of its steps if they were measured:
 /// the time between them does not belong to the part.
 fn times(events: &[Event], stage: &str) -> Option<Spread> {
     let mut steps: BTreeMap<u32, f64> = BTreeMap::new();

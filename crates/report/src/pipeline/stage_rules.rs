@@ -1,4 +1,4 @@
-//! Stage rules of the captures of a run, and the steps inferred where they find none.
+//! Stage rules of the captures of a run, and the steps inferred if they find none.
 
 use llmprof_analyze::timeline::inferred_steps;
 use llmprof_core::trace::{Trace, stage::StageRules, timeline::Timeline};
@@ -26,7 +26,7 @@ pub fn with_rules(nsys: Timeline, rules: StageRules) -> Result<Timeline, Analyze
     Ok(apply(nsys, rules))
 }
 
-/// Sets the stage rules of a timeline, and infers its steps where they find no stage.
+/// Sets the stage rules of a timeline, and infers its steps if they find no stage.
 pub fn apply(nsys: Timeline, rules: StageRules) -> Timeline {
     let mut nsys = nsys.with_rules(rules);
     nsys.inferred = inferred_steps::infer(&nsys);

@@ -11,7 +11,7 @@ use super::AnalyzeError;
 /// Statements of a reader about a capture.
 #[derive(Debug, Clone, Default)]
 pub struct Statements {
-    /// Other stage rules than those of the run.
+    /// Stage rules that replace the run's rules.
     pub rules: StageRules,
     /// The model of a command or of a capture, in place of the run's own statement.
     pub model: Option<StatedModel>,

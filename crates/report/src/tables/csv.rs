@@ -1,4 +1,4 @@
-//! CSV of a table: one record per line, empty cells where a value is unknown.
+//! CSV of a table: one record per line, empty cells if a value is unknown.
 
 use std::borrow::Cow;
 

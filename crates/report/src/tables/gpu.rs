@@ -61,13 +61,13 @@ pub fn columns() -> Vec<TableColumn<StageGpu>> {
     ]
 }
 
-/// A figure that is an upper bound where graphs were traced as a whole.
+/// A figure that is an upper bound if graphs were traced as a whole.
 fn upper(of: &StageGpu, value: Option<f64>, show: fn(f64) -> String) -> String {
     let sign = if of.busy_is_upper_bound { "≤ " } else { "" };
     known(value, |value| format!("{sign}{}", show(value)))
 }
 
-/// A figure that is a lower bound where graphs were traced as a whole.
+/// A figure that is a lower bound if graphs were traced as a whole.
 fn lower(of: &StageGpu, value: Option<f64>, show: fn(f64) -> String) -> String {
     let sign = if of.busy_is_upper_bound { "≥ " } else { "" };
     known(value, |value| format!("{sign}{}", show(value)))
@@ -147,7 +147,7 @@ pub fn process_range_columns() -> Vec<TableColumn<ProcessRange>> {
     columns
 }
 
-/// Use of the GPUs by stage: the sum, followed by each GPU where there are several.
+/// Use of the GPUs by stage: the sum, followed by each GPU if there are several.
 pub fn stage_gpu(analysis: &Analysis) -> ReportTable {
     let rows = rows(analysis);
     let several = !analysis.stage_gpu.devices.is_empty();
@@ -221,7 +221,7 @@ pub fn whole_graphs(analysis: &Analysis) -> ReportTable {
     )
 }
 
-/// Processes and devices; empty where a single process used a single device.
+/// Processes and devices; empty if a single process used a single device.
 pub fn processes(analysis: &Analysis) -> ReportTable {
     let rows = &analysis.processes.stages;
     let graphs = rows.iter().any(|it| it.graph_launches > 0);

@@ -202,7 +202,7 @@ fn why_empty(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> (String, S
     }
 }
 
-/// Shows full names, shortened, in the first column where several of one stage share a short name.
+/// Shows full names, shortened, in the first column if several of one stage share a short name.
 /// `names`: stage, short name and full name of each row.
 pub(super) fn distinguish<'a>(
     table: &mut ReportTable,
@@ -220,7 +220,7 @@ pub(super) fn distinguish<'a>(
     }
 }
 
-/// Kernels by stage and full name; empty where each short name has one full name.
+/// Kernels by stage and full name; empty if each short name has one full name.
 pub fn kernels_full(analysis: &Analysis) -> ReportTable {
     let shown = ["full_name", "stage", "total_ms", "calls", "mean_ms", "share_pct", "class"];
     let several = analysis.kernels.measured_full().any(|it| it.full_name != it.kernel_name);

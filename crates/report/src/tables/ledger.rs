@@ -82,7 +82,7 @@ fn shown_name(name: &Option<String>) -> String {
     name.as_ref().map_or_else(|| UNKNOWN.into(), |name| shortened(name, NAME))
 }
 
-/// Calls of one repeat: whole, or a part of a call where several repeats were traced.
+/// Calls of one repeat: whole, or a part of a call if several repeats were traced.
 fn shown_calls(calls: f64) -> String {
     decimals(calls, if (calls - calls.round()).abs() < 0.005 { 0 } else { 2 })
 }

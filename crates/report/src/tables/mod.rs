@@ -82,7 +82,7 @@ pub fn six(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Vec<ReportTa
     ]
 }
 
-/// The table of stages alone.
+/// Only the table of stages.
 pub fn stage_table(rows: &[StageTiming]) -> RunTable<'_> {
     RunTable::new("stages", stages::columns(), rows)
 }

@@ -90,7 +90,7 @@ pub fn repeat_columns() -> Vec<TableColumn<OperatorRepeats>> {
     columns
 }
 
-/// The columns of a report on operators: those of the device only where it ran some of them.
+/// The columns of a report on operators: columns of the device only if it ran some operators.
 fn shown(analysis: &Analysis) -> Vec<&'static str> {
     let mut shown = HOST.to_vec();
     if on_device(analysis) {

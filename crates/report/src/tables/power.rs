@@ -68,8 +68,8 @@ pub fn columns() -> Vec<TableColumn<StagePower>> {
     ]
 }
 
-/// Energy, power and clocks per stage. The table is empty with a reason where a GPU was not
-/// sampled, and without one where no GPU was used.
+/// Energy, power and clocks per stage. The table is empty with a reason if a GPU was not sampled,
+/// and without one if no GPU was used.
 pub fn power(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
     let caption = "The sampled GPU during the unprofiled pass; energy per instance of a stage, over \
                    all measured repeats; ± is half of the 95 % interval of the mean power.";

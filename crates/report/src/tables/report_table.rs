@@ -17,10 +17,10 @@ pub struct ReportTable {
     pub caption: String,
     pub columns: Vec<ReportColumn>,
     pub rows: Vec<Vec<String>>,
-    /// Stage and kernel, or stage and operator, of each row; empty where rows are not linked.
+    /// Stage and kernel, or stage and operator, of each row; empty if rows are not linked.
     #[serde(skip)]
     pub subjects: Vec<(String, String)>,
-    /// Links of each row; empty where there are none.
+    /// Links of each row; empty if there are none.
     pub links: Vec<Vec<RowLink>>,
     /// Remarks below the table.
     pub notes: Vec<String>,

@@ -23,7 +23,7 @@ use crate::{RunFacts, format::count};
 pub const TABLES_VERSION: u32 = 2;
 
 /// The CSV files of a run, each with the table that it contains.
-/// Those of optional tables are absent with them.
+/// An optional table and its file are absent together.
 pub const CSV_FILES: [(&str, &str); 15] = [
     (layout::KERNELS_CSV, "kernels"),
     (layout::KERNELS_FULL_CSV, "kernels_full"),
@@ -168,7 +168,7 @@ fn compact(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).expect("plain values always serialise")
 }
 
-/// Every table of a run, in the order of `report.json`. `findings` are those of the report.
+/// Every table of a run, in the order of `report.json`. `findings` are the report's.
 pub fn run_tables<'a>(
     facts: &RunFacts<'a>,
     analysis: &'a Analysis,

@@ -122,7 +122,7 @@ pub struct TableColumn<R> {
     read: fn(&R) -> TableCell<'_>,
     /// True if the sum over rows means the same as a cell.
     is_summed: bool,
-    /// Text in reports where it differs from the kind's own.
+    /// Text in reports if it differs from the kind's own.
     show: Option<fn(&R) -> String>,
 }
 

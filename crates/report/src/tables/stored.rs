@@ -26,7 +26,7 @@ pub struct TableHead {
     pub columns: Vec<String>,
     /// Number of rows.
     pub total: u64,
-    /// Rows that the last one sums, of a table of more than 10,000 rows; absent without.
+    /// Number of rows that the last row sums, in a table of more than 10,000 rows; absent if none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_out: Option<u64>,
 }
@@ -49,11 +49,11 @@ pub struct TableRows {
     pub columns: Vec<String>,
     /// Rows that match the filter, before the limit.
     pub total: u64,
-    /// Rows that the last one of the whole table sums, of a table of more than 10,000 rows: no
-    /// filter finds them one by one. Absent without.
+    /// Number of rows that the last row of the whole table sums, in a table of more than 10,000
+    /// rows: no filter finds them one by one. Absent if none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_out: Option<u64>,
-    /// Each with every column; `null` where it is unknown.
+    /// Each with every column; `null` if it is unknown.
     #[cfg_attr(feature = "schema", schema(value_type = Vec<Object>))]
     pub rows: Vec<Map<String, Value>>,
 }
@@ -175,7 +175,7 @@ impl StoredTable {
         Ok(place)
     }
 
-    /// Marks the columns of numbers: by the schema, or by the cells where version 1 stored none.
+    /// Marks the columns of numbers: by the schema, or by the cells if version 1 stored none.
     pub fn number_columns(&self) -> Vec<bool> {
         let by_cells = |at: usize| self.rows.iter().any(|row| row[at].is_number());
         (0..self.columns.len())

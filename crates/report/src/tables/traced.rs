@@ -80,7 +80,7 @@ fn launches_by_stage(analysis: &Analysis) -> Option<String> {
     (!shown.is_empty()).then(|| shown.join(", "))
 }
 
-/// The note that busy times are upper bounds where graphs were traced as a whole.
+/// The note that busy times are upper bounds if graphs were traced as a whole.
 pub fn upper_bound_note(analysis: &Analysis) -> Option<String> {
     let launches = launches_by_stage(analysis)?;
     Some(format!(
@@ -104,7 +104,7 @@ pub fn recorded_only_note(analysis: &Analysis) -> Option<String> {
     ))
 }
 
-/// The note that times of a table are sums, where the times of stages are of one repeat.
+/// The note that times of a table are sums, while the times of stages are of one repeat.
 pub fn repeats_note(analysis: &Analysis) -> Option<String> {
     let totals = analysis.stage_gpu.totals.iter().filter(|it| STAGES.contains(&it.stage.as_str()));
     let mut numbers: Vec<(&str, u64)> = totals.map(|it| (&*it.stage, it.instances)).collect();
@@ -141,7 +141,7 @@ pub fn classes(analysis: &Analysis) -> ReportTable {
     table
 }
 
-/// Kernel time by line of code; without rows where no stacks were recorded.
+/// Kernel time by line of code; without rows if no stacks were recorded.
 pub fn call_sites(analysis: &Analysis) -> ReportTable {
     let shown = ["call_site", "stage", "kernels", "kernel_ms", "share_pct"];
     let caption = "Kernels by the innermost line of the program around the launching call, outside \

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Kernels and copies of each stage, and the part of them that ran next to other kernels; empty
-/// where nothing ran at once.
+/// if nothing ran at once.
 pub fn overlap(analysis: &Analysis) -> String {
     let bars: Vec<Bar> = analysis.stage_gpu.totals.iter().flat_map(stage_bars).collect();
     let any = bars.iter().any(|bar| bar.part.is_some());

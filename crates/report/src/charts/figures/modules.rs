@@ -19,12 +19,12 @@ struct Module {
     below: BTreeMap<String, Module>,
 }
 
-/// Time of an operator without enclosed ones: of its kernels where it has a timeline.
+/// Time of an operator without enclosed ones: of its kernels if it has a timeline.
 fn own_ms(record: &OperatorRecord) -> Option<f64> {
     record.device.map(|it| it.exclusive_ms).or(record.exclusive_ms)
 }
 
-/// The chart of one stage and its legend; empty where no operator has a time.
+/// The chart of one stage and its legend; empty if no operator has a time.
 pub fn modules(
     id: &str,
     stage: &str,

@@ -25,7 +25,7 @@ pub struct LegendEntry {
     label: &'static str,
 }
 
-/// The chart of an analysis and its legend; empty where no step was identified.
+/// The chart of an analysis and its legend; empty if no step was identified.
 pub fn step(analysis: &Analysis) -> (String, Vec<LegendEntry>) {
     let Some(step) = &analysis.step else { return (String::new(), vec![]) };
     chart("step-timeline", step, 1.0)
@@ -156,7 +156,7 @@ pub fn last_of_path(path: &str) -> String {
     }
 }
 
-/// The colour of an enclosing operator, from the last word of its path where that is known.
+/// The colour of an enclosing operator, from the last word of its path if that is known.
 fn of_operator(path: &str) -> &'static str {
     match path.rsplit('.').next().unwrap_or_default() {
         end if end.contains("attn") || end.contains("attention") => "k-attention",
