@@ -1,6 +1,6 @@
 //! Runs that measure on this host, and the waits of background work for them.
 //!
-//! The workers count the runs that they follow: where runs measure on other hosts, nothing waits. A
+//! The workers count the runs that they follow: if runs measure on other hosts, nothing waits. A
 //! wait is bounded, so that background work proceeds on a host that always measures.
 
 use std::{

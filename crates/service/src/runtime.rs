@@ -186,7 +186,7 @@ pub struct SimulatedProcess {
     killed: AtomicBool,
     /// Database calls under way.
     calls: AtomicUsize,
-    /// Of its tasks.
+    /// Wakers of its tasks.
     wakers: Mutex<Vec<Option<Waker>>>,
     /// Polls that may wait for a database call, the innermost last.
     polls: Mutex<Vec<Arc<Parked>>>,

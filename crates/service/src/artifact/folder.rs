@@ -51,8 +51,8 @@ pub fn remove_aside(all: &Path, id: impl Display, work: &SlicedWork) -> io::Resu
     remove_tree(&aside(all, id), work)
 }
 
-/// Removes the folder `dir` with everything in it, large files in slices; of a link the link
-/// alone. A missing one is not an error. When `work` is stopped, the rest stays.
+/// Removes the folder `dir` with everything in it, large files in slices; of a link only the link.
+/// A missing one is not an error. When `work` is stopped, the rest stays.
 pub fn remove_tree(dir: &Path, work: &SlicedWork) -> io::Result<()> {
     if dir.is_symlink() {
         return ignore_missing(fs::remove_file(dir));
@@ -119,7 +119,7 @@ pub fn without_path(text: &str, dir: &Path) -> String {
     text.replace(&format!("{dir}/"), "").replace(dir, ".")
 }
 
-/// Success where there was nothing.
+/// Success if there was nothing.
 pub(super) fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -72,7 +72,7 @@ pub fn hash_content(path: &Path, work: &SlicedWork) -> io::Result<(u64, String)>
 }
 
 /// Returns true if the content of a file, packed or not, has the hash of `artifact`. Reads from the
-/// disk, where the file is not cached already.
+/// disk, if the file is not cached already.
 pub fn matches(path: &Path, artifact: &ArtifactRecord, work: &SlicedWork) -> io::Result<bool> {
     let (file, is_packed) = open_stored(path)?;
     // Cached contents would hide a fault of the disk, and are of no further use.

@@ -2,7 +2,7 @@
 //!
 //! A file counts with its size, as it costs that much to hash, download and bundle, also if it is
 //! sparse and occupies nothing on the disk. Space that is reserved behind its end is released, and
-//! counts where that fails. Dropped files are listed in a note, from which the finding is made.
+//! counts if that fails. Dropped files are listed in a note, from which the finding is made.
 
 use std::{
     cmp::Reverse,

@@ -145,7 +145,7 @@ fn fault(path: &Path, artifact: &ArtifactRecord) -> Option<FileFault> {
         .then_some(FileFault::Twice)
 }
 
-/// Repairs a fault. Of a file that exists twice the unpacked one stays: it was just verified.
+/// Repairs a fault. If a file exists twice, the unpacked one stays: it was just verified.
 pub fn repair(dir: &Path, path: &str, fault: FileFault) -> io::Result<()> {
     match fault {
         FileFault::Twice => fs::remove_file(packed::packed_path(&dir.join(path))),

@@ -48,7 +48,7 @@ pub struct Collector {
     pub ncu: Option<PathBuf>,
     /// Variables of the service that children get in addition to [`argv::PASSED`].
     pub pass: Vec<String>,
-    /// Hide other processes from nsys, where the system allows it.
+    /// Hide other processes from nsys, if the system allows it.
     pub isolate: bool,
     /// Samples of all processes are permitted.
     pub system_wide_sampling: bool,

@@ -64,7 +64,7 @@ const HIDDEN_FILE: &str = "LLMPROF_HIDDEN_VARIABLES";
 const RUNNER: &str = "LLMPROF_MODEL_RUNNER";
 
 /// Removes all but harmless variables from the environment block of this process, by executing the
-/// program again, and restores them for this process alone. Called by `main` before it starts a
+/// program again, and restores them for this process only. Called by `main` before it starts a
 /// thread.
 pub fn hide_variables() -> io::Result<()> {
     if let Some(file) = env::var_os(HIDDEN_FILE) {

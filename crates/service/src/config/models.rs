@@ -1,4 +1,4 @@
-//! Models of this host: the bundled ones, overridden by those of a folder.
+//! Models of this host: the bundled ones, overridden by a folder's models.
 //!
 //! An unusable model is left out with its reason and does not affect the others.
 
@@ -31,7 +31,7 @@ pub struct FoundModels {
     pub refused: Vec<RefusedModel>,
 }
 
-/// Loads the bundled models and those of `folder`: `NAME.toml`, and folders `NAME/` with a
+/// Loads the bundled models and the models of `folder`: `NAME.toml`, and folders `NAME/` with a
 /// published `config.json` and optional weights next to it. Fails if the folder is unreadable.
 pub fn models(folder: Option<&Path>) -> Result<FoundModels, ConfigError> {
     let mut found = FoundModels::default();

@@ -1,5 +1,5 @@
-//! Profiling presets: the bundled ones, and those of a folder, which override them or have names of
-//! their own.
+//! Profiling presets: the bundled ones, and a folder's presets, which override them or have names
+//! of their own.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Compression of responses with gzip or Zstandard, where a client accepts it.
+//! Compression of responses with gzip or Zstandard, if a client accepts it.
 //!
 //! Texts only: bundles and captures are compressed already, ranges keep their offsets, and events
 //! must leave as they occur.
@@ -38,8 +38,8 @@ fn is_compressible(status: StatusCode, _: Version, headers: &HeaderMap, _: &Exte
     (is_text || is_data) && !is_part
 }
 
-/// Weakens the ETag of a compressed response: its bytes are not those of the file, so that a range
-/// of the file cannot continue it.
+/// Weakens the ETag of a compressed response: its bytes differ from the file's, so that a range of
+/// the file cannot continue it.
 pub async fn weaken_etag(mut response: Response) -> Response {
     let headers = response.headers_mut();
     if !headers.contains_key(header::CONTENT_ENCODING) {

@@ -176,7 +176,7 @@ fn called(api: Router, guard: Guard, metrics: Arc<Metrics>) -> Router {
         .layer(middleware::from_fn(request_id::identify))
 }
 
-/// Refuses a method that the path does not have, and names those of the contract.
+/// Refuses a method that the path does not have, and names the contract's methods.
 async fn method_not_allowed(request: Request) -> ApiError {
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str());
     let item = path.and_then(|path| contract()["paths"].get(path.replace("{*", "{")));

@@ -52,7 +52,7 @@ pub struct App {
     pub presets: Arc<Presets>,
     /// Devices that have a worker.
     pub devices: Arc<[Device]>,
-    /// Devices that the cluster accepts; empty where workers of this host execute runs.
+    /// Devices that the cluster accepts; empty if workers of this host execute runs.
     pub accepts: Arc<[String]>,
     /// Requests for a check of the host.
     pub doctor: mpsc::Sender<oneshot::Sender<Checkup>>,
@@ -84,7 +84,7 @@ impl App {
 pub struct Intake {
     /// Parent of the folders of uploads, on the disk of the runs.
     folder: PathBuf,
-    /// Of captures.
+    /// Limits of captures.
     pub limits: UploadLimits,
     pub inspector: mpsc::Sender<Inspection>,
 }

@@ -1,4 +1,4 @@
-//! The ncu step: a pass over all stages, or several where the symbols of the kernels are too long.
+//! The ncu step: a pass over all stages, or several if the symbols of the kernels are too long.
 //!
 //! A process that fails or hangs leaves time for the next; what each delivered counts.
 
@@ -264,7 +264,7 @@ impl CountersStep<'_> {
             CountedProgram::Runner(_) => Some(ncu::runner_range(&it.stage)),
             CountedProgram::Command(_) => it.range.clone(),
         };
-        // Where a stage has no range, kernels are selected in the whole program.
+        // If a stage has no range, kernels are selected in the whole program.
         let ranges: Option<Vec<String>> = self.plan.stages.iter().map(range).collect();
         LaunchSelection {
             process: layout::ncu_process(at + 1),

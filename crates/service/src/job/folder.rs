@@ -13,9 +13,9 @@ use crate::{
     runtime::{self, work::SlicedWork},
 };
 
-/// Prepares the run's folder, which exists: that of a removed run is not created again. Of earlier
-/// attempts it keeps the journal, the executor's files, imported captures, and finished passes
-/// whose files are complete; it returns those.
+/// Prepares the run's folder, which exists: a removed run's folder is not created again. From
+/// earlier attempts, keeps the journal, the executor's files, imported captures, and finished
+/// passes with complete files; returns these passes.
 pub fn prepare(dir: &Path, spec: &RunSpec, work: &SlicedWork) -> io::Result<EarlierPasses> {
     // Imported captures cannot be collected again.
     let imported = layout::IMPORTED.iter().filter(|_| spec.kind() == SubjectKind::Import);

@@ -64,7 +64,7 @@ pub struct JobSpec {
     pub tools: ToolSettings,
     pub limits: RunLimits,
     pub grace_s: u32,
-    /// The device, where the service has chosen it; otherwise the job looks for one.
+    /// The device, if the service has chosen it; otherwise the job looks for one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<Device>,
     /// The service's data folder on this host, for results that are valid until the next boot.

@@ -119,7 +119,7 @@ impl RunningJob<'_> {
         }
     }
 
-    /// Lists the passes of the mode that need a GPU, where the run has none.
+    /// Lists the passes of the mode that need a GPU, if the run has none.
     pub(super) fn list_not_applicable(&mut self, settings: &Profiling) {
         let passes = [
             (Step::GpuMetrics, settings.gpu_metrics.enabled, "nsys samples metrics of GPUs only"),

@@ -167,7 +167,7 @@ fn part_alone(whole: &RunnerRequest, part: &str, extracted: bool) -> RunnerReque
     }
 }
 
-/// Request of the mock: the part alone, with the changes that the submission makes.
+/// Request of the mock: only the part, with the changes that the submission makes.
 fn mock(whole: &RunnerRequest, part: &str, change: MockChange) -> RunnerRequest {
     let alone = part_alone(whole, part, false);
     RunnerRequest {

@@ -1,4 +1,4 @@
-//! Executes a run from its folder alone: `llmprof execute`. Knows neither the database nor the
+//! Executes a run from only its folder: `llmprof execute`. Knows neither the database nor the
 //! service that submitted it.
 //!
 //! A scheduler may start a job again while an older one still runs on a node that it lost. The
@@ -94,7 +94,7 @@ pub async fn execute_steps<E: Future<Output = JobEnd>>(
     }
     if spec.subject != JobSubject::Import {
         let mark = spec.mark();
-        // Processes of an older job on this host. The service has ended those of an import.
+        // Processes of an older job on this host. The service has ended an import's processes.
         runtime::blocking(move || end_orphans(mark)).await.ok();
     }
     remove(&dir.join(layout::RESULT)).map_err(failed)?;
@@ -102,7 +102,7 @@ pub async fn execute_steps<E: Future<Output = JobEnd>>(
     let end = tokio::select! {
         biased;
         end = steps(stop.clone()) => Some(end),
-        // Its steps are dropped where they are: the files are those of the other job now.
+        // Its steps are dropped where they are: the files are the other job's now.
         () = owner.replaced() => None,
     };
     let Some(end) = end.filter(|_| owner.is_current()) else {

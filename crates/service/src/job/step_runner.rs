@@ -37,7 +37,7 @@ pub(super) trait JobStep: Send {
         None
     }
 
-    /// Limits of the step's processes, within those of the run.
+    /// Limits of the step's processes, within the run's limits.
     fn limits(&self, _job: &RunningJob<'_>, of_run: ProcessLimits) -> ProcessLimits {
         of_run
     }

@@ -61,9 +61,9 @@ struct ReadTimeline {
     selected: CounterPlan,
     /// Why it does not count.
     incomplete: Option<Finding>,
-    /// Of a complete one: errors of its import.
+    /// Errors of the import of a complete timeline.
     import_errors: Option<Finding>,
-    /// Requested samples of the CPU that a complete one lacks.
+    /// Requested samples of the CPU that a complete timeline lacks.
     without_samples: Option<Finding>,
 }
 

@@ -42,10 +42,10 @@ pub enum Pace {
 pub enum Prompts {
     /// Random words, about one token each.
     Words(u32),
-    /// Random ids of tokens below the size of the vocabulary: exact lengths, of
-    /// [`Api::Completions`] alone.
+    /// Random ids of tokens below the size of the vocabulary: exact lengths, for
+    /// [`Api::Completions`] only.
     Ids { tokens: u32, vocabulary: u32 },
-    /// Given texts in turn, each with its own length of the output where it has one.
+    /// Given texts in turn, each with its own length of the output if it has one.
     Given(Vec<(String, Option<u32>)>),
 }
 

@@ -21,14 +21,14 @@ pub enum ApiMethod {
 #[derive(Debug, Clone, PartialEq)]
 pub struct ApiCall {
     pub method: ApiMethod,
-    /// Of the contract, with its parameters filled in.
+    /// Path of the contract, with its parameters filled in.
     pub path: String,
     pub query: Vec<(&'static str, String)>,
-    /// Of `POST` only.
+    /// Only `POST` has one.
     pub body: Option<Value>,
 }
 
-/// A call without a result: the code of the API's error, where there is one, and its text.
+/// A call without a result: the code of the API's error, if there is one, and its text.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{}{message}", code.as_ref().map(|code| format!("{code}: ")).unwrap_or_default())]
 pub struct ApiRefusal {

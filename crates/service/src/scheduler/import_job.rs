@@ -34,7 +34,7 @@ use crate::{
     runtime::{self, work::SlicedWork},
 };
 
-/// Time in addition to that of the run, in which the job reports the end of its time itself.
+/// Time in addition to the run's, in which the job reports the end of its time itself.
 const MARGIN: Duration = Duration::from_secs(10);
 
 /// Executes the run in the folder `dir`; `stop` ends it at once.

@@ -56,7 +56,7 @@ async fn refresh_all(store: &Store) -> Result<(), StoreError> {
 }
 
 /// The run from which change points are replaced, and the change points from there on. In a longer
-/// series, those of the first window stay as they are: their past is not among the points.
+/// series, change points of the first window stay as they are: their past is not among the points.
 fn recent_changes(points: &[StoredPoint]) -> (Option<RunId>, Vec<StoredChange>) {
     let settled = if points.len() < RECENT as usize { 0 } else { WINDOW };
     let from = points.get(settled).map(|it| it.run);

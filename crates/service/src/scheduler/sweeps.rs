@@ -20,8 +20,8 @@ use crate::{
     store::{EndedPoint, Owner, Quota, ReuseRule, StoreError},
 };
 
-/// Longest time between two looks while a sweep is running, and otherwise; a request for a sweep
-/// wakes the task earlier.
+/// Longest time between two looks while a sweep is running, and while none is; a request for a
+/// sweep wakes the task earlier.
 const BUSY: Duration = Duration::from_millis(500);
 const IDLE: Duration = Duration::from_secs(5);
 /// Points whose figures are read in one go.

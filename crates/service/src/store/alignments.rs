@@ -21,7 +21,7 @@ use crate::runtime;
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredAlignment {
     pub id: AlignmentId,
-    /// Name of the token that submitted it; `None` where tokens are not required.
+    /// Name of the token that submitted it; `None` if tokens are not required.
     pub owner: Option<String>,
     pub spec: AlignmentSpec,
     pub state: AlignmentState,

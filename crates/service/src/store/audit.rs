@@ -72,7 +72,7 @@ fn cut(text: &str) -> String {
     }
 }
 
-/// Limits of the files of known callers, and of those of refusals.
+/// Limits of the files for known callers, and of the files for refusals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AuditLimits {
     /// A file that would become larger is renamed: `audit.jsonl` to `audit.1.jsonl` and so on.

@@ -14,7 +14,7 @@ use super::{Store, StoreError, WRITE, alignments, column, during, id_of, key, no
 pub struct ScrubFigures {
     /// Files that are known to be damaged.
     pub damaged_files: i64,
-    /// Age of the oldest comparison, milliseconds; 0 where nothing has ended.
+    /// Age of the oldest comparison, milliseconds; 0 if nothing has ended.
     pub age_ms: i64,
 }
 

@@ -49,7 +49,7 @@ pub struct StoredDelivery {
     pub state: DeliveryState,
     /// RFC 3339, UTC, as the next two.
     pub created_at: String,
-    /// Of a pending delivery.
+    /// Time of the next attempt of a pending delivery.
     pub next_at: Option<String>,
     pub delivered_at: Option<String>,
     /// Error of the last failed attempt.

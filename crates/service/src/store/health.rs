@@ -30,7 +30,7 @@ const FULL: i32 = 13;
 pub(super) struct DatabaseFile {
     path: PathBuf,
     inode: (u64, u64),
-    /// Of probes.
+    /// Options of probes.
     options: SqliteConnectOptions,
     /// Time of the last probe that succeeded.
     probed: Mutex<Option<Instant>>,
@@ -48,7 +48,7 @@ impl DatabaseFile {
         inode(&self.path).is_ok_and(|inode| inode == self.inode)
     }
 
-    /// Reads from every table over a connection of its own, because those of the pool may answer
+    /// Reads from every table over a connection of its own, because pooled connections may answer
     /// from their caches.
     async fn probe(&self) -> Result<(), sqlx::Error> {
         let mut connection = SqliteConnection::connect_with(&self.options).await?;

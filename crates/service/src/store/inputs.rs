@@ -19,7 +19,7 @@ const PROMPT_START: usize = 120;
 pub struct NewInputs {
     pub id: InputsId,
     pub name: String,
-    /// `None` where tokens are not required.
+    /// `None` if tokens are not required.
     pub owner: Option<String>,
     /// Of [`InputSet::content`].
     pub sha256: String,
@@ -45,7 +45,7 @@ pub enum AddedInputs {
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredInputs {
     pub id: InputsId,
-    /// `None` where tokens are not required.
+    /// `None` if tokens are not required.
     pub owner: Option<String>,
     pub name: String,
     pub samples: u32,

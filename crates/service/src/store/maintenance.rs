@@ -116,7 +116,7 @@ impl Store {
         ids.iter().map(|id| id_of(id).map(|RunId(id)| AlignmentId(id))).collect()
     }
 
-    /// Replaces the artifacts of an ended run by those of its manifest.
+    /// Replaces the artifacts of an ended run by the ones in its manifest.
     pub async fn set_artifacts(
         &self,
         id: RunId,
@@ -256,7 +256,7 @@ impl Store {
         tx.commit().await.map_err(during("insert a lost run"))
     }
 
-    /// Replaces the artifacts of an ended alignment by those of its manifest.
+    /// Replaces the artifacts of an ended alignment by the ones in its manifest.
     pub async fn set_alignment_artifacts(
         &self,
         id: AlignmentId,

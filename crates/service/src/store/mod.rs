@@ -122,7 +122,7 @@ fn during(act: &'static str) -> impl FnOnce(sqlx::Error) -> StoreError {
 pub struct StoredRun {
     pub id: RunId,
     pub spec: RunSpec,
-    /// Name of the token that submitted it; `None` where tokens are not required.
+    /// Name of the token that submitted it; `None` if tokens are not required.
     pub owner: Option<String>,
     /// The sweep that made it.
     pub sweep: Option<SweepId>,
@@ -278,8 +278,8 @@ impl Store {
     }
 }
 
-/// Opens the connection that writes. SQLite does not wait for its busy timeout where another
-/// process changes the journal of a new database to WAL at the same time: this does.
+/// Opens the connection that writes. SQLite does not wait for its busy timeout if another process
+/// changes the journal of a new database to WAL at the same time: this does.
 async fn connect(options: &SqliteConnectOptions) -> Result<SqliteConnection, sqlx::Error> {
     const PAUSE: Duration = Duration::from_millis(20);
     let end = tokio::time::Instant::now() + BUSY_TIMEOUT;

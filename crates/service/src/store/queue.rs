@@ -24,7 +24,7 @@ pub struct Waiting {
 pub struct History {
     pub name: String,
     pub mode: String,
-    /// Of up to 21 of the newest finished runs, in milliseconds.
+    /// Median of up to 21 of the newest finished runs, milliseconds.
     pub median_ms: i64,
 }
 
@@ -70,7 +70,7 @@ impl Store {
             .collect()
     }
 
-    /// Durations of earlier runs of each name and mode; none where no run finished.
+    /// Durations of earlier runs of each name and mode; none if no run finished.
     pub async fn history(&self, kinds: &[(String, Mode)]) -> Result<Vec<History>, StoreError> {
         let mut found = Vec::new();
         for (name, mode) in kinds {

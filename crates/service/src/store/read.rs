@@ -224,7 +224,7 @@ pub(super) const PLACES: &str = "select id,
          from runs as mine where state = 'queued' and id in (select unhex(value)
          from json_each(?))";
 
-/// Places of those of `ids` that are queued.
+/// Places of the queued runs among `ids`.
 pub(super) async fn places(
     connection: &mut SqliteConnection,
     ids: &[RunId],

@@ -164,7 +164,7 @@ impl Store {
     /// A lease may expire after [`Store::abandoned`]: only runs in its list are requeued, whose
     /// processes have been ended and whose results would have been adopted.
     ///
-    /// Where an import was among them, the attempt is charged to imports alone: they read foreign
+    /// If an import was among them, the attempt is charged only to imports: they read foreign
     /// files, and are the most probable reason for the end of the service.
     pub async fn recover(
         &self,

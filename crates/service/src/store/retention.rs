@@ -94,7 +94,7 @@ impl Store {
         Ok(changed.execute(&mut *writer).await.map_err(during("pin a run"))?.rows_affected() > 0)
     }
 
-    /// Records a file's size on disk; `None`: that of its content.
+    /// Records a file's size on disk; `None`: its content's size.
     pub async fn set_stored(
         &self,
         id: RunId,

@@ -13,7 +13,7 @@ use super::{
     Store, StoreError, WRITE, column, during, id_of, json, key, rfc3339, savings::set_savings,
 };
 
-/// Columns of a point, with those of its run.
+/// Columns of a point and of its run.
 const POINT: &str = "select run_id, series, revision, build, driver, points.device, ttft, tpot,
     wall, tokens_per_s, gpu_busy, mfu, energy, host, mode, queued_at, state
     from points join runs on runs.id = run_id";

@@ -24,7 +24,7 @@ const ACTIVE: &str = "state in ('starting', 'ready', 'busy', 'ending')";
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredSession {
     pub id: SessionId,
-    /// Name of the token that started it; `None` where tokens are not required.
+    /// Name of the token that started it; `None` if tokens are not required.
     pub owner: Option<String>,
     pub state: SessionState,
     pub spec: SessionSpec,

@@ -25,7 +25,7 @@ pub struct NewRun {
     pub id: Option<RunId>,
     pub spec: RunSpec,
     pub idempotency: Option<IdempotencyKey>,
-    /// `None` where tokens are not required.
+    /// `None` if tokens are not required.
     pub owner: Option<Owner>,
 }
 

@@ -69,7 +69,7 @@ pub enum StartedSweep {
 pub struct StoredSweep {
     pub id: SweepId,
     pub name: Option<String>,
-    /// Name of the token that started it; `None` where tokens are not required.
+    /// Name of the token that started it; `None` if tokens are not required.
     pub owner: Option<String>,
     pub state: SweepState,
     pub request: serde_json::Value,

@@ -20,7 +20,7 @@ const MAX_DEPTH: usize = 4;
 pub struct InputFolders {
     /// The operator's manifests.
     pub manifests: PathBuf,
-    /// The bundled samples; manifests of the operator precede those of the same name.
+    /// The bundled samples; the operator's manifests precede samples of the same name.
     pub samples: PathBuf,
     /// Manifests of stored inputs, named by id.
     pub stored: PathBuf,

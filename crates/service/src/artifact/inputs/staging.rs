@@ -272,7 +272,7 @@ fn find_file(
         .ok_or_else(|| "not in the upload".into())
 }
 
-/// Decodes the files, in parallel where their memory permits it.
+/// Decodes the files, in parallel if their memory permits it.
 fn decode(
     files: &[MatchedFile],
     upload: &InputsUpload,

@@ -143,7 +143,7 @@ impl InputStorage {
         Ok(())
     }
 
-    /// True if the manifest of `id` is that of `set`. Blocks.
+    /// True if the manifest of `id` has the content of `set`. Blocks.
     pub fn has_manifest(&self, id: InputsId, set: &InputSet) -> bool {
         let written = fs::read(self.root.join(id.to_string()));
         written.is_ok_and(|text| manifest::parse(&text) == Ok(manifest_of(set)))
@@ -167,7 +167,7 @@ impl InputStorage {
     }
 
     /// Names of manifests and contents that the database does not list, by folder. Thumbnails of
-    /// contents that are not stored are those of runs' copies. Blocks.
+    /// contents that are not stored belong to runs' copies. Blocks.
     pub fn unlisted(
         &self,
         ids: &HashSet<InputsId>,

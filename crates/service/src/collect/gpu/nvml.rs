@@ -180,7 +180,7 @@ fn read_sample(board: &Device, device: &Device, instant: bool) -> PowerSample {
     }
 }
 
-/// Current power, where the driver reports it in addition to the mean.
+/// Current power, if the driver reports it in addition to the mean.
 fn instant_power(board: &Device) -> Option<f64> {
     let values = board.field_values_for(&[FieldId(NVML_FI_DEV_POWER_INSTANT)]).ok()?;
     match values.into_iter().next()?.ok()?.value.ok()? {

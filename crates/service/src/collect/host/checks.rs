@@ -231,7 +231,7 @@ pub fn nsys_age(nsys: &str, driver: &Driver) -> CheckResult {
         .with("wanted", format!("nsys {} or newer", fitting.nsys)))
 }
 
-/// Checks for NVIDIA's monitoring, which may use the counters; `names` are those of all processes.
+/// Checks for NVIDIA's monitoring, which may use the counters; `names` are all processes' names.
 pub fn monitors(names: &[String]) -> CheckResult {
     let running: Vec<&str> =
         MONITORS.into_iter().filter(|monitor| names.iter().any(|name| name == monitor)).collect();

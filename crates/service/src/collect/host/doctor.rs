@@ -130,7 +130,7 @@ impl Collector {
         Checkup::of(format!("{:.3}", jiff::Timestamp::now()), checks)
     }
 
-    /// Selects the devices with workers: those `configured`, else those of this host.
+    /// Selects the devices with workers: the `configured` ones, else this host's.
     pub async fn devices(&self, configured: &[String]) -> devices::DeviceSelection {
         let driver = read_driver().await;
         let runner = if devices::needs_runner(configured, &driver) {

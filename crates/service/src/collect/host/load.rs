@@ -1,7 +1,7 @@
 //! Load of the host while a pass runs: the time that tasks waited for a CPU, and the load average.
 //!
-//! Reads the kernel's pressure stall information at the start and the end. Where the kernel has
-//! none, the number of runnable tasks is sampled.
+//! Reads the kernel's pressure stall information at the start and the end. If the kernel has none,
+//! the number of runnable tasks is sampled.
 
 use std::{fs, time::Duration};
 

@@ -37,8 +37,8 @@ pub struct Preflight {
 }
 
 impl Collector {
-    /// Describes the host and checks the requirements of `settings` on `device`, and those of
-    /// model-runner if `runner`. `dir` is the run's folder.
+    /// Describes the host and checks the requirements of `settings` on `device`, and the
+    /// requirements of model-runner if `runner`. `dir` is the run's folder.
     pub async fn preflight(
         &self,
         settings: &Profiling,
@@ -89,7 +89,7 @@ impl Collector {
         Preflight { environment: described, findings }
     }
 
-    /// Findings about reading counters; none where that cannot be determined.
+    /// Findings about reading counters; none if that cannot be determined.
     async fn counter_findings(
         &self,
         device: &Device,
@@ -136,7 +136,7 @@ fn device_findings(
     let name = &device.name;
     match gpus.iter().find(|gpu| matches_device(gpu, device)) {
         Some(gpu) => {
-            // Memory and processes of the whole GPU are not those of an instance.
+            // Memory and processes of the whole GPU are not an instance's.
             if device.uuid.as_ref() == Some(&gpu.uuid) {
                 let checked = [
                     checks::mig(gpu),

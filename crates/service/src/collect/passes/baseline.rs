@@ -14,7 +14,7 @@ use super::pass::{CollectError, Pass, PassFolder};
 use crate::collect::{Collector, ProcessLimits, gpu::sampler::Sampler, host::load::LoadWatch};
 
 impl Collector {
-    /// Runs the unprofiled pass, the only source of timings: the runner alone, into `baseline/`. A
+    /// Runs the unprofiled pass, the only source of timings: only the runner, into `baseline/`. A
     /// GPU is sampled during it.
     pub async fn baseline(
         &self,

@@ -1,7 +1,7 @@
 //! A window by the gate of a server: its own profiler is started and stopped over HTTP, and the
-//! traces that it writes become those of the run.
+//! traces that it writes become the run's.
 //!
-//! Queries the configured addresses alone, which are of this host, and follows no redirects.
+//! Queries only the configured addresses, which are of this host, and follows no redirects.
 
 use std::{
     fs::{self, File},

@@ -13,7 +13,7 @@ use super::pass::{CollectError, Pass, PassFolder};
 use crate::collect::{Collector, ProcessLimits};
 
 impl Collector {
-    /// Logs the GEMMs of cuBLAS: prefill alone, then prefill with a few decode steps, into
+    /// Logs the GEMMs of cuBLAS: only prefill, then prefill with a few decode steps, into
     /// `gemm_log/`.
     ///
     /// A log has no stages, but its calls are in order: the additional calls of the second log are

@@ -34,7 +34,7 @@ pub(crate) const LAST_WORDS: usize = 12;
 const LAST_LINES: usize = 200;
 /// Maximum size of a page that a tool prints into a file, bytes.
 const PAGE_CAP: u64 = 256 << 20;
-/// Remedy where nsys does not find its importer.
+/// Remedy if nsys does not find its importer.
 pub const LINK_IMPORTER: &str = "run scripts/install-nsight.sh as root: it links the importer to \
                                  the folder in which Debian's nsys expects it";
 
@@ -154,7 +154,7 @@ impl<'a> PassFolder<'a> {
         append().map_err(|source| CollectError::Write { path: command.clone(), source })
     }
 
-    /// Returns the failure of a command; removes its raw data where it exceeded a limit of space.
+    /// Returns the failure of a command; removes its raw data if it exceeded a limit of space.
     pub fn failure(
         &self,
         what: &'static str,

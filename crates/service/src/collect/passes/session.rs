@@ -54,7 +54,7 @@ const PERIOD: Duration = Duration::from_millis(20);
 const END_PERIOD: Duration = Duration::from_millis(200);
 /// Additional time for a command that has a limit of its own.
 const MARGIN: Duration = Duration::from_secs(20);
-/// Time from the end of a server's targets to that of `nsys launch`.
+/// Time from the end of a server's targets to the end of `nsys launch`.
 const LAUNCH_END: Duration = Duration::from_secs(10);
 /// Time from the failure of a client to the recorded end of its dead server.
 const EXIT_AFTER_CLIENT: Duration = Duration::from_secs(5);

@@ -219,8 +219,8 @@ impl Collector {
         self.read_report(nsys, folder, limits, pass).await
     }
 
-    /// Imports raw data where nsys left no report, and exports the report; a failure has the name
-    /// of the failed command's log.
+    /// Imports raw data if nsys left no report, and exports the report; a failure has the name of
+    /// the failed command's log.
     pub(super) async fn read_report(
         &self,
         nsys: &Path,

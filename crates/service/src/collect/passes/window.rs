@@ -179,7 +179,7 @@ fn is_bound(arg: &OsStr) -> bool {
     arg.starts_with("--requests=") || arg.starts_with("--seconds=")
 }
 
-/// Starts and stops the recording; the times are those of the window.
+/// Starts and stops the recording by the window's `times`.
 async fn recorded(
     recorder: &Recorder<'_>,
     times: WindowTimes,

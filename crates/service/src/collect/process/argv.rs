@@ -1,8 +1,8 @@
 //! Commands as values, which tests can compare and files can record.
 //!
-//! Starts nothing. A child gets the variables of [`PASSED`], those of its command, and a folder for
-//! temporary files; never the service's whole environment, because profilers store the environment
-//! of their targets in reports that users share.
+//! Starts nothing. A child gets the variables of [`PASSED`], its command's variables, and a folder
+//! for temporary files; never the service's whole environment, because profilers store the
+//! environment of their targets in reports that users share.
 
 use std::{
     ffi::{OsStr, OsString},

@@ -316,7 +316,7 @@ impl Freezer {
     }
 }
 
-/// Sends `sig` to the processes of the group and to those of the run outside it, to each once: a
+/// Sends `sig` to the processes of the group and to the run's processes outside it, to each once: a
 /// second TERM would interrupt what a program does in its handler of the first.
 fn signal_once(leader: Option<Pid>, run: Option<RunMark>, sig: Signal) {
     if let Some(leader) = leader {

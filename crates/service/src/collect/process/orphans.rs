@@ -5,9 +5,9 @@
 //! `/proc` and ended.
 //!
 //! A process that left the group and cleared its environment is found by its parent. Each child is
-//! the subreaper of its descendants, and the service is that of its children: a process that the
-//! service has as a child and did not start is a leftover of a child that has ended. Such a process
-//! of a killed service is out of reach.
+//! the subreaper of its descendants, and the service is the subreaper of its children: a process
+//! that the service has as a child and did not start is a leftover of a child that has ended. Such
+//! a process of a killed service is out of reach.
 
 use std::{
     collections::BTreeSet,

@@ -43,7 +43,7 @@ impl Logs {
         Self { stdout: file("stdout"), stderr: file("stderr"), cap: DEFAULT_CAP }
     }
 
-    /// Returns the last lines of standard error, or of standard output where it is empty.
+    /// Returns the last lines of standard error, or of standard output if it is empty.
     pub fn last_output(&self, n: usize) -> Vec<String> {
         [&self.stderr, &self.stdout]
             .into_iter()

@@ -28,7 +28,7 @@ use crate::{
 /// Builds the command of a child with its folder for temporary files.
 pub(super) fn command(argv: &Argv, limits: &ProcessLimits, scratch: &Path) -> Command {
     let mut command = Command::new(&argv.program);
-    // Tools write state to HOME; where it is unset, that is a temporary folder.
+    // Tools write state to HOME; if it is unset, that is a temporary folder.
     command
         .args(&argv.args)
         .env_clear()
@@ -45,7 +45,7 @@ pub(super) fn command(argv: &Argv, limits: &ProcessLimits, scratch: &Path) -> Co
 
 /// Makes `command` lead a session of its own, end when this process dies, and adopt its orphans.
 ///
-/// TERM, not KILL, where the child ends others: a profiler that gets TERM also ends its target. A
+/// TERM, not KILL, if the child ends others: a profiler that gets TERM also ends its target. A
 /// process with limits has no target and may be stopped, and TERM does not end a stopped process.
 pub(super) fn ends_with_service(
     command: &mut Command,
@@ -55,7 +55,7 @@ pub(super) fn ends_with_service(
     let service = Pid::this();
     let prepare = move || {
         setsid()?;
-        // Its orphans become its children, and then those of the service.
+        // Its orphans become its children, and then the service's.
         prctl::set_child_subreaper(true)?;
         prctl::set_pdeathsig(match resources {
             Some(_) => Signal::SIGKILL,

@@ -84,9 +84,9 @@ pub fn cpu_options(settings: &NsysSettings, metrics_hz: Option<u32>) -> [String;
 
 /// Waits for the target after nsys has exited.
 ///
-/// The target continues after its recording, because its output is compared with that of the
-/// unprofiled pass. nsys exits when the recording ends, whatever `--wait` is, and a child's
-/// processes are ended with it.
+/// The target continues after its recording, because its output is compared with the unprofiled
+/// pass's. nsys exits when the recording ends, whatever `--wait` is, and a child's processes are
+/// ended with it.
 const WAIT_FOR_TARGET: &str = r#""$@"; ended=$?
 while kill -0 "$(cat "$TMPDIR/target" 2>/dev/null)" 2>/dev/null; do sleep 0.1; done
 exit $ended"#;
@@ -113,7 +113,7 @@ pub fn find_race(output: &[String]) -> Option<&String> {
     output.iter().find(is_race)
 }
 
-/// Returns the finding of a repeated profile; `errors` are those of the failed starts.
+/// Returns the finding of a repeated profile; `errors` are from the failed starts.
 pub fn started_again(errors: &[String]) -> Option<Finding> {
     let message = "nsys failed for a reason of its own and was started again";
     let finding =

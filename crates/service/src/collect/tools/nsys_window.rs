@@ -69,7 +69,7 @@ fi
 wait
 exit "$(cat "$ended")""#;
 
-/// Starts `target` in a session, of which a window is recorded into `stem.nsys-rep`.
+/// Starts `target` in a session and records a window of it into `stem.nsys-rep`.
 pub fn session(
     nsys: &Path,
     settings: &NsysSettings,

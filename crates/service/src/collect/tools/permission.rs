@@ -100,7 +100,7 @@ struct StoredPermission {
 }
 
 impl Collector {
-    /// Checks that ncu may read the counters of `gpu`. `None` without ncu, and where the result is
+    /// Checks that ncu may read the counters of `gpu`. `None` without ncu, and if the result is
     /// unknown and `probe` is false.
     pub(crate) async fn counter_permission(
         &self,

@@ -26,7 +26,7 @@ const ANALYSIS_SUFFIX: &str = ".analyze";
 /// Variables that a job gets from the service. None contains a secret.
 const EXPORTED: &str =
     "PATH,HOME,USER,LOGNAME,LANG,LC_ALL,TZ,LD_LIBRARY_PATH,CUDA_HOME,LLMPROF_LOG";
-/// Time limit of a job above that of its run, for start and end: the run ends by itself, and
+/// Time limit of a job above its run's limit, for start and end: the run ends by itself, and
 /// Slurm's limit is the last resort.
 const MARGIN: Duration = Duration::from_secs(120);
 /// Reason of a job that was requeued too often (MaxBatchRequeue of slurm.conf).
@@ -137,7 +137,7 @@ pub fn sbatch(spec: &SbatchSpec, settings: &SlurmSettings, log: &str) -> Argv {
     argv.arg(format!("--wrap=exec {}", body.shell()))
 }
 
-/// Lists this user's jobs, or those of one run.
+/// Lists this user's jobs, or one run's jobs.
 pub fn squeue(run: Option<RunId>) -> Argv {
     let names = run.map(|run| format!("--name={},{}", name(run, false), name(run, true)));
     Argv::new("squeue").arg("--me").arg("--noheader").arg("--format=%A|%j|%T|%r").args(names)

@@ -50,7 +50,7 @@ pub struct CostQuery {
     /// default the bundled one, unless `prompt_tokens` is set. The first sample counts.
     #[param(min_length = 1, max_length = 200)]
     inputs: Option<String>,
-    /// Prompt positions including those of images; by default those of the inputs.
+    /// Prompt positions, images' positions included [default: as many as the inputs have].
     #[param(minimum = 1, maximum = 16777216)]
     prompt_tokens: Option<u64>,
     /// Tokens generated after prefill.
@@ -119,8 +119,8 @@ fn cut_lists(value: &mut Value) {
 
 /// Compute the cost of a model: parameters, FLOPs, bytes moved, activations, KV cache
 ///
-/// Computed from the architecture, per operator and stage; the paths are those of the operators in
-/// a report.
+/// Computed from the architecture, per operator and stage; the paths are the same as of operators
+/// in a report.
 #[utoipa::path(get, path = "/models/{name}/cost", tag = "models", operation_id = "get_cost",
     params(
         ("name" = String, Path, description = "Name of a configured model", min_length = 1),

@@ -14,7 +14,7 @@ use crate::http::{error::responses::GuardedErrors, state::App};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ProfilingPreset {
     pub mode: Mode,
-    /// One line on the mode; empty where its file has none.
+    /// One line on the mode; empty if its file has none.
     pub description: String,
     pub profiling: Profiling,
 }
@@ -42,7 +42,7 @@ impl ProfilingPreset {
 
 /// List the modes with all their settings
 ///
-/// A run has the settings of its mode, overridden by those of its request's `profiling`.
+/// A run has the settings of its mode, overridden by its request's `profiling`.
 #[utoipa::path(get, path = "/profiling", tag = "models", operation_id = "list_profiling",
     responses(
         (status = 200, description = "The presets", body = ProfilingList,

@@ -43,7 +43,7 @@ pub struct QueuedRun {
     pub mode: Option<Mode>,
     /// As requested.
     pub device: Option<String>,
-    /// Name of the token that submitted it; `null` where none was required.
+    /// Name of the token that submitted it; `null` if none was required.
     pub owner: Option<String>,
     /// As submitted; a queued run gains one point every ten minutes.
     pub priority: i32,

@@ -90,7 +90,7 @@ pub(crate) async fn fate(app: &App, id: RunId) -> Result<RetentionFate, ApiError
     Ok(RetentionFate { pack: of(&plan.pack), remove: of(&plan.remove) })
 }
 
-/// Returns those of `ids` that will be removed. Without budgets the plan is not computed.
+/// Returns the runs among `ids` that will be removed. Without budgets the plan is not computed.
 pub(crate) async fn removals(app: &App, ids: &[RunId]) -> Result<HashMap<RunId, DueRun>, ApiError> {
     let settings = &app.config.retention;
     if settings.max_runs == 0 && settings.max_days == 0 && settings.max_bytes == 0 {

@@ -45,8 +45,7 @@ const MAX_FILTERS: usize = 16;
 const MAX_FILTER: usize = 300;
 
 /// A condition on a column: `COLUMN=VALUE` (an empty value: unknown), `COLUMN!=VALUE`,
-/// `COLUMN~TEXT` (contains, in any case), or of numbers `COLUMN=MIN..MAX`, where either may be
-/// missing.
+/// `COLUMN~TEXT` (contains, in any case), or of numbers `COLUMN=MIN..MAX` (either may be missing).
 #[derive(Debug, Clone, ToSchema)]
 #[schema(
     pattern = r"^[A-Za-z0-9_.]+(=|!=|~)[^\u0000-\u001f\u007f-\u009f]*$",
@@ -59,7 +58,7 @@ pub struct TableFilter(String);
 #[derive(Debug, Default, Clone, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct TableQuery {
-    /// Rows of this stage alone, in tables with a column `stage`.
+    /// Only rows of this stage, in tables with a column `stage`.
     #[param(max_length = 200)]
     stage: Option<String>,
     /// Only rows that match; several may be given.
@@ -81,7 +80,7 @@ pub struct TableQuery {
 }
 
 impl TableQuery {
-    /// Reads a query, of which only `where` may be repeated.
+    /// Reads a query, in which only `where` may be repeated.
     fn parse(pairs: Vec<(String, String)>) -> Result<Self, ApiError> {
         let (mut query, mut limit, mut format) = (Self::default(), None, None);
         for (name, value) in pairs {

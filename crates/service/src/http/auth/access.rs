@@ -36,7 +36,7 @@ const TOKEN_CHECK_MS: u64 = 1000;
 /// The caller of a handler.
 #[derive(Debug, Clone)]
 pub struct Caller {
-    /// The token's name; `None` where no token is required.
+    /// The token's name; `None` if no token is required.
     pub name: Option<String>,
     pub role: Role,
     pub address: Option<IpAddr>,

@@ -43,7 +43,7 @@ pub enum AccessRule {
 pub struct Guard {
     pub access: Arc<AccessControl>,
     pub store: Store,
-    /// Names of this service other than those of its host.
+    /// Names of this service other than its host's.
     pub hosts: Vec<String>,
     pub rule: fn(&Method, &str) -> AccessRule,
     /// Reads the session that a browser sends by itself; true: over encrypted connections only.

@@ -17,7 +17,7 @@ use crate::http::{
 
 /// Seconds' worth of requests in a burst.
 const BURST: u32 = 4;
-/// Buckets above which those of idle clients are dropped.
+/// Number of buckets above which idle clients' buckets are dropped.
 const MAX_BUCKETS: usize = 10_000;
 
 /// The buckets; `None`: unlimited.

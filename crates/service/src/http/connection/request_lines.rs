@@ -75,7 +75,7 @@ impl RequestLines {
         }
     }
 
-    /// Bytes to add to those of the client, once.
+    /// Bytes to add to the client's, once.
     pub fn take_end(&mut self) -> Option<&'static [u8]> {
         std::mem::take(&mut self.refused).then_some(END)
     }

@@ -52,7 +52,7 @@ impl ReportQuery {
     }
 }
 
-/// The requested format among those `offered`, of which the first is the default.
+/// The requested format among the `offered` ones [default: the first].
 pub fn requested_format(
     format: Option<TableFormat>,
     headers: &HeaderMap,

@@ -82,7 +82,7 @@ impl LoginView {
     }
 }
 
-/// Returns `next` if it is a page of this service, and `/` otherwise.
+/// Returns `next` if it is a page of this service, else `/`.
 fn own_page(next: &str) -> &str {
     let plain = next.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\');
     let own = next.starts_with("/ui/") || next.starts_with("/?");

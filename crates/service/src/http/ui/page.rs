@@ -27,7 +27,7 @@ const PAGE_POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'sel
 /// Frame of every page.
 #[derive(Debug, Clone, Serialize)]
 struct Frame {
-    /// The token's name; `None` where no token is required.
+    /// The token's name; `None` if no token is required.
     user: Option<String>,
     /// True if the caller may submit runs.
     may_submit: bool,

@@ -1,6 +1,6 @@
 //! Inputs on the page of a run: prompts and thumbnails.
 //!
-//! Images are those of stored inputs, or the copies in the sealed folder of the run.
+//! Images are from stored inputs, or the copies in the sealed folder of the run.
 
 use axum::{
     extract::{Path, State, rejection::PathRejection},

@@ -32,7 +32,7 @@ const NARROW: usize = 20;
 /// Characters of a search text.
 const MAX_TEXT: usize = 200;
 
-/// Filter and order as the form sends them; empty where nothing is requested.
+/// Filter and order as the form sends them; empty if nothing is requested.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TablePageQuery {
@@ -51,7 +51,7 @@ struct TableView {
     run_id: String,
     name: String,
     query: TablePageQuery,
-    /// Stages of the rows; none where the table has no such column.
+    /// Stages of the rows; none if the table has no such column.
     stages: BTreeSet<String>,
     columns: Vec<TableViewColumn>,
     rows: Vec<Vec<Value>>,
@@ -68,7 +68,7 @@ struct TableViewColumn {
     number: bool,
     /// Some cell is a long text.
     wide: bool,
-    /// `ascending` or `descending` where the rows are sorted by it.
+    /// `ascending` or `descending` if the rows are sorted by it.
     sorted: Option<&'static str>,
     /// The order after a click on the head.
     next: String,

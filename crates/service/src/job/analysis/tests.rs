@@ -1,4 +1,4 @@
-//! The export of a run is parsed once where the analysis follows in the same process.
+//! The export of a run is parsed once if the analysis follows in the same process.
 
 use std::fs;
 

@@ -38,7 +38,7 @@ case $1 in
     echo "$names" > "$report";;
 esac"#;
 
-/// A host whose kernels have symbols of which one fits into an argument.
+/// A host whose kernels have long symbols; an argument holds only one.
 fn bench_of_long_symbols(ncu: &str) -> Bench {
     let bench = Bench::new(ncu);
     let sql = include_str!("../../../../../tests/fixtures/long-symbols.sql");

@@ -1,5 +1,5 @@
-//! Compares the clocks of a GPU with those of a finished unprofiled pass, under the same load: a
-//! short unprofiled pass of one repeat. An idle GPU's clocks would not show how it works.
+//! Compares the clocks of a GPU with the clocks of a finished unprofiled pass, under the same load:
+//! a short unprofiled pass of one repeat. An idle GPU's clocks would not show how it works.
 //!
 //! A CPU has no clocks that can be read in the same way, and its runs are not compared.
 

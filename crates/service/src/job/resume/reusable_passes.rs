@@ -11,9 +11,9 @@ use crate::artifact::finished_passes::{FinishedPass, FinishedPasses};
 pub(in crate::job) struct ReusablePasses {
     /// Conditions of this attempt; `None`: nothing is recorded.
     conditions: Option<PassConditions>,
-    /// Those that count for this attempt.
+    /// Passes that count for this attempt.
     used: Vec<FinishedPass>,
-    /// Those of earlier attempts that it has not reached yet.
+    /// Passes of earlier attempts that it has not reached yet.
     next: VecDeque<FinishedPass>,
 }
 

@@ -141,7 +141,7 @@ pub async fn call(api: &impl ServiceApi, arguments: Arguments) -> Result<ToolAns
     Ok(answer)
 }
 
-/// The steps that have the figure's data: those that its row names, else those of its table.
+/// The steps that have the figure's data: the steps that its row names, else its table's.
 fn steps(table: &str, column: &str, row: &Map<String, Value>, has_baseline: bool) -> Vec<String> {
     let named = row.get("pass").and_then(Value::as_str).unwrap_or_default();
     let source = source(table, column);

@@ -35,7 +35,7 @@ pub struct Arguments {
     /// Prompt, in place of `inputs`
     #[schemars(length(max = 100_000))]
     prompt: Option<String>,
-    /// Depth of the profile: `basic` measures time alone, `light` adds a timeline, `deep` (the
+    /// Depth of the profile: `basic` measures only time, `light` adds a timeline, `deep` (the
     /// default) adds counters of kernels
     #[schemars(length(max = 64), example = &"light")]
     mode: Option<String>,

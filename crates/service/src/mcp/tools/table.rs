@@ -24,8 +24,8 @@ pub struct Arguments {
     /// Name of the table; the list of tables and their columns when absent
     #[schemars(length(max = 100), example = &"kernels")]
     table: Option<String>,
-    /// Conditions, all of which hold: COLUMN=VALUE, COLUMN!=VALUE, COLUMN~TEXT (contains), and of
-    /// numbers COLUMN=MIN..MAX, where either may be missing
+    /// Conditions that must all hold: COLUMN=VALUE, COLUMN!=VALUE, COLUMN~TEXT (contains), and of
+    /// numbers COLUMN=MIN..MAX (either may be missing)
     #[serde(default, rename = "where")]
     #[schemars(length(max = 16), example = ["stage=decode_all", "total_ms=0.1.."])]
     filters: Vec<String>,

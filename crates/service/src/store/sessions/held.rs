@@ -16,8 +16,8 @@ use crate::store::{
 };
 
 impl Store {
-    /// The first session waiting for a device of one of these texts, of which enough serve it,
-    /// and is not behind the run `next` in the queue: its id and number of devices.
+    /// The first session waiting for a device text in `limits` that enough devices serve, if it is
+    /// not behind the run `next` in the queue: its id and number of devices.
     pub async fn first_session_for(
         &self,
         limits: &BTreeMap<String, usize>,

@@ -1,4 +1,4 @@
-//! Points of sweeps: rows, and their states by those of their runs.
+//! Points of sweeps: rows, and their states by the states of their runs.
 
 use llmprof_core::domain::{
     ids::{RunId, SweepId},

@@ -78,7 +78,7 @@ pub struct AlignmentView {
     pub state: AlignmentState,
     /// `pass`, `fail` or `inconclusive`; `null` before the end.
     pub verdict: Option<Verdict>,
-    /// Name of the token that submitted it; `null` where none was required.
+    /// Name of the token that submitted it; `null` if none was required.
     pub owner: Option<String>,
     pub spec: AlignmentSpec,
     /// In the order of the report, which has the evidence.
@@ -191,8 +191,8 @@ pub async fn show(
 
 /// Follow an alignment: its steps, until it ends
 ///
-/// Server-sent events like those of a run: `state`, `attempt`, `step`, and finally `end`.
-/// `Last-Event-ID` resumes after the event of that id.
+/// Server-sent events like a run's: `state`, `attempt`, `step`, and finally `end`. `Last-Event-ID`
+/// resumes after the event of that id.
 #[utoipa::path(get, path = "/alignments/{alignment_id}/events", tag = "alignments",
     operation_id = "follow_alignment",
     params(

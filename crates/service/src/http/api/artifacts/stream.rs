@@ -76,7 +76,7 @@ fn block(from: &mut impl Read, left: &mut u64) -> io::Result<Option<Vec<u8>>> {
 }
 
 /// The body of `source`, which reads files of `folder`. A compressed body is slowed down while a
-/// pass measures: each block is computed alone, after a pause. A failure ends the body with an
+/// pass measures: each block is computed separately, after a pause. A failure ends the body with an
 /// error, so that the client does not take it for complete.
 pub fn body(folder: &Path, mut source: Source, measuring: &Measuring) -> Body {
     static COMPRESSION: LazyLock<Arc<Semaphore>> = LazyLock::new(|| {

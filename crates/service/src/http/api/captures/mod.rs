@@ -78,7 +78,7 @@ pub struct CaptureForm {
     /// gzip.
     #[schema(min_items = 1, max_items = 16)]
     pub file: Vec<CaptureFile>,
-    /// Name of the model, if known; lists show the name of the first file otherwise.
+    /// Name of the model, if known; if absent, lists show the name of the first file.
     #[serde(default)]
     #[schema(min_length = 1, max_length = 200, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
     pub model: Option<String>,
@@ -111,7 +111,7 @@ pub struct CaptureForm {
     #[serde(default)]
     #[schema(minimum = 1, maximum = 16777216)]
     pub prompt_tokens: Option<u64>,
-    /// Decode steps of one repeat; those of the capture when absent.
+    /// Decode steps of one repeat [default: as many as in the capture].
     #[serde(default)]
     #[schema(maximum = 16777216)]
     pub new_tokens: Option<u64>,

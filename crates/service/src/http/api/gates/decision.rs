@@ -26,7 +26,7 @@ struct GateSides {
     candidate: Vec<StoredPoint>,
     /// Runs of the baseline's build.
     baseline: Vec<StoredPoint>,
-    /// Without those of the candidate.
+    /// Earlier runs, without the candidate's.
     earlier: Vec<StoredPoint>,
     changes: Vec<StoredChange>,
 }

@@ -42,11 +42,11 @@ pub struct InputsSummary {
     pub inputs_id: InputsId,
     #[schema(example = "invoices")]
     pub name: String,
-    /// Name of the token that uploaded them; `null` where none was required.
+    /// Name of the token that uploaded them; `null` if none was required.
     pub owner: Option<String>,
     pub samples: u32,
     pub images: u32,
-    /// Of the images, each content once.
+    /// Size of the images, each content once.
     pub bytes: u64,
     /// Start of the first prompt.
     pub prompt: String,
@@ -84,13 +84,13 @@ pub struct InputsView {
     pub inputs_id: InputsId,
     #[schema(example = "invoices")]
     pub name: String,
-    /// Name of the token that uploaded them; `null` where none was required.
+    /// Name of the token that uploaded them; `null` if none was required.
     pub owner: Option<String>,
     pub samples: Vec<InputSample>,
     pub images: Vec<ImageView>,
     /// Seed of the runs of these inputs that state none; `null`: 0.
     pub seed: Option<u64>,
-    /// Of the images, each content once.
+    /// Size of the images, each content once.
     pub bytes: u64,
     pub created_at: String,
     /// Last upload or submission.

@@ -1,4 +1,4 @@
-//! Thumbnails: read, or made from the image where they are missing.
+//! Thumbnails: read, or made from the image if they are missing.
 //!
 //! An image is decoded in a child process, like an upload, one at a time.
 

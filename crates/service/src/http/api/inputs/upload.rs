@@ -290,8 +290,7 @@ pub(crate) fn count_slow<T>(app: &App, received: Result<T, ApiError>) -> Result<
     })
 }
 
-/// The received files as an upload without fields. Browsers send an empty file where none was
-/// chosen.
+/// The received files as an upload without fields. Browsers send an empty file if none was chosen.
 pub(crate) fn files_of(
     app: &App,
     folder: &UploadFolder,

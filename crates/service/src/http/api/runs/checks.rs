@@ -130,13 +130,13 @@ fn serving<'a>(app: &'a App, device: &'a str) -> impl Iterator<Item = &'a Device
     app.devices.iter().filter(move |it| it.matches(device))
 }
 
-/// Bytes of the largest memory among the devices that match, if that of each is known.
+/// Bytes of the largest memory among the devices that match, if each device's memory is known.
 pub(super) fn largest_memory(app: &App, device: &str) -> Option<u64> {
     let sizes: Option<Vec<u64>> = serving(app, device).map(|it| it.memory_bytes).collect();
     sizes?.into_iter().max()
 }
 
-/// Refuses bf16 where only the CPU matches the requested device.
+/// Refuses bf16 if only the CPU matches the requested device.
 pub(super) fn check_dtype(app: &App, device: &str, dtype: Option<Dtype>) -> Result<(), ApiError> {
     let mut devices = serving(app, device).peekable();
     let only_cpu = devices.peek().is_some() && devices.all(Device::is_cpu);

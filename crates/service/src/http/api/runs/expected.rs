@@ -17,7 +17,7 @@ use crate::{
 pub struct ExpectedRun {
     /// Steps that have not started, in order.
     pub pending: Vec<Step>,
-    /// Of the whole run.
+    /// Duration of the whole run.
     pub duration: DurationEstimate,
 }
 

@@ -78,7 +78,7 @@ impl RunLinks {
 pub struct RunView {
     pub run_id: RunId,
     pub state: RunState,
-    /// Name of the token that submitted it; `null` where none was required.
+    /// Name of the token that submitted it; `null` if none was required.
     pub owner: Option<String>,
     /// The sweep that made it.
     #[schema(value_type = Option<uuid::Uuid>)]
@@ -100,7 +100,7 @@ pub struct RunView {
     /// Kept as it is and never removed automatically.
     pub pinned: bool,
     /// Status in the cluster's scheduler, in which a run in the state `running` may still be
-    /// pending. `null` where this host executes runs.
+    /// pending. `null` if this host executes runs.
     pub scheduled: Option<Scheduled>,
     /// Why the run failed, or for what an active import waits.
     pub message: Option<String>,
@@ -154,7 +154,7 @@ pub struct RunSummary {
     /// Kind of the subject.
     pub kind: SubjectKind,
     pub state: RunState,
-    /// Name of the token that submitted it; `null` where none was required.
+    /// Name of the token that submitted it; `null` if none was required.
     pub owner: Option<String>,
     /// Name of the model, of the command or of the capture.
     #[schema(example = "deepseek-ocr-tiny")]

@@ -237,9 +237,9 @@ submissions! {
         #[serde(default = "defaults::max_new_tokens", deserialize_with = "integer")]
         #[schema(default = 64, minimum = 1, maximum = 4096)]
         pub max_new_tokens: u32,
-        /// Sequences generated together, for a whole model. Of one, each sample of the inputs is
-        /// measured alone; a larger batch has the samples in order, again from the first after the
-        /// last.
+        /// Sequences generated together, for a whole model. A batch of one measures each sample of
+        /// the inputs separately; a larger one has the samples in order, again from the first after
+        /// the last.
         #[serde(default = "defaults::batch", deserialize_with = "integer")]
         #[schema(default = 1, minimum = 1, maximum = 1024)]
         pub batch: u32,

@@ -57,7 +57,7 @@ impl From<PendingInputs> for RunInputs {
     }
 }
 
-/// Finds and checks the inputs of a submission. `uploaded`: those of a form.
+/// Finds and checks the inputs of a submission. `uploaded`: the inputs of a form.
 pub(super) async fn resolve(
     app: &App,
     run: &SubmitModel,

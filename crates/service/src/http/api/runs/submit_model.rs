@@ -29,7 +29,7 @@ const MAX_NAME: usize = 200;
 pub(crate) const MAX_BATCH: u32 = 1024;
 /// Positions of a prompt of any model.
 const MAX_PROMPT: u32 = 1 << 20;
-/// Traced repeats by default where times are compared.
+/// Traced repeats by default if times are compared.
 const TRACED_REPEATS: u32 = 5;
 
 /// The error of fields that are valid alone but not together.

@@ -1,5 +1,4 @@
-//! A submission of a run on a session: its command, device and traced APIs are those of the
-//! session.
+//! A submission of a run on a session: its command, device and traced APIs are the session's.
 
 use llmprof_core::domain::{
     command::{CommandCall, CommandTarget},
@@ -40,7 +39,7 @@ pub(super) fn ended(id: SessionId, how: &str) -> ApiError {
     ApiError::new(ErrorCode::SessionEnded, message)
 }
 
-/// The call with the parameters of the session, of which those of the load may be replaced.
+/// The call with the parameters of the session; parameters of the load may be replaced.
 pub(super) fn merge_call(
     call: &CommandCall,
     session: &SessionSpec,

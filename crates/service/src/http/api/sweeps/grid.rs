@@ -42,8 +42,8 @@ pub(super) fn axes_error(error: AxesError) -> ApiError {
     ApiError::new(code, error.to_string())
 }
 
-/// Refuses a base that the contract of submissions does not have; what its values would be refused
-/// for, those of the axes may replace.
+/// Refuses a base that the contract of submissions does not allow. Values that would be refused are
+/// accepted, since axes may replace them.
 pub(super) async fn check_form(
     app: &App,
     caller: &Caller,
@@ -180,7 +180,7 @@ fn unfit(problem: InputsProblem) -> ApiError {
     ApiError::new(ErrorCode::InputsUnfit, problem.to_string())
 }
 
-/// Checks every sample against the context of the model, where no tokenizer determines its length.
+/// Checks every sample against the context of the model, if no tokenizer determines its length.
 async fn check_context(app: &App, workload: &Workload) -> Result<(), ApiError> {
     let (folders, name) = (app.inputs.clone(), workload.inputs_manifest.clone());
     let read = runtime::blocking(move || folders.read(&name)).await;

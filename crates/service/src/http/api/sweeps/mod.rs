@@ -1,4 +1,4 @@
-//! Sweeps: grids of submissions, of which each point is a run.
+//! Sweeps: grids of submissions; each point is a run.
 //!
 //! A handler stores a request; the scheduler queues the points.
 
@@ -55,7 +55,7 @@ pub struct SweepView {
     pub sweep_id: SweepId,
     pub name: Option<String>,
     pub state: SweepState,
-    /// Name of the token that started it; `null` where none was required.
+    /// Name of the token that started it; `null` if none was required.
     pub owner: Option<String>,
     /// The request with every default filled in.
     pub request: SubmitSweep,

@@ -54,9 +54,9 @@ pub struct SubmitSweep {
     /// the default here, or `light`.
     #[schema(value_type = SubmitRun)]
     pub base: Map<String, Value>,
-    /// The values of each axis. Of a model: `model`, `prompt_tokens` (of a generated text),
-    /// `new_tokens` and `dtype`; of a command: `params.NAME`. A point that cannot run is a gap with
-    /// its reason.
+    /// The values of each axis. A model has the axes `model`, `prompt_tokens` (of a generated
+    /// text), `new_tokens` and `dtype`; a command has `params.NAME`. A point that cannot run is a
+    /// gap with its reason.
     #[schema(example = json!({ "new_tokens": [16, 64] }))]
     pub axes: BTreeMap<String, AxisValues>,
     #[serde(default)]
@@ -71,7 +71,7 @@ fn yes() -> bool {
     true
 }
 
-/// Limits of a sweep; those of the service when absent.
+/// Limits of a sweep [default: the service's].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SweepLimits {
@@ -93,7 +93,7 @@ pub struct SweepLimits {
     pub max_queued: Option<u32>,
 }
 
-/// Start a sweep: a grid of submissions, of which each point is a run
+/// Start a sweep: a grid of submissions; each point is a run
 ///
 /// Every point is checked as a submission. Points that would be refused are gaps; a sweep without
 /// any other is refused. All points are on disk when the answer arrives, and are queued a few at a
