@@ -45,8 +45,8 @@ pub struct AlignOptions {
     /// Select the operation by kernels with this text in their names; repeatable
     #[arg(long, value_name = "PATTERN")]
     kernels: Vec<String>,
-    /// Stage that counts (prefill, decode), or which ranges are one: `prefill=forward@vllm`; all
-    /// but the warm-up without
+    /// Stage to compare: prefill, decode, or a name with its ranges: `prefill=forward@vllm`
+    /// [default: everything except warm-up]
     #[arg(long, value_name = "NAME[=RANGE[@DOMAIN]]")]
     stage: Option<String>,
     /// Include only ranges of this name; repeatable
@@ -59,7 +59,7 @@ pub struct AlignOptions {
     /// decided
     #[arg(long, value_name = "N")]
     forwards: Option<u32>,
-    /// Thresholds in place of those of conf/alignment.toml
+    /// Thresholds that replace conf/alignment.toml
     #[arg(long, value_name = "TOML")]
     thresholds: Option<PathBuf>,
     /// Known differences: `[[waiver]]` with pattern, reason, impact and expires

@@ -38,7 +38,7 @@ const FAULTY: u8 = 2;
 
 /// Check that database, manifests and files of a data folder agree
 ///
-/// Of runs, imported ones too, of alignments, and of stored inputs. Every file is read and hashed.
+/// Covers runs (imports included), alignments and stored inputs. Every file is read and hashed.
 /// Without --repair nothing is changed, and a service may use the folder meanwhile. The exit code
 /// is 0 when all is in order or was repaired, 2 when something is wrong, 1 when it could not be
 /// looked at.

@@ -1,4 +1,4 @@
-//! `llmprof cost`: what a model needs for given inputs, from its architecture alone.
+//! `llmprof cost`: what a model needs for given inputs, only from its architecture.
 
 use std::{
     io::Write,
@@ -24,7 +24,7 @@ pub struct CostOptions {
     /// Manifest with a prompt and images, which lie in its folder
     #[arg(long, value_name = "FILE")]
     inputs: Option<PathBuf>,
-    /// Prompt positions, those of images included
+    /// Prompt positions, images' positions included
     #[arg(long, value_name = "N")]
     prompt_tokens: Option<u64>,
     /// Tokens made after prefill

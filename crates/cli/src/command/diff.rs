@@ -20,8 +20,8 @@ use super::{ReportFormat, client::BAD_INPUT, gate::verdict_code};
 /// Compare two saved runs: whether they may be compared, then what changed by stage, operator and
 /// kernel
 ///
-/// A and B are folders of runs, unpacked bundles, or files report.json. A change counts where
-/// Welch's t-test finds it; what changed most comes first.
+/// A and B are folders of runs, unpacked bundles, or files report.json. A change counts if Welch's
+/// t-test finds it; what changed most comes first.
 ///
 /// With --fail-on, exit code 0: no stage or latency is slower by the limit; 1: one is, beyond
 /// noise; 2: inconclusive, which is never a pass (not comparable, noise above the limit, measured

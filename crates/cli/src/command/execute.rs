@@ -1,4 +1,4 @@
-//! `llmprof execute`: one run from its folder alone, as a process of the service's host or as a job
+//! `llmprof execute`: one run from only its folder, as a process of the service's host or as a job
 //! of a cluster.
 //!
 //! Reads the job that a service left in the folder, and leaves journal, files and result there.

@@ -24,7 +24,7 @@ use std::path::Path;
 
 use llmprof_service::config::{self, Config, ConfigError, FoundModels};
 
-/// The configured models: those of `folder`, else of the setting `server.models`.
+/// The configured models: from `folder`, else from the setting `server.models`.
 fn models(folder: Option<&Path>) -> Result<FoundModels, ConfigError> {
     let config = Config::load(None)?;
     let folder = folder.unwrap_or(config.server.models.as_path());

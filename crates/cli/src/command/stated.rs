@@ -21,7 +21,7 @@ pub struct StatedOptions {
     /// Prompt tokens of each sequence
     #[arg(long, value_name = "N", requires = "model_config")]
     prompt_tokens: Option<String>,
-    /// Decode steps of one repeat [default: those of the capture]
+    /// Decode steps of one repeat [default: as many as in the capture]
     #[arg(long, value_name = "N", requires = "model_config")]
     new_tokens: Option<String>,
     /// Sequences computed at the same time [default: 1]
@@ -36,7 +36,7 @@ pub struct StatedOptions {
 }
 
 impl StatedOptions {
-    /// The stated model; `None` where no option is given.
+    /// The stated model; `None` if no option is given.
     pub fn resolve(&self) -> Result<Option<StatedModel>> {
         let Some(config) = &self.model_config else { return Ok(None) };
         let text = config_text(config)?;

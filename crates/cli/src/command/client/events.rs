@@ -1,5 +1,5 @@
 //! Following a run: its stream of events, resumed after a cut by `Last-Event-ID`, and requests for
-//! its state where no stream gets through.
+//! its state if no stream gets through.
 //!
 //! Ends with the run, or with a refusal; a service that restarts is waited for.
 

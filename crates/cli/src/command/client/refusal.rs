@@ -19,7 +19,7 @@ const MAX_BODY: usize = 1 << 16;
 #[error("{message}")]
 pub(super) struct Refused {
     pub status: StatusCode,
-    /// Of the API's errors.
+    /// Code of the API's error.
     pub code: Option<String>,
     pub retry_after_s: Option<u64>,
     message: String,

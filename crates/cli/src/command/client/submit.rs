@@ -26,9 +26,9 @@ use super::{
 /// Queue a run on a service
 ///
 /// The submission is a FILE, options, or a FILE whose fields options replace. Prints the id of the
-/// run, which is on the service's disk by then. Where `inputs` of the FILE is a path that starts
-/// with `/`, `./` or `../`, it is a manifest of this machine, as of --inputs, relative to the FILE.
-/// Exit code 0; with --wait as of `llmprof watch`; 3: bad input, or the service refuses or does not
+/// run, which is on the service's disk by then. If `inputs` of the FILE is a path that starts with
+/// `/`, `./` or `../`, it is a manifest of this machine, as of --inputs, relative to the FILE. Exit
+/// code 0; with --wait as of `llmprof watch`; 3: bad input, or the service refuses or does not
 /// answer.
 #[derive(Debug, Args)]
 pub struct SubmitOptions {

@@ -34,7 +34,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 ///
 /// FILE is the body of `POST /sweeps`; `inputs` of its base may be a path that starts with `/`,
 /// `./` or `../`: a manifest of this machine, relative to FILE, which is stored first. With --local
-/// DIR no service is needed: one serves DIR on a free loopback port until the sweep ends. Where a
+/// DIR no service is needed: one serves DIR on a free loopback port until the sweep ends. If a
 /// sweep of the same name, base and axes has not ended, it is continued, so that an interrupted
 /// command can be repeated. Exit code 0: some point was measured; 1: none was, or the sweep was
 /// cancelled; 3: bad input, or the service refuses or does not answer; 130: Ctrl-C, which ends this

@@ -1,6 +1,6 @@
 //! Text for a terminal: tables as wide as it is, escaped text, durations and ages.
 //!
-//! Where the output is not a terminal, a table is complete, with tabs between its columns.
+//! If the output is not a terminal, a table is complete, with tabs between its columns.
 
 use std::{
     io::{self, IsTerminal, Write},

@@ -23,7 +23,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// Follow a run of a service until it ends
 ///
 /// Prints each step when it ends; on a terminal also the running step, elapsed time, estimate and
-/// pending steps. A stream that is cut resumes after its last event; where none gets through, the
+/// pending steps. A stream that is cut resumes after its last event; if none gets through, the
 /// state is requested instead. Ctrl-C ends this command, not the run.
 ///
 /// Exit code 0: the run succeeded; 1: it failed or was cancelled; 2: it is partial, because

@@ -34,11 +34,11 @@ pub(super) struct ServiceFolders {
     pub input_storage: InputStorage,
     pub runs: PathBuf,
     pub alignments: PathBuf,
-    /// Of sessions that have not ended.
+    /// Folders of sessions that have not ended.
     pub sessions: PathBuf,
     pub lock: Arc<FolderLock>,
     pub identity: FolderId,
-    /// Of the file that is being packed; empty at start.
+    /// Holds the file that is being packed; empty at start.
     pub packing: PathBuf,
     /// Folders that an earlier service left, to be removed.
     pub leftovers: PathBuf,
