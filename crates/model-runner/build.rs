@@ -35,7 +35,7 @@ fn compile_kernels() {
         .filter(|path| path.extension().is_some_and(|extension| extension == "cu"))
         .collect();
     sources.sort();
-    // Products by groups of warps are instructions of sm_90a alone.
+    // Products by groups of warps are instructions of sm_90a only.
     let exact = if capability == "90" { "90a" } else { &capability };
     let targets = [
         format!("-gencode=arch=compute_{exact},code=sm_{exact}"),

@@ -89,12 +89,12 @@ pub struct RunOptions {
 pub struct WorkloadOptions {
     #[arg(long, value_name = "NAME|FILE", help = model_help())]
     model: Option<String>,
-    /// Run only this part of a model, built alone: deepseek-ocr:decoder.layers.3.self_attn, ...mlp,
-    /// :vision.sam.blocks.2.
+    /// Run only this part of a model, built separately: deepseek-ocr:decoder.layers.3.self_attn,
+    /// ...mlp, :vision.sam.blocks.2.
     #[arg(long, value_name = "MODEL:PATH", conflicts_with = "model")]
     target: Option<String>,
-    /// Build the target's whole layer, extract the part, and verify that its outputs equal those of
-    /// the part alone.
+    /// Build the target's whole layer, extract the part, and verify that its outputs equal the
+    /// separately built part's.
     #[arg(long, requires = "target")]
     extracted: bool,
     /// On a GPU: flush the L2 cache before a prefill and between decode steps of the part, as the

@@ -22,9 +22,9 @@ struct BenchReport {
     decode_graph: bool,
     /// Sequences generated together.
     batch: u32,
-    /// Of all sequences.
+    /// Prompt tokens of all sequences.
     prompt_tokens: u64,
-    /// Of each sequence.
+    /// New tokens of each sequence.
     new_tokens: u32,
     parameters: u64,
     weight_bytes: u64,
@@ -50,7 +50,7 @@ struct StageTimes {
 /// Rates of decoding, by the median step.
 #[derive(Debug, Serialize)]
 struct DecodeRates {
-    /// Of all sequences.
+    /// Tokens per second of all sequences.
     tokens_per_s: f64,
     /// Bytes of weights, cache and activations accessed by a step, each operand once; the mean over
     /// steps.

@@ -57,7 +57,7 @@ pub trait Program {
 
 /// The outputs of one repeat: the tokens, and the values by which runs are compared.
 pub struct ComputedOutputs {
-    /// Those of one sequence after those of the one before.
+    /// Generated tokens, sequence after sequence.
     pub tokens: Vec<u32>,
     /// Logits of each token of the first sequence; for a part of a model, its outputs.
     pub values: Vec<Tensor>,
@@ -142,7 +142,7 @@ impl Session {
         Ok(())
     }
 
-    /// Runs each stage back to back for at least `time`, unrecorded; outputs are those of the last
+    /// Runs each stage back to back for at least `time`, unrecorded; outputs are from the last
     /// repeat.
     pub fn steady(&mut self, time: Duration) -> Result<Vec<Steady>> {
         let recorder = self.recorder.clone();

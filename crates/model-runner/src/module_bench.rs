@@ -1,8 +1,8 @@
-//! A part of a model alone, with the model's dimensions: the mock of a layer, run as in the whole
-//! model.
+//! A separate part of a model, with the model's dimensions: the mock of a layer, run as in the
+//! whole model.
 //!
-//! Weights and operator paths are those of the whole model; inputs are drawn from the seed,
-//! independent of the construction of the part.
+//! Weights and operator paths are the whole model's; inputs are drawn from the seed, independent of
+//! the construction of the part.
 
 mod build;
 
@@ -71,8 +71,8 @@ pub struct PartRequest<'a> {
 }
 
 impl ModelPart {
-    /// Builds the requested part alone; or, if `extracted`, builds its whole layer, extracts the
-    /// part, and verifies that its outputs equal those of the part alone.
+    /// Builds only the requested part; or, if `extracted`, builds its whole layer, extracts the
+    /// part, and verifies that its outputs equal the separate part's.
     pub fn new(
         root: &Site,
         request: &PartRequest,

@@ -113,7 +113,8 @@ fn cut(page: &DynamicImage, spec: &VisionSpec) -> PagePixels {
 /// Crops across and down, 0 x 0 for none: of the allowed grids, the one whose aspect ratio is
 /// closest to the page's.
 ///
-/// Of grids of the same shape the larger wins only if the page fills more than half of its pixels.
+/// If grids have the same shape, the larger one wins only if the page fills more than half of its
+/// pixels.
 fn crop_grid(width: u32, height: u32, spec: &VisionSpec) -> (u32, u32) {
     if width.max(height) as usize <= spec.crop_px {
         return (0, 0);

@@ -1,7 +1,7 @@
 //! The recorder of a run: stage ranges, operator calls, experts hit.
 //!
-//! Each is an event, and an NVTX range where the request asks for it. Events stay in memory until
-//! the caller drains them between repeats, so that nothing is formatted or written inside a timed
+//! Each is an event, and an NVTX range if the request asks for it. Events stay in memory until the
+//! caller drains them between repeats, so that nothing is formatted or written inside a timed
 //! stage. Single-threaded, as is the model.
 
 use std::{
@@ -133,7 +133,7 @@ impl Recorder {
         self.0.repeat.set(repeat);
     }
 
-    /// Records operators from now on, with `ranges` as NVTX ranges too, or stages alone.
+    /// Records operators from now on, with `ranges` as NVTX ranges too, or only stages.
     pub fn record_operators(&self, on: bool, ranges: bool) {
         self.0.operators_on.set(on);
         self.0.operator_ranges.set(ranges);

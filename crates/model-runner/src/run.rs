@@ -179,7 +179,7 @@ fn progress_of(phase: &str, done: u64, total: u64, sample: Option<u32>) {
 /// The output files of a run.
 struct RunFiles {
     events: (PathBuf, BufWriter<File>),
-    /// Absent where texts are not stored.
+    /// Absent if texts are not stored.
     predictions: Option<(PathBuf, BufWriter<File>)>,
 }
 
@@ -206,7 +206,7 @@ impl RunFiles {
             .map_err(|source| RunError::Write { path: path.clone(), source })
     }
 
-    /// Writes the tokens of a repeat, a line per sequence; `sample` where there are several.
+    /// Writes the tokens of a repeat, a line per sequence; `sample` if there are several.
     fn predictions(
         &mut self,
         (sample, repeat, sequences): (Option<u32>, u32, usize),

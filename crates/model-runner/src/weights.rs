@@ -163,7 +163,7 @@ fn tensor_seed(seed: u64, name: &str) -> u64 {
 }
 
 /// Close to normal: the sum of four uniforms of 16 bits, scaled to the variance. Each value depends
-/// on the seed and its index alone, by splitmix64 (Steele, Lea and Flood 2014), so that a GPU
+/// only on the seed and its index, by splitmix64 (Steele, Lea and Flood 2014), so that a GPU
 /// computes the same.
 fn normals(seed: u64, count: usize, mean: f32, stdev: f32) -> Vec<f32> {
     let scale = scale(stdev);

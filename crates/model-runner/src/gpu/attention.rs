@@ -12,7 +12,7 @@ use super::{
 };
 use crate::ops::DevicePositions;
 
-/// Parts of a cache for one token where blocks form clusters, and threads of each.
+/// Parts of a cache for one token if blocks form clusters, and threads of each.
 const CLUSTER_PARTS: usize = 8;
 const THREADS: usize = 512;
 /// Without clusters, about one block per SM of a large GPU: blocks, maximum parts of a cache, and
@@ -20,7 +20,7 @@ const THREADS: usize = 512;
 const BLOCKS: usize = 132;
 const MAX_PARTS: usize = 64;
 const MIN_KEYS: usize = 32;
-/// Of many sequences: threads of a block, and blocks that a large GPU runs at once.
+/// For many sequences: threads of a block, and blocks that a large GPU runs at once.
 const BATCH_THREADS: usize = 128;
 const BATCH_BLOCKS: usize = 5 * BLOCKS;
 const WARP: usize = 32;

@@ -10,7 +10,7 @@ use super::{
     kernels::{KernelArg, LaunchGrid, launch},
 };
 
-/// `stdev`-scaled values of `seed`: those of [`crate::weights`] on the host.
+/// `stdev`-scaled values of `seed`, equal to [`crate::weights`] on the host.
 pub fn synthesise(
     device: &CudaDevice,
     shape: &Shape,

@@ -15,7 +15,7 @@ use super::{
 const TILE_ROWS: usize = 128;
 /// Values of an expert's output per block, for one token.
 const ROWS: usize = 2;
-/// Blocks of the router for one token, where blocks form clusters.
+/// Blocks of the router for one token, if blocks form clusters.
 const CLUSTER: usize = 8;
 /// Tokens per block of the router for many tokens, its warps, and the floats of a token's partial
 /// sums, as in the kernel.

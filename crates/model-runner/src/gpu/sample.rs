@@ -11,7 +11,8 @@ use super::{
 
 const BLOCKS: usize = 132;
 
-/// Advances the `positions` of `sequences` by `tokens` each, and after those of several their sum.
+/// Advances the `positions` of `sequences` by `tokens` each, and, for several sequences, their sum
+/// after them.
 pub fn advance(
     device: &CudaDevice,
     positions: &Tensor,

@@ -1,9 +1,9 @@
 //! Small outputs of kernels as parts of larger allocations.
 //!
-//! A launch with an allocation and a release of its own is three calls of the driver, each of which
-//! a profiler records. Small outputs share an allocation instead, which is released when the last
-//! of them is. Kernels with large outputs run for longer than the host takes to launch the next
-//! one, and an allocation of their own reuses memory that the L2 cache still has.
+//! A launch with an allocation and a release of its own is three calls of the driver, and a
+//! profiler records each. Small outputs share an allocation instead, which is released when the
+//! last of them is. Kernels with large outputs run for longer than the host takes to launch the
+//! next one, and an allocation of their own reuses memory that the L2 cache still has.
 
 use std::cell::{Cell, RefCell};
 
@@ -14,7 +14,7 @@ use super::graph;
 /// Bytes of a shared allocation, and at most of one output in it.
 const SLAB_BYTES: usize = 8 << 20;
 const MAX_PART_BYTES: usize = 1 << 20;
-/// Alignment of outputs, bytes: that of the driver's own allocations.
+/// Alignment of outputs, bytes: as in the driver's own allocations.
 const ALIGNMENT: usize = 256;
 
 /// An allocation and the number of its elements in use.

@@ -179,7 +179,7 @@ fn attention_over_a_cache_in_any_pieces() -> Result<()> {
                     values(&[rows, (heads + 2 * kv_heads) * head_dim], dtype, &gpu)?;
                 host_cursor.read(tokens)?;
                 cursor.read(tokens)?;
-                // Halved, which is exact: scores then have the size of those of trained models.
+                // Halved, which is exact: scores then have the size of trained models' scores.
                 let (qkv, gpu_qkv) = ((qkv * 0.5)?, (gpu_qkv * 0.5)?);
                 let want = host_attend.forward(
                     &host_rope.forward(&qkv, &host_cache, &host_cursor)?,

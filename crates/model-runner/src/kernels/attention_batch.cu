@@ -2,8 +2,8 @@
 #include "mma.cuh"
 
 constexpr int WARPS = 4, THREADS = WARPS * 32;
-// Pieces of the keys in shared memory, of which all but one are on their way, and the keys of a
-// piece that a group of lanes has.
+// Pieces of the keys in shared memory (all but one are on their way), and the keys of a piece that
+// a group of lanes has.
 constexpr int STAGES = 4, KEYS = 2;
 
 // Queries [sequences, heads, dim] to the keys and values in the cache [sequences, kv_heads,
@@ -22,7 +22,7 @@ __device__ __forceinline__ void attend_batch_body(
     const int heads = gridDim.x * GROUP, part = blockIdx.y, parts = gridDim.y;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32,
               group = warp * GROUPS + lane / LANES, column = lane % LANES * WIDE<T>;
-    // The first head among those of all sequences.
+    // The first head among the heads of all sequences.
     const size_t own = (size_t(blockIdx.z) * gridDim.x + blockIdx.x) * GROUP;
     const int length = positions[blockIdx.z] + 1, chunk = (length + parts - 1) / parts;
     const int start = part * chunk, end = min(length, start + chunk);

@@ -20,15 +20,15 @@ struct GridTiles {
 };
 
 // blockIdx.x is a tile of queries, blockIdx.y batch * heads. Four warps, sixteen queries each. The
-// terms of a query are products with the vectors of all offsets, of which those of its own row and
-// column are kept: with the terms of columns the products of scores start, those of rows are added
-// by the softmax.
+// terms of a query are products with the vectors of all offsets; the terms of its own row and
+// column are kept: the products of scores start with the terms of columns, the softmax adds the
+// terms of rows.
 template <typename T, int SIDE>
 __device__ __forceinline__ void attend_grid_body(const AttentionArgs& a) {
     using Tiles = GridTiles<SIDE>;
     constexpr int DIM = 64, CHUNKS = DIM / 8, KEYS = Tiles::KEYS, EIGHTS = Tiles::SLOTS / 8,
                   BYTES = KEYS * DIM * 2, TABLE_BYTES = Tiles::OFFSETS * DIM * 2;
-    // The vectors are where later tiles of keys are: those of the second stage, if they fit there.
+    // The vectors are where later tiles of keys are: the second stage's tiles, if they fit there.
     constexpr bool EARLY = TABLE_BYTES <= BYTES;
     static_assert(TABLE_BYTES <= 2 * BYTES, "the vectors fit the tiles");
     extern __shared__ __align__(128) uint8_t shared[];

@@ -31,7 +31,7 @@ __device__ __forceinline__ void attend_one_body(
     const int head = blockIdx.x, heads = gridDim.x, part = blockIdx.y, parts = gridDim.y;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32,
               group = warp * GROUPS + lane / LANES, column = lane % LANES * WIDE<T>;
-    // The head among those of all sequences.
+    // The head among the heads of all sequences.
     const size_t own = size_t(blockIdx.z) * heads + head;
     const int length = positions[blockIdx.z] + 1, chunk = (length + parts - 1) / parts;
     const int start = part * chunk, end = min(length, start + chunk);

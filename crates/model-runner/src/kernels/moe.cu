@@ -4,9 +4,9 @@
 // token uses with weight one.
 #include "mma.cuh"
 
-// Of one token's logits, by one warp: softmax, the largest `top_k` and their weights, in float. ids
-// and weights are [tokens, slots]; log is [capacity, top_k], written from row *position. Of equal
-// probabilities the lower expert is chosen. Overwrites the logits.
+// Softmax of one token's logits, by one warp, the largest `top_k` and their weights, in float. ids
+// and weights are [tokens, slots]; log is [capacity, top_k], written from row *position. If
+// probabilities are equal, the lower expert is chosen. Overwrites the logits.
 struct Chosen {
     uint32_t* ids;
     float* weights;
@@ -67,7 +67,7 @@ __device__ __forceinline__ void choose(float* mine, int token, int place, const 
     }
 }
 
-// The experts of one token, which are shared among the blocks of a cluster, of which the first
+// The experts of one token, which are shared among the blocks of a cluster; the first block
 // chooses.
 template <typename T>
 __device__ __forceinline__ void route_one_body(
@@ -139,9 +139,9 @@ __device__ __forceinline__ void route_one_body(
 }
 
 // The experts of ROUTED tokens per block. Each warp multiplies every sixteenth piece of 32 values
-// of all tokens with those of 64 experts, and the warps' sums are added in order. A lane reads
-// eight neighbours at once, of which the two products of a piece have four each: k is permuted
-// alike in both operands.
+// of all tokens with the values of 64 experts, and the warps' sums are added in order. A lane reads
+// eight neighbours at once, four for each of the two products of a piece: k is permuted alike in
+// both operands.
 constexpr int ROUTED = 16, ROUTE_WARPS = 16, ROUTE_COLUMNS = 64, ROUTE_STRIDE = ROUTE_COLUMNS + 8;
 
 template <typename T>
@@ -200,7 +200,7 @@ __device__ __forceinline__ void route_many_body(
 
 // Sorts assignments by expert: the assignment of each row (`order`), the row of each assignment
 // (`places`), and the tiles of TILE_ROWS rows: [expert, first row, rows] each, expert -1 past the
-// last. One block; `assignments` is tokens * slots. Where shared memory has room, rows are staged
+// last. One block; `assignments` is tokens * slots. If shared memory has room, rows are staged
 // there, because stores to them in the order of assignments are scattered.
 constexpr int MAX_EXPERTS = 1024;
 extern "C" __global__ void __launch_bounds__(1024) sort_by_expert(

@@ -3,8 +3,8 @@
 
 // Rotates the queries and keys of [tokens, heads + 2 kv_heads, dim], after normalising them if
 // there are weights, and appends keys and values to the cache [sequences, kv_heads, capacity, dim].
-// Of one sequence the first token is at positions[0]; of several, each has one token, at its own
-// position. One warp per token and head.
+// The first token of a single sequence is at positions[0]; several sequences have one token each,
+// at its own position. One warp per token and head.
 template <typename T>
 __device__ __forceinline__ void rope_body(
     const T* qkv, const float* cosines, const float* sines, const T* query_norm, const T* key_norm,
@@ -68,7 +68,7 @@ __device__ __forceinline__ void rope_wide_body(
         load_wide(qkv + size_t(unit) * dim + half + i, upper);
     }
     if (query_norm) {
-        // Every lane of the warp takes part, those of values and past the last token too.
+        // Every lane of the warp takes part, also lanes of values and past the last token.
         float squares = 0.f;
 #pragma unroll
         for (int j = 0; j < WIDE<T>; j++) squares += lower[j] * lower[j] + upper[j] * upper[j];

@@ -1,7 +1,7 @@
 // Greedy sampling on the device: the next token is chosen, recorded and fed back without the host.
 #include "common.cuh"
 
-// Advances the positions of the next tokens, and after those of several sequences their sum.
+// Advances the positions of the next tokens, and, for several sequences, their sum after them.
 extern "C" __global__ void advance(uint32_t* positions, int sequences, int by) {
     for (int i = threadIdx.x; i < sequences; i += blockDim.x) positions[i] += by;
     if (sequences > 1 && threadIdx.x == 0) positions[sequences] += by * sequences;

@@ -1,4 +1,4 @@
-// Products by a group of four warps, with operands in shared memory: for sm_90a alone.
+// Products by a group of four warps, with operands in shared memory: for sm_90a only.
 //
 // An operand is rows of 64 values along k, 128 bytes each, in tiles of `swizzled<8>`, which is the
 // layout "128-byte swizzle"; a tile starts at a multiple of 1,024 bytes.
@@ -20,8 +20,8 @@ __device__ __forceinline__ void group_wait() {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 
-// Descriptor of an operand: its address, 1,024 bytes from eight rows to the next, the swizzle. Of
-// an operand whose rows are k, `apart` is the distance in bytes from 64 columns to the next 64.
+// Descriptor of an operand: its address, 1,024 bytes from eight rows to the next, the swizzle. If
+// the operand's rows are k, `apart` is the distance in bytes from 64 columns to the next 64.
 __device__ __forceinline__ uint64_t group_operand(uint32_t address, uint32_t apart = 16) {
     return uint64_t(address >> 4 & 0x3fff) | uint64_t(apart >> 4) << 16 |
            uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;

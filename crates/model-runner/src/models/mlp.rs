@@ -45,8 +45,8 @@ pub struct Moe {
     recorder: Recorder,
     /// Each forward balances the router first.
     balancing: Cell<bool>,
-    /// Bytes of the experts that forwards of many tokens, and of one of each sequence, have read:
-    /// known after a repeat. Of steps, which may be replays of one, it is the mean.
+    /// Bytes of the experts that forwards of many tokens, and of one token of each sequence, have
+    /// read: known after a repeat. Steps, which may be replays of one, have the mean.
     prefill_bytes: Rc<Cell<u64>>,
     step_bytes: Rc<Cell<u64>>,
 }

@@ -21,8 +21,8 @@ impl CausalAttention {
         Self(site.op("attention"))
     }
 
-    /// Attends from `queries` `[rows, heads, head_dim]`, those of each sequence from its position,
-    /// to the cache with these tokens.
+    /// Attends from `queries` `[rows, heads, head_dim]`, each sequence's from its position, to the
+    /// cache with these tokens.
     pub fn forward(&self, queries: &Tensor, cache: &LayerCache, cursor: &Cursor) -> Result<Tensor> {
         let (_, heads, dim) = queries.dims3()?;
         let kv_heads = cache.keys.dim(1)?;

@@ -129,8 +129,8 @@ impl Cursor {
         self.common_reading() == Some(1)
     }
 
-    /// The rows of each sequence in the forward in progress, which are those of the first, then of
-    /// the second, and so on.
+    /// The rows of each sequence in the forward in progress: rows of the first, then of the second,
+    /// and so on.
     pub fn spans(&self) -> impl ExactSizeIterator<Item = Span> + Clone + '_ {
         let mut row = 0;
         let each = self.positions.iter().zip(&self.reading).enumerate();
@@ -164,7 +164,7 @@ impl Cursor {
         self.positions.iter_mut().zip(&self.reading).for_each(|(at, tokens)| *at += tokens);
     }
 
-    /// The tokens that the forward in progress reads of each sequence, where that is one number.
+    /// The tokens that the forward in progress reads of each sequence, if that is one number.
     fn common_reading(&self) -> Option<usize> {
         let first = self.reading[0];
         self.reading.iter().all(|&tokens| tokens == first).then_some(first)
@@ -213,7 +213,7 @@ impl Cursor {
         if let Some(mask) = masks.get(&(tokens, position)) {
             return Ok(Some(mask.clone()));
         }
-        // Those of earlier prompts are freed.
+        // Masks of earlier prompts are freed.
         if masks.len() >= self.positions.len() {
             masks.clear();
         }

@@ -87,7 +87,8 @@ impl Experts {
             #[cfg(feature = "cuda")]
             Routes::Device { ids, .. } => (ids.dim(1)?, None),
         };
-        // One token uses as many experts as it chooses; those of several are only in the log.
+        // One token uses as many experts as it chooses; experts of several tokens are only in the
+        // log.
         let known = distinct.or((tokens == 1).then_some(slots - shared));
         let work = OperatorWork {
             flops: 3 * matmul_flops(1, tokens * slots, hidden, width),

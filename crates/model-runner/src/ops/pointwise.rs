@@ -4,7 +4,7 @@ use candle_core::{D, Result, Tensor};
 
 use crate::{module_scope::Site, record::Op};
 
-/// An activation. The numbers are those of the kernels.
+/// An activation. The numbers are the kernels'.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Activation {

@@ -110,7 +110,7 @@ impl Rope {
         })
     }
 
-    /// The angles of a forward: those of its positions, or the whole tables if its sequences are at
+    /// The angles of a forward: for its positions, or the whole tables if its sequences are at
     /// different ones.
     fn angles(&self, cursor: &Cursor) -> Result<(Tensor, Tensor)> {
         let RopeTables { cos, sin } = &self.tables;

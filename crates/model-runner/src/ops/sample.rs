@@ -15,7 +15,7 @@ pub struct Sampler {
     sequences: usize,
     /// One of each sequence, then the next of each.
     tokens: Vec<u32>,
-    /// Of each token of the first sequence.
+    /// Logits of each token of the first sequence.
     logits: Vec<Tensor>,
     #[cfg(feature = "cuda")]
     on_gpu: Option<OnGpu>,
@@ -24,7 +24,7 @@ pub struct Sampler {
 /// The chosen tokens, on a GPU.
 #[cfg(feature = "cuda")]
 struct OnGpu {
-    /// Of each sequence the last token, then of each the number of tokens, then zeros.
+    /// The last token of each sequence, then each sequence's number of tokens, then zeros.
     chosen: Tensor,
     /// `[sequences, max_tokens]`
     tokens: Tensor,
@@ -113,8 +113,7 @@ impl Sampler {
         }
     }
 
-    /// All chosen tokens, those of one sequence after those of the one before, and the logits of
-    /// those of the first sequence.
+    /// All chosen tokens, sequence after sequence, and the logits of the first sequence's tokens.
     pub fn chosen(&self) -> Result<(Vec<u32>, Vec<Tensor>)> {
         #[cfg(feature = "cuda")]
         if let Some(OnGpu { tokens, history, count, .. }) = &self.on_gpu {

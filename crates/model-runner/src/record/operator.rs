@@ -147,7 +147,7 @@ impl Drop for RangeGuard {
 #[must_use = "the scope closes when this drops"]
 pub struct ScopeGuard<'a> {
     op: &'a Op,
-    /// Absent where operators are not recorded.
+    /// Absent if operators are not recorded.
     open: Option<OpenRange>,
     _memory: Option<MemoryGuard>,
 }

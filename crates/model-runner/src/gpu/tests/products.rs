@@ -55,7 +55,7 @@ fn outputs_that_share_an_allocation_keep_their_values() -> Result<()> {
     let (x, on_gpu) = values(&[3, 1_000], DType::BF16, &device)?;
     let (weight, weight_on_gpu) = values(&[1_000, 1_000], DType::BF16, &device)?;
     let product = || gpu::product(&on_gpu, &weight_on_gpu).map(Option::unwrap);
-    // More than four allocations, of which a hundredth is kept.
+    // More than four allocations; a hundredth is kept.
     let mut kept = Vec::new();
     for at in 0..6_000 {
         let output = product()?;

@@ -1,8 +1,8 @@
 //! The whole image side compared with an independent one: `tests/fixtures/vision/reference.py`,
 //! numpy in float64.
 //!
-//! Grids are both larger and smaller than those of the learned tables, so that resampling is
-//! compared too.
+//! Grids are both larger and smaller than in the learned tables, so that resampling is compared
+//! too.
 
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};

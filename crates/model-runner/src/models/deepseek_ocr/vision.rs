@@ -57,7 +57,7 @@ impl Vision {
         })
     }
 
-    /// Vectors of one page, `[views.tokens, hidden]`: those of the crops, of the whole page, and
+    /// Vectors of one page, `[views.tokens, hidden]`: vectors of the crops, of the whole page, and
     /// the separator.
     pub fn forward(&self, page: &PageTensors) -> Result<Tensor> {
         let _vision = self.recorder.range("vision");
