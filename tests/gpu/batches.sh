@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Times of batches: 1, 4, 16 and 64 sequences of 918 prompt and 64 new tokens, and their tokens per
-# second against those of one sequence. The prompts are equal: so must be the tokens of a batch.
+# second against one sequence's. The prompts are equal: so must be the tokens of a batch.
 #
 #   tests/gpu/batches.sh [BIN [DEVICE [MODEL...]]]
 #

@@ -112,7 +112,7 @@ for line in (data / "submitted").read_text().splitlines():
             kernels = totals[0].get("launches", totals[0].get("calls", kernels))
         kernel_ms = totals[0].get("kernel_ms") if totals else None
         counted_ms = sum(it["timeline_total_ms"] or 0 for it in counters)
-        # Of profiled kernels and launch configurations, with launches of other durations.
+        # Profiled kernels and launch configurations that have launches of other durations.
         unlike = {
             (it["full_name"], str(it["grid"]), str(it["block"])): it["unlike_ms"] or 0
             for it in counters

@@ -167,7 +167,7 @@ for name in names:
         )
         total = [it["kernel_ms"] for it in report["stage_kernels"] if it["stage"] == stage]
         like = sum(it["timeline_total_ms"] or 0 for it in read)
-        # Of profiled kernels and launch configurations, with launches of other durations.
+        # Profiled kernels and launch configurations that have launches of other durations.
         unlike = {
             (it["full_name"], str(it["grid"]), str(it["block"])): it["unlike_ms"] or 0
             for it in read

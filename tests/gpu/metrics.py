@@ -53,9 +53,9 @@ WRITES = "dram__bytes_write.sum.pct_of_peak_sustained_elapsed"
 TIME = "gpu__time_duration.sum"
 STAGES = ("prefill", "decode_all")
 METRICS = {"tensor_active": TENSOR, "dram_read": READS, "dram_write": WRITES}
-# Of each launch configuration, whose kernels ncu does not tell apart.
+# Launches of each launch configuration, whose kernels ncu does not distinguish.
 LAUNCHES = 8
-# Of a GEMM in bf16: FLOPs per SM and clock of Hopper, dense.
+# FLOPs of a GEMM in bf16 per SM and clock of Hopper, dense.
 FLOPS_PER_CLOCK = 4096
 rows, failed, missed = [], [], []
 

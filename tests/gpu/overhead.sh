@@ -4,9 +4,9 @@
 #
 # Runs the prompt `Free OCR.` of qwen3-0.6b, or of another model with an image, under each tracer in
 # turn, a process each, with one warm-up and eight repeats. llmprof traces stages as NVTX ranges,
-# and operators as events of the runner alone. Hosts are noisy, so the table has the lowest median
-# of the rounds and all medians.
-# CUPTI is attached alone by a directive of nsys that records no kernels.
+# and operators only as events of the runner. Hosts are noisy, so the table has the lowest median of
+# the rounds and all medians. CUPTI is attached alone by a directive of nsys that records no
+# kernels.
 set -euo pipefail
 runner=$(realpath "$1") rounds=${2:-5} model=${3:-qwen3-0.6b}
 image=()

@@ -107,7 +107,8 @@ def check(folder):
             print(f"| {capture} | no report |" + expect(f"{capture}: no report", False))
             continue
         rows = [row for row in csv.DictReader(path.open()) if row["stage"] in SIZES]
-        # A barrier is an all-reduce of one element: in f32, next to those of the arrays in bf16.
+        # A barrier is an all-reduce of one element: in f32, next to the all-reduces of the arrays
+        # in bf16.
         for row in rows:
             if row["kind"] == "all_reduce" and row["dtype"] == "Float":
                 row["kind"] = "barrier"

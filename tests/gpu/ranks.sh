@@ -4,8 +4,8 @@
 #   tests/gpu/ranks.sh [--bin DIR] [--python PROGRAM] [--out DIR]
 #
 # Runs tests/gpu/ranks.py under torchrun on two GPUs, once with PyTorch's profiler in each rank and
-# once under nsys, where there is one (LLMPROF__TOOLS__NSYS or PATH), analyses both with the llmprof
-# of DIR (default target/release), and prints one table. Rank 1 sleeps 500 us on its GPU before each
+# once under nsys, if there is one (LLMPROF__TOOLS__NSYS or PATH), analyses both with the llmprof of
+# DIR (default target/release), and prints one table. Rank 1 sleeps 500 us on its GPU before each
 # decode step. Exits with 0 if every check passed; ends within 120 s. --out keeps captures and
 # reports. Needs bash and a Python with PyTorch and NCCL; compiles nothing.
 set -euo pipefail

@@ -12,8 +12,8 @@
 #   cargo build --release --package llmprof --no-default-features --features cuda
 #   cp target/release/model-runner target/release/model-runner-NAME
 #   git apply -R tests/gpu/slowed/NAME.patch
-# Profiles the same deep run with each, and prints the difference of each ledger of decode to that of
-# model-runner. Exits with 0 if the largest change has the cause and the kernel that were slowed.
+# Profiles the same deep run with each, and prints the difference of each ledger of decode to
+# model-runner's. Exits with 0 if the largest change has the cause and the kernel that were slowed.
 # Needs bash, curl and python3; compiles nothing.
 set -euo pipefail
 bin=target/release device=auto model=deepseek-ocr tokens=64

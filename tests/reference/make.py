@@ -140,7 +140,7 @@ def dense():
     causal(
         "llama", LlamaForCausalLM, LlamaConfig(**SMALL, rms_norm_eps=1e-5, tie_word_embeddings=True)
     )
-    # Of the eight frequencies, by wavelength, one is kept (below 16), one is blended, and six are
+    # By wavelength, one of the eight frequencies is kept (below 16), one is blended, and six are
     # divided (above 64).
     llama3 = {
         "rope_type": "llama3",

@@ -206,7 +206,7 @@ impl File {
 }
 
 /// Writes into a file's bytes. What is appended is copied at once: a resize of a vector is a loop
-/// over its bytes where nothing is optimised.
+/// over its bytes if nothing is optimised.
 fn put(bytes: &mut Vec<u8>, at: usize, from: &[u8]) {
     if bytes.len() < at {
         bytes.resize(at, 0);

@@ -1,8 +1,8 @@
 //! A seeded simulator of queue, leases, sessions, journal, retention, webhooks, imports and Slurm:
 //! the code of the service on simulated time, disks and processes.
 //!
-//! `SIMULATOR_SCHEDULES` sets the number of schedules, `SIMULATOR_FIRST` the first seed. Of a
-//! single schedule the events and the log of the service are shown.
+//! `SIMULATOR_SCHEDULES` sets the number of schedules, `SIMULATOR_FIRST` the first seed. A single
+//! schedule shows its events and the log of the service.
 
 #![expect(clippy::unwrap_used, reason = "an unwrap is an assertion")]
 

@@ -24,7 +24,7 @@ use super::{cluster::Cluster, files::Files, job, random::Random};
 const START_S: i64 = 1_767_225_600;
 /// Longest time from the choice of a run to the start of its process: some slow calls.
 const CHOICE_TO_START: Duration = Duration::from_secs(10);
-/// Number of the host of the service, among those of jobs.
+/// Number of the service's host, among the hosts of jobs.
 pub const SERVICE_HOST: u32 = 0;
 
 /// The world of one schedule. Clones share it.

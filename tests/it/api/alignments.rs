@@ -25,8 +25,8 @@ pub async fn pair(api: &Api) -> [String; 2] {
     ids
 }
 
-/// A request that the real pair passes: alone, two of its kernels find their data in the cache,
-/// hence the threshold.
+/// A request that the real pair passes: in the separate layer, two kernels find their data in the
+/// cache, hence the threshold.
 fn attention() -> Value {
     let thresholds = json!({ "kernel_time_pct": 30.0 });
     json!({ "range": "decoder.self_attn", "include_ranges": ["measured"], "stage": "decode",

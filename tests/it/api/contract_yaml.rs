@@ -137,7 +137,7 @@ fn files_are_strings_of_the_format_binary() {
     assert!(files >= 10, "{files}");
 }
 
-/// Python with PyYAML; `None` where it is missing and not required.
+/// Python with PyYAML; `None` if it is missing and not required.
 fn python() -> Option<&'static str> {
     let has_yaml = Command::new("python3").args(["-c", "import yaml"]).output();
     let is_installed = has_yaml.is_ok_and(|it| it.status.success());
@@ -163,7 +163,7 @@ fn pyyaml_reads_the_document_that_the_service_serves_as_json() {
         (output.status.code(), text)
     };
     assert_eq!(differences(&kept(), http::contract()), (Some(0), String::new()));
-    // The comparison finds a key, a value and a number that YAML 1.1 reads otherwise.
+    // The comparison finds a key, a value and a number that YAML 1.1 reads differently.
     let plain = kept().replace("'on'", "on").replace("'3.1.0'", "3.1");
     let (code, text) = differences(&plain, http::contract());
     assert_eq!(code, Some(1), "{text}");

@@ -309,7 +309,7 @@ async fn the_service_returns_the_cost_of_its_models() {
     assert!(
         cost["image_tokens"].as_u64() > Some(0) && cost["cost"]["vision_flops"].as_u64() > Some(0)
     );
-    // The default inputs are those of a run; prompt_tokens replaces inputs.
+    // The default inputs are the same as for a run; prompt_tokens replaces inputs.
     assert_eq!(api.get(&format!("/models/{MODEL}/cost")).await.json()["inputs"], "inputs.yaml");
     let bare = api.get("/models/llama-tiny/cost?prompt_tokens=100&dtype=f16").await.json();
     assert_eq!(

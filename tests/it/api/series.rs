@@ -99,7 +99,7 @@ async fn a_run_appears_in_its_series_with_the_change_from_the_previous_one() {
     assert!(rest["next_cursor"].is_null() && rest["noise_pct"].get("tpot").is_none());
     assert_eq!(api.get(&format!("/series/{}", "0".repeat(32))).await.error().0, 404);
     assert_eq!(api.get("/series/..%2F").await.error().0, 400);
-    // The next series is that of the older run.
+    // The next series belongs to the older run.
     let next = api.get("/series?limit=1").await.json();
     let next = api.get(&format!("/series?cursor={}", next["next_cursor"].as_str().unwrap())).await;
     assert_eq!(next.json()["series"][0]["device"], "H100");

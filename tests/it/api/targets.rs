@@ -1,4 +1,4 @@
-//! Runs of a part of a model: refusals, the part alone, and the part aligned with the whole model.
+//! Runs of a part of a model: refusals, a separate part, and a part aligned with the whole model.
 
 use std::{fs, path::Path};
 
@@ -35,7 +35,8 @@ fn nsys(folder: &Path) -> std::path::PathBuf {
         "update StringIds set value = '{PART}' where value = 'decoder.self_attn'; update \
             NVTX_EVENTS set text = '{PART}' where text = 'decoder.self_attn'"
     );
-    // Alone, these two find their data in the L2 cache; here they take as long as in the model.
+    // In a separate part, these two find their data in the L2 cache; here they take as long as in
+    // the model.
     let cold = "update CUPTI_ACTIVITY_KIND_KERNEL set end = start + cast((end - start) * 1.2 as \
         integer) where shortName in
         (select id from StringIds where value in ('nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT',

@@ -1,4 +1,4 @@
-//! `llmprof mcp`: the tools over standard input and output, with URL and token alone.
+//! `llmprof mcp`: the tools over standard input and output, with only URL and token.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},

@@ -1,4 +1,4 @@
-//! The commands against a service, from another folder with URL and token alone.
+//! The commands against a service, from another folder with only URL and token.
 
 use std::fs;
 

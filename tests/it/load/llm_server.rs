@@ -1,6 +1,6 @@
 //! A load on a real LLM server: llama.cpp's with a small random model, four slots.
 //!
-//! Runs where scripts/install-llm-server.sh has installed it; CI requires it by
+//! Runs if scripts/install-llm-server.sh has installed it; CI requires it by
 //! LLMPROF_REQUIRE_LLM_SERVER=1.
 
 use std::{
@@ -12,7 +12,7 @@ use super::{load, requests};
 
 const SERVE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/llm-server/serve.py");
 
-/// The installed server; `None` where it is missing and not required.
+/// The installed server; `None` if it is missing and not required.
 pub fn installed() -> Option<PathBuf> {
     let folder = std::env::var_os("LLMPROF_LLM_SERVER").map(PathBuf::from).or_else(|| {
         Some(Path::new(&std::env::var_os("HOME")?).join(".cache/llmprof/llm-server"))

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::{parse::sums::llmprof, support::captures::capture, support::golden::golden};
 
 /// A second process on another GPU, with the same calls, ranges and kernels. One kernel is named as
-/// an all-reduce; those of the first process start 1 us earlier.
+/// an all-reduce; kernels of the first process start 1 us earlier.
 const TWO_PROCESSES: &str = "
     update StringIds
         set value = 'ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)'
@@ -160,7 +160,7 @@ fn the_command_line_takes_one_trace_per_rank_and_refuses_several_exports() {
     assert!(!good && error.contains("records all ranks in one capture"), "{error}");
 }
 
-/// The processes of `torchrun` under one nsys share a clock, and their kernels have a name alone.
+/// The processes of `torchrun` under one nsys share a clock, and their kernels have only a name.
 #[test]
 fn processes_of_one_nsys_capture_are_ranks_joined_by_place() {
     let dir = tempfile::tempdir().unwrap();

@@ -43,7 +43,7 @@ struct Rows {
     key: &'static [&'static str],
     doubled: &'static [&'static str],
     same: &'static [&'static str],
-    /// False where processes on one GPU share the figures.
+    /// False if processes on one GPU share the figures.
     by_process: bool,
 }
 

@@ -52,7 +52,7 @@ fn each_call_of_pytorch_has_the_stage_and_the_time_of_its_kernel() {
         assert_eq!(sum(&analysis, stage, |it| it.calls), calls, "{stage}, without the warm-up");
         assert_eq!(sum(&analysis, stage, |it| it.kernel_calls.unwrap()), calls, "{stage}");
     }
-    // All kernels of GEMMs in both stages are those of the libraries.
+    // All kernels of GEMMs in both stages are the libraries'.
     for stage in ["prefill", "decode_all"] {
         let classes = analysis.kernels.classes.iter();
         let gemm = classes.filter(|it| it.stage == stage && it.class == "gemm");

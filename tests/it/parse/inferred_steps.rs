@@ -1,7 +1,7 @@
 //! Steps inferred from captures whose ranges are known and removed.
 //!
-//! A step is correct when its first launch, its last launch and its class are those of the removed
-//! range. A step without a class is not correct; one with another boundary or class is wrong.
+//! A step is correct when its first launch, its last launch and its class equal the removed
+//! range's. A step without a class is not correct; one with another boundary or class is wrong.
 
 use std::{collections::HashMap, fs, path::PathBuf};
 
@@ -217,12 +217,11 @@ fn prompts_in_a_window_of_a_server_are_prefill_between_steps_of_one_sequence() {
     let (trace, _dir) = read("hf-serve-window");
     let steps = infer(&trace).steps;
     let count = |class: StepClass| steps.iter().filter(|it| it.class == Some(class)).count();
-    // The lookups of the capture but that of a step whose end the window cut off.
+    // The lookups of the capture, without the lookup of a step whose end the window cut off.
     assert_eq!((count(StepClass::Prefill), count(StepClass::Decode), steps.len()), (3, 160, 163));
 }
 
-/// XLA names each execution of a program; that of the prompt has another number than that of a
-/// token.
+/// XLA names each execution of a program; the prompt's program has another number than the token's.
 #[test]
 fn executions_of_xla_programs_are_the_steps_of_a_program_in_jax() {
     let (trace, _dir) = read("jax-steps");

@@ -94,7 +94,7 @@ fn the_eager_trace_equals_its_counts() {
     assert_eq!(summed(records, "aten::mm", |it| it.calls), 215);
     assert_eq!(summed(records, "aten::mm", |it| it.flops), 346_822_803_456);
     assert_eq!(summed(records, "aten::scaled_dot_product_attention", |it| it.calls), 30);
-    // The time of every kernel is that of exactly one operator.
+    // The time of every kernel belongs to exactly one operator.
     let exclusive: f64 = records.iter().filter_map(|it| it.device).map(|it| it.exclusive_ms).sum();
     assert!((exclusive - 4.120015).abs() < 1e-9, "{exclusive}");
     let flops = |path: &str| summed(records, path, |it| it.flops);

@@ -90,7 +90,7 @@ fn flows(event: &[(u64, Wire)]) -> Vec<u64> {
     event.iter().filter(|(field, _)| *field == 47).map(|(_, value)| flow(value)).collect()
 }
 
-/// Decodes a timeline by the format alone.
+/// Decodes a timeline by only the format.
 pub fn decode(timeline: &[u8]) -> Read {
     let (mut read, mut texts, mut tracks, mut open) =
         (Read::default(), HashMap::new(), HashMap::new(), HashMap::new());

@@ -46,7 +46,7 @@ const KERNELS: [(&str, &str, &str, i64, u32); 3] = [
     ),
 ];
 const STEPS: i64 = 4;
-/// Nanoseconds between two launches, and from the start of one step to that of the next.
+/// Nanoseconds between two launches, and from the start of one step to the start of the next.
 const LAUNCH: i64 = 20_000;
 const STEP: i64 = 100_000;
 const ZERO: i64 = 5_000_000_000;

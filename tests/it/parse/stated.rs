@@ -70,7 +70,7 @@ fn the_decoder_of_deepseek_in_transformers_has_floors_and_mfu() {
     let stated = report("hf-deepseek-decoder", &fields);
     let mfu = row(&stated, "mfu", "scope", "prefill");
     let (flops, ms) = (mfu["flops"].as_f64().unwrap(), mfu["ms"].as_f64().unwrap());
-    // Two FLOPs per weight and token of the projections alone, and the H200's 989 TFLOP/s.
+    // Two FLOPs per weight and token of only the projections, and the H200's 989 TFLOP/s.
     assert!(flops > 2.0 * 0.4e9 * 918.0, "{flops}");
     let share = mfu["datasheet_pct"].as_f64().unwrap();
     assert!((share - flops / (ms / 1e3) / 989e12 * 100.0).abs() < 0.01, "{share}");
@@ -149,7 +149,7 @@ fn a_model_that_the_capture_cannot_be_of_has_no_figure() {
         let fields = [("model_config", model), ("prompt_tokens", "512")];
         is_refuted(&report(capture, &[&fields[..], more].concat()))
     };
-    // With the kernels' names, their number and the device's peaks alone.
+    // With only the kernels' names, their number and the device's peaks.
     assert!(!of("hf-llama-e2e", right, &[("new_tokens", "16")]));
     for (model, more) in [
         (large.as_str(), ("batch", "1")),

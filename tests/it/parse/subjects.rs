@@ -1,9 +1,9 @@
-//! Reports mention only what their subject has: no pass, log, mode or tool of this host where
-//! captures were taken elsewhere.
+//! Reports mention only what their subject has: no pass, log, mode or tool of this host if captures
+//! were taken elsewhere.
 
 use crate::parse::sums::{OpenCapture, llmprof};
 
-/// Texts that are true only where this service ran something.
+/// Texts that are true only if this service ran something.
 const OF_RUNS_HERE: &[&str] = &[
     "baseline step",
     "mode light",

@@ -77,8 +77,8 @@ fn seconds(time: &Value) -> i64 {
     time.as_str().unwrap().parse::<Timestamp>().unwrap().as_second()
 }
 
-/// The run started after its submission, and its duration and those of its steps are between 0 and
-/// an hour.
+/// The run started after its submission, and its duration and its steps' durations are between 0
+/// and an hour.
 fn assert_sound_times(run: &Value) {
     let took =
         |it: &Value| (0..3600).contains(&(seconds(&it["ended_at"]) - seconds(&it["started_at"])));

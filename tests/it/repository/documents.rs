@@ -254,7 +254,7 @@ fn every_id_of_the_troubleshooting_page_exists() {
     }
 }
 
-/// The help of the program that a command starts, and its options, where it is one of ours.
+/// The help of the program that a command starts, and its options, if it is one of ours.
 fn help(words: &[&str]) -> Option<String> {
     let program = match *words.first()? {
         "llmprof" => env!("CARGO_BIN_EXE_llmprof"),

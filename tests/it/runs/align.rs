@@ -21,8 +21,8 @@ const MEASURED: &str =
      between e.start and e.end
     and coalesce(e.text, (select value from StringIds where id = e.textId)) = 'measured'";
 
-/// Thresholds under which the real pair passes in decode as well: alone, two of the layer's kernels
-/// find their data in the second-level cache and take 0.85 and 0.81 of the time.
+/// Thresholds under which the real pair passes in decode as well: in the separate layer, two
+/// kernels find their data in the second-level cache and take 0.85 and 0.81 of the time.
 const WARM_CACHE: &str = "kernel_time_pct = 30.0";
 
 /// The real pair in a folder of its own, each side changed by plain SQL.

@@ -135,7 +135,7 @@ async fn a_check_exits_with_2_on_damage_and_repairs_repairable_faults() {
     let service = Service::start(data.path(), &Setup::default());
     let found = service.json(&format!("/runs/{second}")).await;
     assert_eq!((&found["state"], &found["spec"]), (&lost["state"], &lost["spec"]));
-    // The time is that of the run's id, which is made right before the submission's.
+    // The time is the one in the run's id, which is made right before the submission's.
     let at =
         |run: &Value| -> jiff::Timestamp { run["queued_at"].as_str().unwrap().parse().unwrap() };
     let (seconds, nanos) = id.get_timestamp().unwrap().to_unix();

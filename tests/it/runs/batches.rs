@@ -92,7 +92,7 @@ async fn figures_of_a_batch_are_of_all_its_sequences() {
     assert_eq!(cost["prefill_flops"], counted("prefill"));
     let text = fs::read_to_string(dir.join("report.md")).unwrap();
     assert!(text.contains("a batch of 4 sequences of 2 to 14: 26 positions"), "{text}");
-    // By the mean or, where it does not stand for the steps, by the median.
+    // By the mean or, if it does not stand for the steps, by the median.
     assert!(text.contains(" step of 4 sequences"), "{text}");
 }
 

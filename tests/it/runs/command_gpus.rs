@@ -96,7 +96,7 @@ async fn the_gemms_of_each_process_of_a_command_are_logged_in_a_pass_of_their_ow
                 Bdesc=[type=R_16BF rows=512 cols=ROWS ld=512] \
                 Ddesc=[type=R_16BF rows=2048 cols=ROWS ld=2048] \
                 computeDesc=[computeType=COMPUTE_32F transa=OP_T] algo=[algoId=66]";
-    // As the libraries do, each process writes a file of its own where a log is requested.
+    // As the libraries do, each process writes a file of its own if a log is requested.
     let lines = format!(
         r#"[ -n "$CUBLASLT_LOG_FILE" ] || exit 0
 for rows in 3 7; do

@@ -335,7 +335,7 @@ fn a_file_of_commands_with_a_mistake_stops_the_service_with_one_line() {
     assert_eq!((output.status.success(), reason), (false, expected));
 }
 
-/// The real nsys of this host; `None` where it is not installed and not required.
+/// The real nsys of this host; `None` if it is not installed and not required.
 pub fn nsys() -> Option<String> {
     let found = llmprof_service::collect::tools::find_tool("nsys", None)
         .map(|path| path.display().to_string());

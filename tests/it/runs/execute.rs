@@ -1,4 +1,4 @@
-//! `llmprof execute`: a run from its folder alone, with neither service nor database.
+//! `llmprof execute`: a run from only its folder, with neither service nor database.
 
 use std::{fs, path::Path, process::Command};
 

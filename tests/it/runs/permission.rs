@@ -1,4 +1,4 @@
-//! Permission to read a GPU's counters, of which the preflight informs.
+//! Permission to read a GPU's counters, which the preflight reports.
 
 use serde_json::json;
 

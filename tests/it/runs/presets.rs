@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{commands::read, lifecycle::step};
 use crate::support::service::{self, Service, Setup};
 
-/// A service whose presets are those of `files`.
+/// A service with the presets of `files`.
 fn service(data: &Path, files: &[(&str, &str)]) -> Service {
     let folder = data.join("presets");
     fs::create_dir_all(&folder).unwrap();

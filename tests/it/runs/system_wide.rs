@@ -1,4 +1,4 @@
-//! System-wide sampling: refused where the operator forbids it, else recorded with its disclosure.
+//! System-wide sampling: refused if the operator forbids it, else recorded with its disclosure.
 
 use std::{
     fs,

@@ -44,7 +44,7 @@ class profile:
         shutil.copy(os.environ["TRACE"], path)
 "#;
 
-/// Of the program itself: it is executed too.
+/// The program's own module: it is executed too.
 const SITECUSTOMIZE: &str = "print('sitecustomize of the program')";
 
 const RANGES: &str = "import torch\ntorch.cuda.nvtx.range_push('prefill')\n\

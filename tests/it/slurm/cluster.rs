@@ -1,4 +1,4 @@
-//! A Slurm cluster of this machine alone, started for one test and ended with it: munged, slurmctld
+//! A Slurm cluster of only this machine, started for one test and ended with it: munged, slurmctld
 //! and two nodes with a "GPU" each.
 //!
 //! Every process that has a file open in the folders of the test, or names them, is killed at the

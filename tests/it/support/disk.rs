@@ -29,8 +29,8 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Creates and mounts a disk. `None` where loop devices are not permitted,
-    /// unless LLMPROF_REQUIRE_LOOP=1.
+    /// Creates and mounts a disk. `None` if loop devices are not permitted, unless
+    /// LLMPROF_REQUIRE_LOOP=1.
     pub fn create() -> Option<Self> {
         let disk = Self { folder: tempfile::tempdir().unwrap() };
         std::fs::create_dir(disk.root()).unwrap();

@@ -1,4 +1,4 @@
-//! The pages in a real browser: chromium, driven by chromedriver. Skipped where they are not
+//! The pages in a real browser: chromium, driven by chromedriver. Skipped if they are not
 //! installed, unless LLMPROF_REQUIRE_BROWSER=1.
 
 use std::{io::Read, path::Path, process::Command};

@@ -23,7 +23,7 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Returns `None` where no browser is installed or required.
+    /// Returns `None` if no browser is installed or required.
     pub async fn start() -> Option<Self> {
         let installed = |name: &str| {
             std::env::split_paths(&std::env::var_os("PATH").unwrap())
@@ -160,7 +160,7 @@ impl Drop for Browser {
     }
 }
 
-/// Starts the driver on a free port. It takes one of IPv6 and then the same of IPv4, and ends where
+/// Starts the driver on a free port. It takes one of IPv6 and then the same of IPv4, and ends if
 /// another process has that one: another start takes another.
 fn start_driver() -> (Child, String) {
     const STARTS: usize = 10;

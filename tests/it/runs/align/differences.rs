@@ -21,7 +21,7 @@ fn a_kernel_that_halves_fails_though_another_makes_up_for_it() -> Result<()> {
             "{it:#}"
         );
     }
-    // Of two decisive kernels, one halves and the other takes over its time: the sum stays.
+    // One of two decisive kernels halves and the other takes over its time: the sum stays.
     let time = |it: &Value| {
         it["mock"]["mean_us"].as_f64().unwrap() * it["mock"]["calls"].as_f64().unwrap()
     };

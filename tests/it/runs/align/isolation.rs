@@ -4,8 +4,8 @@ use super::*;
 
 #[test]
 fn an_operation_is_found_by_operator_by_kernels_and_by_the_mocks_sequence() -> Result<()> {
-    // Without such a range in the whole model, and without any named where the mock launches
-    // nothing else.
+    // Without such a range in the whole model, and without any named if the mock launches nothing
+    // else.
     let unmarked = format!("delete from NVTX_EVENTS where {RANGE} = 'decoder.self_attn'");
     let bare = format!(
         "create temp table gone as select correlationId from CUPTI_ACTIVITY_KIND_KERNEL where \
