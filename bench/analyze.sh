@@ -1,6 +1,6 @@
 #!/bin/sh
-# Measures `llmprof analyze` on a capture repeated along the time axis, next to `nsys stats` where
-# that is installed.
+# Measures `llmprof analyze` on a capture repeated along the time axis, next to `nsys stats` if that
+# is installed.
 #
 #   bench/analyze.sh CAPTURE.sqlite [TIMES]
 #

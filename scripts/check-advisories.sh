@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks the dependencies against RustSec's advisories: those of today, or where GitHub cannot be
-# reached the copy in conf/test/advisories.tar.zst, whose date is printed.
+# Checks the dependencies against RustSec's advisories: today's, or if GitHub cannot be reached the
+# copy in conf/test/advisories.tar.zst, whose date is printed.
 #
 #   scripts/check-advisories.sh              checks; needs cargo-deny
 #   scripts/check-advisories.sh pin CLONE    copies the advisories of a clone of

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Calls the tools of agents (MCP) of a running service with the reference clients for Python and
 # JavaScript, in both generations of the protocol, over HTTP and over `llmprof mcp`. Imports a
-# capture twice, then with a regression, of which an agent by script must find the cause.
+# capture twice, then with a regression; an agent by script must find its cause.
 # usage: scripts/check-agents.sh http://127.0.0.1:8080 [TOKEN]
 # Needs Python 3.11, npm and a built llmprof ($LLMPROF, or target/debug/llmprof); the clients come
 # from PyPI and the npm registry, pinned and cached.

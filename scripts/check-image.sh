@@ -60,7 +60,7 @@ fi
 home=${CARGO_HOME:-$HOME/.cargo}
 mkdir -p "$home/registry"
 mounts+=(--volume "$home/registry:$home/registry" --build-arg CARGO_HOME="$home")
-# chroot: where cgroups cannot be delegated, as in a virtual machine of CI; docker: SHELL and
+# chroot: if cgroups cannot be delegated, as in a virtual machine of CI; docker: SHELL and
 # HEALTHCHECK.
 podman build --quiet --format docker --isolation chroot --network host "${mounts[@]}" \
     --build-arg RUST="$rust" --build-arg PROFILE=dev --build-arg SOURCE="$PWD" \
@@ -69,9 +69,8 @@ podman build --quiet --format docker --isolation chroot --network host "${mounts
 size=$(podman image inspect --format '{{.Size}}' "$image")
 report "built: $(awk '{ printf "%.0f MB", $1 / 1e6 }' <<<"$size")"
 
-# Without any privilege and with a read-only root: by podman where it can start containers, else in
-# the image's files by chroot. The limits are those of this shell, because raising them takes a
-# capability.
+# Without any privilege and with a read-only root: by podman if it can start containers, else in the
+# image's files by chroot. The limits are this shell's, because raising them takes a capability.
 limits=(--ulimit "nofile=$(ulimit -Sn):$(ulimit -Hn)" --ulimit nproc=4096:4096)
 run=(podman run "${limits[@]}" --cgroups disabled --network host --read-only --cap-drop all
     --security-opt no-new-privileges --tmpfs /tmp:exec,mode=1777)

@@ -3,9 +3,9 @@
 # invalid requests, all checks.
 # usage: scripts/contract-test.sh http://127.0.0.1:8080 [further options of `st run`]
 # LLMPROF_TOKEN is sent with each request. LLMPROF_ROLE is the role of the token: as `viewer` every
-# write must be refused, as `anonymous` (without a token, where the service requires one) every
-# guarded operation. Otherwise use a service without other clients: runs are queued, cancelled and
-# deleted. CONTRACT_TEST_SECONDS limits the duration.
+# write must be refused, as `anonymous` (without a token, if the service requires one) every guarded
+# operation. Otherwise use a service without other clients: runs are queued, cancelled and deleted.
+# CONTRACT_TEST_SECONDS limits the duration.
 set -euo pipefail
 
 conf=$(cd "$(dirname "$0")/../conf/test" && pwd)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Creates the CUDA toolchain for `cargo build --features cuda` from NVIDIA's Python wheels, where no
+# Creates the CUDA toolchain for `cargo build --features cuda` from NVIDIA's Python wheels, if no
 # toolkit is installed.
 #
 # It writes to its own folder only and replaces no folder that it did not create. Progress goes to
