@@ -71,8 +71,8 @@ pub fn columns() -> Vec<TableColumn<StagePower>> {
 /// Energy, power and clocks per stage. The table is empty with a reason if a GPU was not sampled,
 /// and without one if no GPU was used.
 pub fn power(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
-    let caption = "The sampled GPU during the unprofiled pass; energy per instance of a stage, over \
-                   all measured repeats; ± is half of the 95 % interval of the mean power.";
+    let caption = "The sampled GPU during the unprofiled pass; energy per instance of a stage, \
+                   over all measured repeats; ± is half of the 95 % interval of the mean power.";
     let stages = analysis.power.as_ref().map(|it| it.stages.as_slice()).unwrap_or_default();
     let mut table =
         ReportTable::of("power", "Power and Clocks", caption, (&columns(), &SHOWN), stages);
