@@ -54,8 +54,8 @@ pub fn bandwidth(claim: &Claim, stage: &str) -> Option<Refutation> {
     let stage = in_sentence(stage);
     above(pct).then(|| {
         Refutation(format!(
-            "{stage} would read at least {:.2} GB of weights and cache in {} ms of the GPU, {pct:.0} \
-             % of its bandwidth",
+            "{stage} would read at least {:.2} GB of weights and cache in {} ms of the GPU, \
+             {pct:.0} % of its bandwidth",
             bytes / 1e9,
             figure(ms)
         ))
