@@ -268,10 +268,13 @@ impl Analysis {
         self.command = trace.command.as_ref().map(command::timing);
         let loads = trace.command.as_ref().map_or(&[][..], |command| &command.loads);
         self.requests = requests::requests(loads);
-        let command = self.command.as_ref().and_then(CommandTiming::overhead);
-        let stages = overhead::of_passes(baseline, traced);
-        self.has_cold_pass = stages.is_err();
-        self.overhead = command.into_iter().chain(stages.unwrap_or_default()).collect();
+        // A pass whose profiler recorded nothing does not measure the cost of tracing.
+        if trace.nsys.is_some() {
+            let command = self.command.as_ref().and_then(CommandTiming::overhead);
+            let stages = overhead::of_passes(baseline, traced);
+            self.has_cold_pass = stages.is_err();
+            self.overhead = command.into_iter().chain(stages.unwrap_or_default()).collect();
+        }
     }
 
     /// Adds the results that need the capture and the counters.

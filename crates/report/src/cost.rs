@@ -25,6 +25,8 @@ pub struct CostRequest<'a> {
     pub model: &'a ModelSpec,
     /// Name of the inputs in the request.
     pub inputs: Option<&'a str>,
+    /// Samples of the inputs. The first one is `prompt` and `images`.
+    pub samples: usize,
     pub prompt: Option<&'a str>,
     /// Width and height of each image.
     pub images: &'a [(u32, u32)],
@@ -96,7 +98,12 @@ pub fn model_cost(request: &CostRequest) -> Result<ModelCost, InputsProblem> {
     let count = if request.per_layer { cost::cost_per_layer } else { cost::cost };
     let cost = count(request.model, &work);
     let no_images = request.model.vision.is_some() && needs.images.is_empty();
-    let note = "No images were given: vision has parameters here but no FLOPs.";
+    let note = "No images were given: vision has parameters here but no FLOPs.".to_owned();
+    let first = format!(
+        "The inputs have {} samples: the first one is counted, in each sequence of the batch.",
+        request.samples
+    );
+    let notes = [(no_images, note), (request.samples > 1, first)];
     Ok(ModelCost {
         schema_version: SCHEMA_VERSION,
         model: request.model.name.clone(),
@@ -105,7 +112,7 @@ pub fn model_cost(request: &CostRequest) -> Result<ModelCost, InputsProblem> {
         batch: request.batch,
         image_tokens: needs.image_tokens,
         conventions: CONVENTIONS.map(str::to_owned).to_vec(),
-        notes: no_images.then(|| note.to_owned()).into_iter().collect(),
+        notes: notes.into_iter().filter_map(|(is_so, note)| is_so.then_some(note)).collect(),
         by_module: by_module(&cost, request.depth),
         cost,
         images: needs.images,
@@ -146,6 +153,7 @@ mod tests {
         let asked = CostRequest {
             model: &model,
             inputs: None,
+            samples: 0,
             prompt: None,
             images: &[],
             prompt_tokens: Some(64),
@@ -176,6 +184,7 @@ mod tests {
         let asked = |images: &'static [(u32, u32)], prompt_tokens| CostRequest {
             model: &model,
             inputs: None,
+            samples: 1,
             prompt: Some("read"),
             images,
             prompt_tokens,
@@ -196,6 +205,8 @@ mod tests {
             of("vision.projector").parameters == 2048 * 1280 + 1280
                 && of("vision.sam").prefill_activation_bytes > 0
         );
+        let first = model_cost(&CostRequest { samples: 2, ..asked(&[(600, 400)], None) }).unwrap();
+        assert!(first.notes[0].starts_with("The inputs have 2 samples"), "{:?}", first.notes);
         let without = model_cost(&asked(&[], Some(64))).unwrap();
         assert_eq!(without.cost.vision_flops, 0);
         assert!(

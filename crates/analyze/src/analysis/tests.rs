@@ -4,7 +4,10 @@ mod utilisation;
 
 use llmprof_core::{
     domain::device_peaks::DevicePeaks,
-    trace::event::{Ceiling, Event, OperatorCall, Output, StageRange},
+    trace::{
+        event::{Ceiling, Event, OperatorCall, Output, StageRange},
+        timeline::Timeline,
+    },
 };
 
 use super::*;
@@ -199,15 +202,19 @@ fn a_traced_pass_with_other_outputs_is_reported() {
 #[test]
 fn overhead_above_a_quarter_is_reported() {
     let pass = |ms| events(&format!("range prefill 0..{ms} r0"));
+    let of = |traced: i32, nsys: Option<Timeline>| {
+        let passes = Trace { baseline: pass(100), traced: pass(traced), nsys, ..Trace::default() };
+        analyze(&passes, None, None)
+    };
     for (traced, high) in [(125, false), (126, true)] {
-        let analysis = analyze(
-            &Trace { baseline: pass(100), traced: pass(traced), ..Trace::default() },
-            None,
-            None,
-        );
+        let analysis = of(traced, Some(Timeline::default()));
         assert_eq!(analysis.overhead[0].overhead_pct, Some(f64::from(traced - 100)));
         assert_eq!(ids(&analysis).contains(&"overhead_high"), high);
     }
+    let without_capture = of(126, None);
+    assert!(
+        without_capture.overhead.is_empty() && !ids(&without_capture).contains(&"overhead_high")
+    );
 }
 
 #[test]

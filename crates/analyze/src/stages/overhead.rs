@@ -6,7 +6,7 @@ use llmprof_core::{
         finding::{Finding, catalogue},
         units::quantity,
     },
-    trace::{Trace, event::StageRange},
+    trace::{Trace, event::StageRange, timeline::Timeline},
 };
 use serde::{Deserialize, Serialize};
 
@@ -97,11 +97,12 @@ pub fn findings(
     (trace, gpus): (&Trace, &[StageGpu]),
     replays: bool,
 ) -> Vec<Finding> {
+    let Some(nsys) = &trace.nsys else { return vec![] };
     let high = |record: &OverheadRecord| {
         let pct = record.overhead_pct.filter(|pct| *pct > HIGH_PCT)?;
         let message = format!("Tracing lengthened {} by {pct:.0} %.", in_sentence(&record.stage));
         let gpu = gpus.iter().find(|it| it.stage == record.stage);
-        let lighter = LighterSettings::of(record, gpu, trace, replays);
+        let lighter = LighterSettings::of(record, gpu, nsys, replays);
         let mut finding = Finding::new(catalogue::OVERHEAD_HIGH, message)
             .with("stage", &record.stage)
             .with("unprofiled ms", format!("{:.3}", record.plain_ms))
@@ -130,10 +131,7 @@ struct LighterSettings {
 }
 
 impl LighterSettings {
-    fn of(record: &OverheadRecord, gpu: Option<&StageGpu>, trace: &Trace, replays: bool) -> Self {
-        let Some(nsys) = &trace.nsys else {
-            return Self { settings: vec!["mode light"], is_mode: true, single: None };
-        };
+    fn of(record: &OverheadRecord, gpu: Option<&StageGpu>, nsys: &Timeline, replays: bool) -> Self {
         let mut found = Self::default();
         let graphs = gpu.map_or(0, |it| it.graph_launches.unwrap_or(0));
         let has_nodes = gpu.is_some_and(|it| graphs > it.whole_graphs);
@@ -170,7 +168,7 @@ impl LighterSettings {
 
 #[cfg(test)]
 mod tests {
-    use llmprof_core::trace::{event::Event, timeline::Timeline};
+    use llmprof_core::trace::event::Event;
 
     use super::*;
     use crate::{kernels::tests::capture, stages::StageTiming, stats::Spread};
@@ -228,10 +226,10 @@ mod tests {
     }
 
     /// The finding on a decode of 20 ms instead of 10, with two instances on a GPU.
-    fn found(gpu: Option<StageGpu>, nsys: Option<Timeline>) -> Finding {
+    fn found(gpu: StageGpu, nsys: Timeline) -> Finding {
         let records = overhead(&decode(10.0, 1), &decode(20.0, 1));
-        let gpus: Vec<StageGpu> = gpu.into_iter().collect();
-        let trace = Trace { nsys, ..Trace::default() };
+        let gpus = [gpu];
+        let trace = Trace { nsys: Some(nsys), ..Trace::default() };
         findings(&records, (&trace, &gpus), false).remove(0)
     }
 
@@ -245,20 +243,18 @@ mod tests {
             whole_graphs,
             ..StageGpu::default()
         };
-        let of = |gpu: Option<StageGpu>, nsys: Option<&str>| {
-            let found = found(gpu, nsys.map(capture));
+        let of = |gpu: StageGpu| {
+            let found = found(gpu, capture(""));
             let has = |name: &str| found.evidence.get(name).cloned();
             (found.advice.clone().unwrap(), has("lighter mode"), has("added per launch"))
         };
-        let (advice, mode, _) = of(None, None);
-        assert!(advice.contains("mode light") && mode.is_some());
-        let (advice, mode, launch) = of(Some(gpu(90, 2, 0)), Some(""));
+        let (advice, mode, launch) = of(gpu(90, 2, 0));
         assert!(advice.contains("cuda_graph_trace graph") && mode.is_some(), "{advice}");
         assert_eq!(launch, None);
-        let (advice, mode, launch) = of(Some(gpu(90, 0, 0)), Some(""));
+        let (advice, mode, launch) = of(gpu(90, 0, 0));
         assert!(advice.contains("decode as a CUDA graph") && mode.is_none(), "{advice}");
         assert!(launch.is_some_and(|it| it.contains("222 us (45 launches)")));
-        let (advice, mode, _) = of(Some(gpu(0, 2, 2)), Some(""));
+        let (advice, mode, _) = of(gpu(0, 2, 2));
         assert!(advice.contains("already minimal") && mode.is_none(), "{advice}");
     }
 

@@ -83,6 +83,7 @@ pub fn run(options: &CostOptions) -> Result<()> {
     let answer = model_cost(&CostRequest {
         model,
         inputs: name.as_deref(),
+        samples: inputs.as_ref().map_or(0, |it| it.samples.len()),
         prompt: sample.map(|it| it.prompt.as_str()),
         images: &images,
         prompt_tokens: options.prompt_tokens,

@@ -161,16 +161,17 @@ struct MatchedSamples {
     seed: Option<u64>,
 }
 
-/// A file with its name in reports, and the hash that a manifest states.
+/// A file with its name in reports, and the path and hash by which a manifest names it.
 struct MatchedFile {
     file: UploadedFile,
     name: Option<String>,
+    path: Option<String>,
     sha256: Option<String>,
 }
 
 impl From<UploadedFile> for MatchedFile {
     fn from(file: UploadedFile) -> Self {
-        Self { file, name: None, sha256: None }
+        Self { file, name: None, path: None, sha256: None }
     }
 }
 
@@ -222,7 +223,7 @@ fn find_image(
     upload: &InputsUpload,
 ) -> Result<usize, String> {
     let missing = match &image.path {
-        Some(path) => match find_file(files, folder, path, image.name.as_deref()) {
+        Some(path) => match find_file(files, (upload, folder), path, image.name.as_deref()) {
             Ok(found) => return Ok(found),
             Err(why) => why,
         },
@@ -239,15 +240,15 @@ fn find_image(
     })?;
     let name = image.name.clone().unwrap_or_else(|| image.shown());
     let file = UploadedFile { path, name: name.clone() };
-    files.push(MatchedFile { file, name: Some(name), sha256: Some(hash.clone()) });
+    files.push(MatchedFile { file, name: Some(name), path: None, sha256: Some(hash.clone()) });
     Ok(files.len() - 1)
 }
 
 /// The uploaded file that a manifest in `folder` names: by its path, else by the last part of it or
-/// by its name in reports.
+/// by its name in reports. A file stands for one path.
 fn find_file(
-    files: &[MatchedFile],
-    folder: &str,
+    files: &mut [MatchedFile],
+    (upload, folder): (&InputsUpload, &str),
     path: &Path,
     name: Option<&str>,
 ) -> Result<usize, String> {
@@ -266,10 +267,18 @@ fn find_file(
     let last = parts.last().map(AsRef::as_ref).unwrap_or_default();
     // Clients send the last part of a file's name in a form; a run's copy has another name than the
     // page that it copies.
-    position(&whole)
-        .or_else(|| position(last).filter(|_| folder.is_empty()))
+    let found = position(&whole)
+        .or_else(|| position(last).filter(|_| !upload.is_archive))
         .or_else(|| name.and_then(position))
-        .ok_or_else(|| "not in the upload".into())
+        .ok_or("not in the upload")?;
+    let file = &mut files[found];
+    match file.path.get_or_insert(inner.clone()) {
+        known if *known == inner => Ok(found),
+        known => Err(format!(
+            "not in the upload: {} is image {known}; images of one name need an archive",
+            file.file.name
+        )),
+    }
 }
 
 /// Decodes the files, in parallel if their memory permits it.

@@ -92,6 +92,7 @@ fn example() -> Value {
     let request = CostRequest {
         model,
         inputs: None,
+        samples: 0,
         prompt: None,
         images: &[],
         prompt_tokens: Some(64),
@@ -157,6 +158,7 @@ pub async fn cost(
     let request = CostRequest {
         model,
         inputs: manifest.as_deref(),
+        samples: inputs.as_ref().map_or(0, |it| it.samples.len()),
         prompt: sample.map(|it| it.prompt.as_str()),
         images: &sizes,
         prompt_tokens: query.prompt_tokens,

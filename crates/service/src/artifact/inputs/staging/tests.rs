@@ -54,6 +54,8 @@ fn a_manifest_names_every_image_of_its_upload() {
     let set = stage(&["a.png", "b.png"], text).unwrap();
     assert_eq!(set.samples[0].images, [1, 0]);
     assert_eq!((set.images[0].name.as_str(), set.images[1].name.as_str()), ("a.png", "second"));
+    let twice = "prompt: x\nimages: [{path: a.png}, {path: ./a.png}]";
+    assert_eq!(stage(&["a.png"], twice).unwrap().samples[0].images, [0, 0]);
     for (names, text, reason) in [
         (vec!["a.png"], "prompt: x\nimages: [{path: b.png}]", "image b.png: not in the upload"),
         (vec!["a.png"], "prompt: x", "image a.png: not named in the manifest"),
@@ -62,6 +64,16 @@ fn a_manifest_names_every_image_of_its_upload() {
             vec!["a.png"],
             "prompt: x\nsamples: [{images: [{path: a.png}]}, {images: [{path: c.png}]}]",
             "sample 1: image c.png: not in the upload",
+        ),
+        (
+            vec!["p.png"],
+            "prompt: x\nimages: [{path: a/p.png}, {path: b/p.png}]",
+            "image b/p.png: not in the upload: p.png is image a/p.png",
+        ),
+        (
+            vec!["p.png"],
+            "prompt: x\nimages: [{path: a.png, name: p.png}, {path: b.png, name: p.png}]",
+            "image b.png: not in the upload: p.png is image a.png",
         ),
         (vec![], "image: x", "m.yaml is not a manifest"),
     ] {
