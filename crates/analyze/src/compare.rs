@@ -27,8 +27,8 @@ pub const RULE: &str = "\
     their repeats, kernels by their own calls; if earlier runs are given, both also by the \
     variation between those runs. Without earlier runs a change of a kernel by at most 5 % gets no \
     verdict: its calls do not show the variation between runs. Within noise gives the smallest \
-    change that would have been found with probability 0.8. Of 100 rows without any change, about \
-    5 are significant by chance.";
+    change that would have been found with probability 0.8. About 5 of 100 unchanged rows are \
+    significant by chance.";
 
 /// One fact about both runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -334,7 +334,7 @@ impl VerdictBasis<'_> {
         let halve = match repeats {
             Some(repeats) => {
                 format!(
-                    "{repeats} {} on each side would halve it",
+                    "{repeats} {} on each side would find half of it",
                     if a.repeats.is_some() { "repeats" } else { "calls" }
                 )
             }

@@ -27,7 +27,7 @@ impl Analysis {
             (true, SubjectKind::Model | SubjectKind::Part) => {
                 "the traced pass, since there is no unprofiled one"
             }
-            (true, SubjectKind::Import) => "the capture, which has no unprofiled baseline",
+            (true, SubjectKind::Import) => "the capture, without an unprofiled pass",
         }
     }
 
@@ -106,8 +106,8 @@ impl Analysis {
             ),
             (_, false) => (
                 "There is no kernel data: the run has no nsys capture.",
-                "Submit with mode light or deep on a host with nsys installed (Debian package \
-                 nsight-systems).",
+                "If the step nsys failed, its message has the reason. Otherwise submit with mode \
+                 light or deep on a host with nsys installed (Debian package nsight-systems).",
             ),
             (SubjectKind::Command, true) => (
                 "There is no kernel data: the nsys capture of the command contains no kernels.",

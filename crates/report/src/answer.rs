@@ -364,7 +364,7 @@ fn overhead_text(it: &OverheadRecord) -> Option<Cited> {
     }
     if share < 0.0 || traced.as_str() == plain.as_str() {
         let parts = [stage, traced, plain];
-        return Some(Cited::of("Tracing did not make {} longer: {} ms, and {} ms without.", parts));
+        return Some(Cited::of("Tracing did not slow {}: {} ms traced, {} ms unprofiled.", parts));
     }
     Some(Cited::of(
         "Tracing made {} {} longer: {} ms instead of {} ms.",

@@ -270,12 +270,10 @@ impl RunDiff {
     /// The source of the noise between runs.
     fn history_text(&self) -> String {
         let used = match self.history.len() {
-            0 => {
-                "Noise between runs is not known: no earlier runs of the same kind as A were given."
-                    .to_owned()
-            }
-            1 => "Noise between runs: from A and 1 earlier run.".to_owned(),
-            n => format!("Noise between runs: from A and {n} earlier runs."),
+            0 => "Noise between runs is not known: no other runs of the build of A were given."
+                .to_owned(),
+            1 => "Noise between runs: from A and 1 other run of its build.".to_owned(),
+            n => format!("Noise between runs: from A and {n} other runs of its build."),
         };
         let left_out = self
             .history_left_out
@@ -381,6 +379,9 @@ fn table(id: &'static str, title: &'static str, caption: &str, changes: &[Change
         ]);
     }
     table
-        .or_gap("Neither run has any.", "Submit both in a mode that collects them.")
+        .or_gap(
+            "Neither run has any.",
+            "Submit both in a mode that collects them; kernels need a GPU.",
+        )
         .first(ROWS, "the others changed less")
 }

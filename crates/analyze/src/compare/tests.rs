@@ -82,7 +82,7 @@ fn within_noise_states_the_smallest_detectable_change_and_the_repeats_that_halve
     assert_eq!(
         change.reason,
         "0.100 ms apart (p = 0.908); smallest detectable change 3.04 ms, 30.4 %; 8 repeats on \
-         each side would halve it"
+         each side would find half of it"
     );
 }
 

@@ -126,6 +126,8 @@ fn no_datasheet_peak(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
             "Install the driver's NVML library (libnvidia-ml.so.1).",
         ),
     };
+    // An import has no start, but may name its GPU.
+    let device = if device.is_empty() { name.unwrap_or_default() } else { device };
     vec![Finding::new(catalogue::NO_DATASHEET_PEAK, message).with("device", device).advise(advice)]
 }
 

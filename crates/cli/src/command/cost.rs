@@ -14,8 +14,8 @@ use llmprof_service::artifact::inputs;
 /// Print the costs of a model: parameters, FLOPs, bytes moved, activations, keys and values
 ///
 /// Counted per operator and stage, without running anything and without a GPU. The prompt's length
-/// comes from --inputs, from --prompt-tokens, or from both: then the images count, and the text is
-/// as long as said.
+/// comes from --inputs or --prompt-tokens. With both, images come from --inputs and the length from
+/// --prompt-tokens.
 #[derive(Debug, Args)]
 pub struct CostOptions {
     /// Name of a bundled model, or of one in the folder of models
@@ -42,8 +42,7 @@ pub struct CostOptions {
     #[arg(long, value_name = "N", default_value_t = DEPTH as u8,
         value_parser = clap::value_parser!(u8).range(1..=16))]
     depth: u8,
-    /// Rows for each layer: windowed and global blocks of SAM differ, and dense layers and those
-    /// with experts
+    /// One row per layer, not per kind of layer
     #[arg(long)]
     per_layer: bool,
     /// Folder of models [default: the setting server.models]

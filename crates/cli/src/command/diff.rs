@@ -32,7 +32,7 @@ pub struct DiffOptions {
     a: PathBuf,
     /// The run after
     b: PathBuf,
-    /// An earlier run of the same kind as A, to learn how runs differ from each other; give several
+    /// Earlier run of A's build, used to estimate run-to-run noise; repeatable
     #[arg(long, value_name = "RUN")]
     history: Vec<PathBuf>,
     /// Limit, as in slower=3%, by which no stage or latency may be slower

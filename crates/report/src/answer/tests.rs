@@ -369,7 +369,7 @@ fn a_traced_pass_that_was_shorter_has_no_share() {
     };
     assert_eq!(
         overhead(40.0, -9.1),
-        ["Tracing did not make decode longer: 40.0 ms, and 44.0 ms without."]
+        ["Tracing did not slow decode: 40.0 ms traced, 44.0 ms unprofiled."]
     );
     let uncertain = "The times of decode are uncertain: 22.0 ms under the profiler and 44.0 ms \
                      without differ by more than tracing explains. Raise warmup and repeats.";

@@ -96,8 +96,8 @@ pub fn unknown(records: &AnswerRecords) -> Option<String> {
     let stages = stages.join(" and ");
     let text = match (why_untimed(records.findings), records.only_traced) {
         _ if records.on_cpu => format!(
-            "How fast {stages} could be is unknown on a CPU: only GPUs have floors. Run it on a \
-             host with a GPU, in mode light or deep."
+            "How fast {stages} could be is unknown on a CPU: the least possible time is known \
+             for GPUs only. Run it on a host with a GPU, in mode light or deep."
         ),
         (Some(why), _) => format!("How fast {stages} could be is unknown. {why}"),
         (None, true) => format!(

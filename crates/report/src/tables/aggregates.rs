@@ -80,9 +80,9 @@ fn singles(analysis: &Analysis) -> Vec<Row> {
         single("Peak host memory", end.map(|end| bytes(end.peak_rss_bytes)), "process"),
         single("Peak device memory", device.map(bytes), "process"),
         single(
-            "Keys and values",
+            "KV cache",
             analysis.cost.as_ref().map(|cost| bytes(cost.kv_bytes)),
-            "at the end",
+            "after the last token",
         ),
         single("Loading the model", load, "ms, once"),
     ]

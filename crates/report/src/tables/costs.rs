@@ -224,7 +224,7 @@ pub fn cost_table(cost: &Cost) -> ReportTable {
         scaled_bytes(cost.active_weight_bytes)
     ));
     table.note(format!(
-        "Keys and values take {} per position: {} after {PREFILL}, {} at the end.",
+        "The KV cache takes {} per position: {} after {PREFILL}, {} after the last token.",
         scaled_bytes(cost.kv_bytes_per_token),
         scaled_bytes(cost.kv_bytes_after_prefill),
         scaled_bytes(cost.kv_bytes),

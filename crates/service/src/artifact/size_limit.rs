@@ -91,7 +91,8 @@ pub fn files(dir: &Path, work: &SlicedWork) -> io::Result<Vec<SizedFile>> {
 }
 
 /// Removes the largest files below `dir` until the others have at most `max_bytes`, and adds them
-/// to a note; reports and journal are removed last. Returns the removed files.
+/// to a note; images of the inputs, then reports and journal are removed last. Returns the removed
+/// files.
 pub fn enforce(dir: &Path, max_bytes: u64, work: &SlicedWork) -> io::Result<Vec<SizedFile>> {
     let mut files = files(dir, work)?;
     // They are written after this, so a further seal would find the folder too large.
@@ -101,7 +102,9 @@ pub fn enforce(dir: &Path, max_bytes: u64, work: &SlicedWork) -> io::Result<Vec<
     if total <= max_bytes {
         return Ok(Vec::new());
     }
-    files.sort_by_cached_key(|file| (is_own(&file.path), Reverse(file.counted())));
+    files.sort_by_cached_key(|file| {
+        (is_own(&file.path), is_input(&file.path), Reverse(file.counted()))
+    });
     let mut dropped = Vec::new();
     for file in files {
         if total <= max_bytes {
@@ -134,6 +137,11 @@ fn is_own(path: &Path) -> bool {
     let name = path.to_str().unwrap_or_default();
     let is_report = layout::step_of(name).is_some();
     is_top && (is_report || name == layout::PROGRESS || name == layout::SPEC)
+}
+
+/// Returns true for images of the inputs, without which the run cannot be repeated.
+fn is_input(path: &Path) -> bool {
+    path.starts_with(layout::INPUT_COPIES)
 }
 
 /// Adds a file to the note of the folder.
