@@ -171,8 +171,8 @@ fn each_cause_of_the_ledger_is_one_finding_with_its_kernels() {
         );
         let saving = found.max_saving.unwrap();
         assert_eq!((saving.ms, saving.pct, saving.stage.as_str()), (Some(2.0), 20.0, DECODE));
-        assert_eq!(found.evidence["kernel (1)"], "a, 2.000 ms: figures", "kernels are grouped");
-        assert_eq!(found.evidence["kernel (2)"], "b, 1.000 ms: figures");
+        assert_eq!(found.evidence["kernel (1)"], "a, 2.00 ms: figures", "kernels are grouped");
+        assert_eq!(found.evidence["kernel (2)"], "b, 1.00 ms: figures");
     }
     let mut small = with_cause(LedgerCause::Unexplained, 0);
     small.ledger.rows[0].share_pct = Some(9.0);

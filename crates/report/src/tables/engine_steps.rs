@@ -153,5 +153,5 @@ pub fn engine_steps(analysis: &Analysis) -> ReportTable {
         "{source} Work on the device is that of the calls inside; gaps are the time between its \
          first and last work in which nothing of the step ran."
     );
-    ReportTable::of("engine_steps", "Engine Steps", caption, (&columns(), &SHOWN), steps)
+    ReportTable::of("engine-steps", "Engine Steps", caption, (&columns(), &SHOWN), steps)
 }
