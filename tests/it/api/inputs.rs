@@ -210,7 +210,7 @@ async fn samples_come_from_a_manifest_or_one_from_each_image() {
     let (first, second) = (png(1), png(2));
     let images: [(&str, &[u8]); 2] = [("a.png", &first), ("b.png", &second)];
     let manifest = "prompt: all\nsamples:\n- images: [{path: pages/b.png}]\n\
-                    - {prompt: both, images: [{path: a.png}, {path: ./pages/b.png, name: page two}]}";
+                    - {prompt: both, images: [{path: a.png}, {path: ./pages/b.png, name: two}]}";
     let view = upload(&api, "", FORM, form(&images, Some(manifest), &[])).await;
     assert_eq!(view.status, 201, "{}", view.text());
     let samples = json!([
