@@ -84,7 +84,7 @@ fn the_process_on_the_core_of_the_launching_thread_is_named_with_its_time() {
     assert_eq!(report["host_cpu"]["calls_on_core_pct"], 100.0);
     let found = findings(&report);
     assert_eq!(found[0].0, "launching_thread_displaced");
-    assert!(found[0].1.contains("longest python (process 482) with 288."), "{}", found[0].1);
+    assert!(found[0].1.contains("longest python (process 482) with 288 ms."), "{}", found[0].1);
 }
 
 #[test]

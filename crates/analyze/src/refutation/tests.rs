@@ -132,7 +132,7 @@ fn work_above_the_peaks_of_the_device_refutes_the_model() {
     assert_eq!(proofs(&of(&busy, &stated(), Some(&peaks(1.0, 1e9)))), [] as [&str; 0]);
     // The GPU worked for 1 us of the stage.
     let idle = of(&trace("kernel 1 a 10..1010 7"), &stated(), Some(&peaks(1.0, 1e9)));
-    assert!(proofs(&idle)[0].contains("in 0.001 ms of the GPU"), "{:?}", proofs(&idle));
+    assert!(proofs(&idle)[0].contains("in 0.00100 ms of the GPU"), "{:?}", proofs(&idle));
 }
 
 /// A stage that launches these kernels.
