@@ -12,7 +12,7 @@ use crate::{
     api::imports::{META, PACKED, PLAIN, timeline},
     support::{
         captures::MOCK,
-        service::{self, PATIENCE, Service, Setup, command, pause, processes_of},
+        service::{self, Service, Setup, command, pause, processes_of},
     },
 };
 
@@ -117,8 +117,10 @@ async fn a_running_import_is_cancelled() {
     let id = analysed(&service).await;
     let (status, _) = service.post(&format!("/runs/{id}/cancel"), &json!({})).await;
     assert_eq!(status, 202);
+    let cancelled = Instant::now();
     let run = service.end(&id).await;
     assert_eq!((&run["state"], &run["attempts"]), (&json!("cancelled"), &json!(1)), "{run:#}");
+    assert!(cancelled.elapsed().as_secs() < 5, "{:?}", cancelled.elapsed());
     assert_eq!(processes_of(&id), [""; 0]);
     let capture = service.get(&format!("/runs/{id}/artifacts/nsys/run.sqlite")).await;
     assert_eq!(capture.status(), 200, "its files stay");
@@ -129,7 +131,9 @@ async fn a_service_that_stops_requeues_a_running_import_at_once_without_charging
     let data = tempdir().unwrap();
     let service = Service::start(data.path(), &Setup::default());
     let id = analysed(&service).await;
+    let stopped = Instant::now();
     assert!(service.stop(Signal::SIGTERM).success());
+    assert!(stopped.elapsed().as_secs() < 5, "{:?}", stopped.elapsed());
     assert_eq!(processes_of(&id), [""; 0]);
     let mut paused = command(data.path(), &Setup::default());
     paused.env("LLMPROF__WORKER__PAUSED", "true");
@@ -148,7 +152,7 @@ async fn a_killed_service_leaves_no_process_of_an_import() {
     // The kernel ends them with the service.
     let killed = Instant::now();
     while !processes_of(&id).is_empty() {
-        assert!(killed.elapsed() < PATIENCE);
+        assert!(killed.elapsed().as_secs() < 5);
         pause().await;
     }
 }
@@ -165,7 +169,9 @@ async fn a_running_alignment_is_requeued_by_a_stop_and_fails_beyond_its_memory()
     while service.json(&alignment).await["state"] == "queued" {
         pause().await;
     }
+    let stopped = Instant::now();
     assert!(service.stop(Signal::SIGTERM).success());
+    assert!(stopped.elapsed().as_secs() < 5, "{:?}", stopped.elapsed());
 
     let service = limited(data.path(), &[("CAPTURE_MEMORY_BYTES", "80000000")]);
     service.get(&format!("{alignment}/events")).await.text().await.unwrap();

@@ -13,7 +13,7 @@ use serde_json::json;
 use super::{survive::quick, upgrade::data_folder};
 use crate::support::{
     disk::Disk,
-    service::{self, FAKE_NSYS, LLMPROF, PATIENCE, Service, Setup, pause, processes_of, script},
+    service::{self, FAKE_NSYS, LLMPROF, Service, Setup, pause, processes_of, script},
 };
 
 fn llmprof(arguments: &[&str], data: &Path) -> Output {
@@ -71,7 +71,7 @@ async fn a_damaged_or_deleted_database_is_not_ready_and_a_check_exits_with_2() {
         // A probe is valid for a second.
         let started = std::time::Instant::now();
         while service.get("/readyz").await.status() == 200 {
-            assert!(started.elapsed() < PATIENCE, "{damage}");
+            assert!(started.elapsed().as_secs() < 10, "{damage}");
             pause().await;
         }
         assert_eq!(service.get("/healthz").await.status(), 200);
@@ -180,7 +180,7 @@ async fn a_scrub_finds_a_damaged_file_shows_it_and_forgets_a_restored_one() {
             if found.is_empty() != damaged {
                 break;
             }
-            assert!(started.elapsed() < PATIENCE, "{run:#}");
+            assert!(started.elapsed().as_secs() < 60, "{run:#}");
             pause().await;
         }
         let metrics = service.get("/metrics").await.text().await.unwrap();
@@ -217,7 +217,7 @@ async fn a_scrub_finds_a_damaged_file_of_an_alignment_and_forgets_a_restored_one
             if metrics.contains(&wanted) {
                 break;
             }
-            assert!(started.elapsed() < PATIENCE, "{metrics}");
+            assert!(started.elapsed().as_secs() < 60, "{metrics}");
             pause().await;
         }
         assert!(service.stop(Signal::SIGTERM).success());

@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     path::Path,
+    time::Instant,
 };
 
 use nix::sys::signal::Signal;
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{
     recovery::survive::{assert_in_order, quick},
-    support::service::{Service, Setup, command, script},
+    support::service::{PATIENCE, Service, Setup, command, script},
 };
 
 /// A runner that fails after it wrote sparse files below its own folder and the run's.
@@ -95,7 +96,9 @@ async fn a_service_answers_while_it_recovers_and_a_stop_ends_that_inside_a_file(
     assert_eq!(service.get("/healthz").await.status(), 200);
     assert_eq!(service.json(&format!("/runs/{id}")).await["state"], "failed");
     assert_eq!(artifacts(&service, &id).await["artifacts"], json!([]));
+    let stopped = Instant::now();
     assert!(service.stop(Signal::SIGTERM).success());
+    assert!(stopped.elapsed() < PATIENCE / 10, "{:?}", stopped.elapsed());
     assert!(!data.path().join("runs").join(&id).join("manifest.json").exists());
 }
 
