@@ -7,7 +7,7 @@ use minijinja::{
     AutoEscape, Environment, State, UndefinedBehavior, syntax::SyntaxConfig, value::Value,
 };
 
-use super::{html, markdown};
+use super::{format::figure, html, markdown};
 
 const MARKDOWN: AutoEscape = AutoEscape::Custom(Cow::Borrowed("markdown"));
 
@@ -52,6 +52,7 @@ fn engine() -> Environment<'static> {
         })
     });
     engine.add_filter("in_sentence", |stage: &str| in_sentence(stage).to_owned());
+    engine.add_filter("figure", figure);
     for (name, source) in TEMPLATES {
         engine
             .add_template(name, source)

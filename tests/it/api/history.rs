@@ -201,7 +201,7 @@ async fn a_promised_saving_shows_the_later_run_that_realised_it() {
     assert_eq!(realised(&after).await, json!([]));
     let text = api.get(&format!("/ui/runs/{before}")).await.text().replace("&#x2f;", "/");
     let link = format!("<a href=\"/ui/diff?a={before}&amp;b={after}\">comparison</a>");
-    let sentence = "promised at most 5.000 ms, 4.000 ms less in decode_all";
+    let sentence = "promised at most 5.00 ms, 4.00 ms less in decode_all";
     assert!(text.contains(&link) && text.contains(sentence), "{text}");
     // The next run that realises it counts once the first is deleted.
     let later = promising(&api, "r3", 17.0, &[]).await;

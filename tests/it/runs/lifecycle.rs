@@ -188,41 +188,6 @@ async fn a_deep_run_on_a_cpu_lists_the_passes_that_do_not_apply() {
 }
 
 #[tokio::test]
-async fn an_export_that_is_not_a_database_fails_the_nsys_step_only() {
-    let data = tempfile::tempdir().unwrap();
-    let lines = r#"case $1 in
---version) echo 'NVIDIA Nsight Systems version 2025.3.2.1';;
-profile) while [ "$1" != --output ]; do shift; done; stem=$2; shift 2; "$@" || exit $?
-    echo report > "$stem.nsys-rep";;
-export) while [ "$1" != --output ]; do shift; done; echo rubbish > "$2";;
-esac"#;
-    let service = Service::start(
-        data.path(),
-        &Setup { nsys: script(data.path(), lines), ..Setup::default() },
-    );
-    let id = service
-        .submit(json!({ "mode": "light", "profiling": { "nsys": { "max_new_tokens": 2 } } }))
-        .await;
-    let run = service.end(&id).await;
-    assert_eq!(run["state"], "partial", "{run:#}");
-    assert_eq!(
-        (&step(&run, "nsys")["state"], &step(&run, "analyze")["state"]),
-        (&json!("failed"), &json!("succeeded"))
-    );
-    assert!(
-        run["findings"].as_array().unwrap().iter().any(|it| it["id"] == "nsys_export_unreadable"),
-        "{run:#}"
-    );
-    let report = service.json(&format!("/runs/{id}/artifacts/report.json")).await;
-    assert_eq!(
-        (&report["outputs"]["traced_tokens_equal"], &report["overhead"]),
-        (&json!(true), &json!([])),
-        "overhead is of a capture"
-    );
-    assert!(service.run_dir(&id).join("nsys/run.rejected.sqlite").is_file());
-}
-
-#[tokio::test]
 async fn a_running_run_is_cancelled_once_and_leaves_no_process() {
     let data = tempfile::tempdir().unwrap();
     let runner = script(data.path(), "echo up >&2; sleep 600");

@@ -8,6 +8,7 @@ pub mod command_servers;
 pub mod commands;
 pub mod config_again;
 mod execute;
+mod exports;
 pub mod failures;
 pub mod gpu;
 pub mod h200;

@@ -339,6 +339,34 @@ mod tests {
     }
 
     #[test]
+    fn a_core_of_its_own_saves_at_most_what_others_had_of_it_in_each_instance() {
+        let saves = |taken_ms: f64| {
+            let report = json!({
+                "ledger_stages": [stage("decode_all", 10, 4)],
+                "ledger": [row("decode_all", "gap_host", 8, 80.0)],
+                "ledger_members": [], "only_traced": true,
+                "findings": [{
+                    "id": "launching_thread_displaced", "severity": "warning",
+                    "message": "Others had its core.", "evidence": { "stage": "decode_all" },
+                    "advice": "Give it a core."
+                }],
+                "host_cpu": {
+                    "unpaired_switches": 0, "threads": [], "takers": [], "functions": [],
+                    "stages": [{
+                        "stage": "decode_all", "idle_host_ms": 32.0, "taken_ms": taken_ms,
+                        "samples": 0
+                    }]
+                }
+            });
+            let report = serde_json::to_vec(&report).unwrap();
+            assert_eq!(super::super::unfounded(&report).unwrap(), [""; 0]);
+            stored_answer(&report).unwrap().remove(0).reasons[0].advice.to_string()
+        };
+        assert_eq!(saves(8.0), "Give it a core. This saves at most 2.00 of 10.0 ms of decode.");
+        assert_eq!(saves(40.0), "Give it a core. This saves at most 8.00 of 10.0 ms of decode.");
+    }
+
+    #[test]
     fn the_time_of_a_capture_without_stages_is_that_of_the_recording() {
         let found = reasons(&[stage("", 100, 1)], &[row("", "copies_and_casts", 96, 96.0)]);
         let (text, advice) = &found[0];

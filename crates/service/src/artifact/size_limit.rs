@@ -222,6 +222,20 @@ mod tests {
     }
 
     #[test]
+    fn images_of_the_inputs_are_dropped_after_the_data_of_passes_and_before_reports() {
+        let dir = tempfile::tempdir().unwrap();
+        sparse(dir.path(), "inputs/1.png", 2000);
+        sparse(dir.path(), "report.json", 2000);
+        sparse(dir.path(), "nsys/small", 10);
+        let dropped = |max_bytes| {
+            let files = enforce(dir.path(), max_bytes, &SlicedWork::default()).unwrap();
+            files.into_iter().map(|it| it.path.display().to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(dropped(4000), ["nsys/small"]);
+        assert_eq!(dropped(2000), ["inputs/1.png"]);
+    }
+
+    #[test]
     fn a_second_seal_of_a_full_folder_drops_nothing() {
         let dir = tempfile::tempdir().unwrap();
         sparse(dir.path(), "nsys/kept", 1000);

@@ -101,7 +101,8 @@ findings! {
                  slows each launch.";
     OVERHEAD_HIGH = "overhead_high", [Warning],
         fires_on: "a traced stage takes over 25 % longer than the unprofiled one",
-        advice: "Use the capture's proportions, not its times; submit with mode light.";
+        advice: "Use the capture for proportions, not for times; the finding lists the settings \
+                 that are lighter for the stage.";
     FEW_REPEATS = "few_repeats", [Info],
         fires_on: "fewer than 3 measured repeats",
         advice: "Submit with 3 repeats or more.";
