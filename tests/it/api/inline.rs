@@ -19,7 +19,7 @@ async fn assert_nothing_stored(api: &Api) {
     assert_nothing_left(api, "a submission");
 }
 
-fn data_url(bytes: &[u8]) -> String {
+pub fn data_url(bytes: &[u8]) -> String {
     format!("data:image/png;base64,{}", BASE64_STANDARD.encode(bytes))
 }
 

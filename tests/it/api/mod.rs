@@ -20,6 +20,7 @@ pub mod inputs;
 mod inputs_again;
 mod mcp;
 pub mod openapi;
+mod placeholders;
 mod quiet;
 pub mod router;
 pub mod series;

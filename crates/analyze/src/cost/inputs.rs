@@ -4,20 +4,20 @@
 //! text is one position, as in the runner; with one, the caller must pass the prompt's length.
 
 use llmprof_core::{
-    domain::model::{ModelSpec, VisionSpec},
+    domain::{
+        model::{ModelSpec, VisionSpec},
+        placeholders::{ExcessPlaceholders, PLACEHOLDER, count_placeholders},
+    },
     trace::event::ImageViews,
 };
-
-/// Placeholder of an image in a prompt.
-pub const PLACEHOLDER: &str = "<image>";
 
 /// A reason why a workload cannot be derived from these inputs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InputsProblem {
     #[error("model {0} does not accept images")]
     NoImages(String),
-    #[error("the prompt has {named} {PLACEHOLDER} placeholders but {given} images")]
-    Images { named: usize, given: usize },
+    #[error("the prompt has {0}")]
+    Images(#[from] ExcessPlaceholders),
     #[error(
         "prompt_tokens {prompt_tokens} is too small: the images occupy {image_tokens} positions"
     )]
@@ -56,20 +56,15 @@ pub fn needs(
         None if sizes.is_empty() => Vec::new(),
         None => return Err(InputsProblem::NoImages(model.name.clone())),
     };
+    let text_tokens = prompt.map(|prompt| text_positions(prompt, images.len())).transpose()?;
     let image_tokens = images.iter().map(|views| views.tokens).sum();
-    let prompt_tokens = match (prompt_tokens, prompt) {
+    let prompt_tokens = match (prompt_tokens, text_tokens) {
         (Some(given), _) if given <= image_tokens => {
             return Err(InputsProblem::Short { prompt_tokens: given, image_tokens });
         }
         (Some(given), _) => given,
         (None, Some(_)) if model.weights.is_some() => return Err(InputsProblem::Tokenizer),
-        (None, Some(prompt)) => {
-            let (named, given) = (prompt.matches(PLACEHOLDER).count(), images.len());
-            let implied = given.checked_sub(named).ok_or(InputsProblem::Images { named, given })?;
-            // The start-of-text token is one position; an image without a placeholder gets a line
-            // of its own.
-            1 + image_tokens + (prompt.len() - named * PLACEHOLDER.len() + implied) as u64
-        }
+        (None, Some(text_tokens)) => image_tokens + text_tokens,
         (None, None) => return Err(InputsProblem::Nothing),
     };
     let (needed, limit) =
@@ -78,6 +73,13 @@ pub fn needs(
         return Err(InputsProblem::Context { needed, prompt_tokens, new_tokens, limit });
     }
     Ok(InputNeeds { images, prompt_tokens, image_tokens })
+}
+
+/// Positions of a prompt with so many images, without the images' own: the start-of-text token is
+/// one, and an image without a placeholder gets a line of its own.
+fn text_positions(prompt: &str, images: usize) -> Result<u64, ExcessPlaceholders> {
+    let named = count_placeholders(prompt, images)?;
+    Ok((1 + prompt.len() - named * PLACEHOLDER.len() + (images - named)) as u64)
 }
 
 /// Splits a page of this size into views.
@@ -154,10 +156,9 @@ mod tests {
         };
         assert_eq!(refused(&llama, None, &[], None), InputsProblem::Nothing);
         assert!(matches!(refused(&llama, Some("a"), &[(1, 1)], None), InputsProblem::NoImages(_)));
-        assert_eq!(
-            refused(&ocr, Some("<image>"), &[], None),
-            InputsProblem::Images { named: 1, given: 0 }
-        );
+        let excess = InputsProblem::Images(ExcessPlaceholders { named: 1, given: 0 });
+        assert_eq!(refused(&ocr, Some("<image>"), &[], None), excess);
+        assert_eq!(refused(&ocr, Some("<image>"), &[], Some(64)), excess, "of any length");
         assert_eq!(
             refused(&ocr, None, &[(9, 9)], Some(273)),
             InputsProblem::Short { prompt_tokens: 273, image_tokens: 273 }

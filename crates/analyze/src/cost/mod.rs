@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use self::tally::{CostStage, CostTally, narrow};
 pub use self::{
     by_module::{CostOfModule, by_module},
-    inputs::{InputNeeds, InputsProblem, PLACEHOLDER, needs, views},
+    inputs::{InputNeeds, InputsProblem, needs, views},
     prompts::Prompts,
 };
 use llmprof_core::{domain::model::ModelSpec, trace::event::ImageViews};

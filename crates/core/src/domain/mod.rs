@@ -22,6 +22,7 @@ pub mod named_values;
 pub mod outcome;
 pub mod part;
 pub mod pass_conditions;
+pub mod placeholders;
 pub mod plain_words;
 pub mod profiling;
 pub mod run_config;

@@ -23,6 +23,7 @@ pub use folders::{InputFolders, ListedManifest};
 use llmprof_core::domain::{
     image_limits::MAX_FILE_BYTES,
     input_manifest::{ManifestImage, ManifestSample},
+    placeholders::check_placeholders,
     run_files::InputFile,
 };
 pub use manifest::{MAX_MANIFEST, parse as parse_manifest, text as manifest_text};
@@ -69,6 +70,8 @@ pub enum InputsError {
     Outside(String),
     #[error("{name} is not a manifest: {why}")]
     NotAManifest { name: String, why: String },
+    #[error("{name}: {why}")]
+    BadPrompt { name: String, why: String },
     #[error("image {name}: {why}")]
     BadImage { name: String, why: String },
     #[error("cannot read {name}")]
@@ -101,6 +104,8 @@ pub fn read(root: &Path, name: &str) -> Result<Inputs, InputsError> {
         Ok(Sample { prompt: sample.prompt, images })
     };
     let all = manifest::parse(&text).map_err(wrong)?;
+    check_placeholders(all.samples.iter().map(|it| (it.prompt.as_str(), it.images.len())))
+        .map_err(|why| InputsError::BadPrompt { name: name.into(), why })?;
     let samples = all.samples.into_iter().map(sample).collect::<Result<_, _>>()?;
     Ok(Inputs { manifest: path, samples, seed: all.seed })
 }
@@ -298,6 +303,11 @@ mod tests {
         assert!(other.ends_with(&format!("and the manifest states {hash}")), "{other}");
         let by_hash = error_of(&format!("prompt: x\nimages: [{{sha256: {hash}}}]"));
         assert!(by_hash.contains("it has no path; POST /inputs"), "{by_hash}");
+        let excess = "prompt: \"<image> <image>\"\nimages: [{path: page.png}]";
+        assert_eq!(
+            error_of(excess),
+            "m.yaml: prompt: 2 <image> placeholders, but 1 image; remove placeholders or add images"
+        );
         assert!(matches!(read(dir.path(), "gone.yaml"), Err(InputsError::NotFound(_))));
     }
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use llmprof_core::domain::{
     input_manifest::{ManifestImage, ManifestSample, ManifestSamples, check_name},
     inputs::{InputSample, InputSet, MAX_IMAGES, MAX_PROMPT, MAX_SAMPLES, StoredImage},
+    placeholders::check_placeholders,
 };
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -115,6 +116,8 @@ pub fn stage(upload: &InputsUpload) -> Result<StagedInputs, IntakeError> {
         },
     };
     let MatchedSamples { samples, files, seed } = all;
+    check_placeholders(samples.iter().map(|it| (it.prompt.as_str(), it.images.len())))
+        .map_err(unfit)?;
     let decoded: Vec<(StoredImage, StagedImage)> = decode(&files, upload)?;
     let (images, files) = decoded.into_iter().unzip();
     Ok(StagedInputs { set: InputSet { samples, images, seed }, files })

@@ -44,6 +44,20 @@ fn a_content_that_is_known_is_not_decoded_again() {
 }
 
 #[test]
+fn a_prompt_with_more_placeholders_than_images_is_refused_with_both_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = |upload: InputsUpload| stage(&upload).unwrap_err().to_string();
+    let mut plain = upload(dir.path(), &["a.png", "b.png"], None);
+    plain.samples.prompt = Some("<image> <image>".into());
+    assert!(stage(&plain).is_ok());
+    plain.samples.each_image = true;
+    let counts = "2 <image> placeholders, but 1 image; remove placeholders or add images";
+    assert_eq!(error(plain), format!("samples[0].prompt: {counts}"));
+    let text = "prompt: <image><image>\nimages: [{path: a.png}]";
+    assert_eq!(error(upload(dir.path(), &["a.png"], Some(text))), format!("prompt: {counts}"));
+}
+
+#[test]
 fn a_manifest_names_every_image_of_its_upload() {
     let dir = tempfile::tempdir().unwrap();
     let stage = |names: &[&str], manifest: &str| {

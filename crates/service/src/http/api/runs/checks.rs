@@ -169,6 +169,7 @@ pub(crate) fn input_error(name: &str, error: &InputsError) -> ApiError {
         InputsError::Outside(outside) if outside == name => unknown_inputs(name),
         InputsError::Outside(_)
         | InputsError::NotAManifest { .. }
+        | InputsError::BadPrompt { .. }
         | InputsError::BadImage { .. } => {
             ApiError::new(ErrorCode::InputsInvalid, error.to_string())
         }
