@@ -41,7 +41,7 @@ async fn a_submission_brings_its_own_inputs() {
         (json!({ "prompt": "x", "pages": [] }), 422, "invalid_request", "expected the id"),
         (json!(7), 422, "invalid_request", "expected the id"),
         (json!("gone.yaml"), 422, "inputs_invalid", "gone.png"),
-        (json!(InputsId::now().to_string()), 404, "inputs_not_found", "there is no"),
+        (json!(InputsId::now().to_string()), 404, "inputs_not_found", "there are no"),
         (inline(&[&large]), 413, "body_too_large", "more than"),
     ] {
         let text = body(inputs).to_string();

@@ -175,6 +175,8 @@ async fn uploaded_pages_are_listed_shown_submitted_and_deleted() {
     assert_nothing_left(&api, "deleted");
     let gone = api.post(&json!({ "model": super::router::MODEL, "inputs_manifest": id })).await;
     assert_eq!(gone.error(), (404, "inputs_not_found".into()));
+    let remedy = "`llmprof submit config.yaml --inputs ./inputs.yaml`";
+    assert!(gone.text().contains(remedy), "{}", gone.text());
 }
 
 #[tokio::test]

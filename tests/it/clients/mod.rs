@@ -6,6 +6,7 @@ mod commands;
 mod failures;
 mod local_inputs;
 mod quickstart;
+mod repeated;
 mod servers;
 mod sweeps;
 

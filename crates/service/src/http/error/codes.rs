@@ -75,7 +75,7 @@ codes! {
     DeviceNotFound = "device_not_found", NOT_FOUND,
         "no worker for the device cuda:7; available: cpu";
     InputsNotFound = "inputs_not_found", NOT_FOUND,
-        "no pages.yaml in the inputs folder";
+        "there is no pages.yaml in the inputs folder; GET /inputs lists its manifests";
     MethodNotAllowed = "method_not_allowed", METHOD_NOT_ALLOWED,
         "method PUT is not allowed for /runs (allowed: GET, HEAD, POST)";
     NotAcceptable = "not_acceptable", NOT_ACCEPTABLE,

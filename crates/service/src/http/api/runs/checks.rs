@@ -146,19 +146,27 @@ pub(super) fn check_dtype(app: &App, device: &str, dtype: Option<Dtype>) -> Resu
     Ok(())
 }
 
-fn unknown_inputs(name: &str) -> ApiError {
-    let error = InputsError::NotFound(name.into());
-    let remedy = match InputsId::of_name(name) {
-        Some(_) => "GET /inputs lists the stored ones; store them again with POST /inputs".into(),
-        None => {
-            let here = if name.starts_with(['/', '.']) { "" } else { "./" };
-            format!(
-                "GET /inputs lists its manifests. Upload one of your machine with \
-                 `llmprof submit --inputs {here}{name}`, or with POST /inputs"
-            )
-        }
+/// Remedy for inputs that an earlier run read: the run keeps them, and its `config.yaml` only names
+/// them.
+const OF_A_RUN: &str = "to repeat a run whose config.yaml names them, send its file inputs.yaml: \
+                        `llmprof submit config.yaml --inputs ./inputs.yaml`";
+
+/// The error of inputs that this service does not have.
+pub(super) fn unknown_inputs(name: &str) -> ApiError {
+    let message = if InputsId::of_name(name).is_some() {
+        format!(
+            "there are no stored inputs {name}; GET /inputs lists them, POST /inputs stores them \
+             again; {OF_A_RUN}"
+        )
+    } else {
+        let here = if name.starts_with(['/', '.']) { "" } else { "./" };
+        format!(
+            "{}; GET /inputs lists its manifests. Upload one of your machine with `llmprof submit \
+             --inputs {here}{name}`, or with POST /inputs; {OF_A_RUN}",
+            InputsError::NotFound(name.into())
+        )
     };
-    ApiError::new(ErrorCode::InputsNotFound, format!("{error}; {remedy}"))
+    ApiError::new(ErrorCode::InputsNotFound, message)
 }
 
 /// The error of inputs, without host paths other than the requested `name`.

@@ -14,6 +14,7 @@ use utoipa::ToSchema;
 
 use super::{
     RunLinks,
+    checks::unknown_inputs,
     dry_run::{self, DryRun},
     example,
     submissions::SubmitRun,
@@ -219,9 +220,7 @@ pub(crate) fn accepted_run(submitted: Submitted, caller: &Caller) -> Result<Stor
                 format!("disk quota exceeded: {name:?} stores {bytes} bytes; delete some runs");
             Err(ApiError::new(ErrorCode::DiskQuota, message))
         }
-        Submitted::NoInputs(id) => {
-            Err(ApiError::new(ErrorCode::InputsNotFound, format!("no inputs {id}")))
-        }
+        Submitted::NoInputs(id) => Err(unknown_inputs(&id.to_string())),
         Submitted::SessionEnded(id) => Err(submit_session::ended(id, "has ended")),
     }
 }
