@@ -216,9 +216,14 @@ async fn samples_come_from_a_manifest_or_one_from_each_image() {
     let view = upload(&api, "", FORM, form(&images, Some(manifest), &[])).await;
     assert_eq!(view.status, 201, "{}", view.text());
     let samples = json!([
-        { "prompt": "all", "images": [1] }, { "prompt": "both", "images": [0, 1] }
+        { "prompt": "all", "images": [1] }, { "prompt": "both", "images": [0, 2] }
     ]);
-    assert_eq!(view.json()["samples"], samples);
+    let view = view.json();
+    assert_eq!(view["samples"], samples);
+    let names: Vec<&Value> =
+        view["images"].as_array().unwrap().iter().map(|it| &it["name"]).collect();
+    assert_eq!(names, ["a.png", "b.png", "two"], "each sample has its name of an image");
+    assert_eq!(view["images"][1]["sha256"], view["images"][2]["sha256"]);
     let packed = archive(&[
         ("set/m.yaml", b"prompt: x\nsamples: [{images: [{path: p/a.png}]}, {prompt: y}]"),
         ("set/p/a.png", &first),

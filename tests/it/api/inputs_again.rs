@@ -110,7 +110,7 @@ async fn an_image_of_another_content_than_its_hash_is_refused() {
         assert!(answer.text().contains(reason), "{}", answer.text());
         assert_eq!(api.get("/inputs").await.json()["inputs"], json!([]));
     };
-    refused(&[("1.png", &png(2))], &text, "image 1.png: it has the hash").await;
+    refused(&[("1.png", &png(2))], &text, "image page.png: it has the hash").await;
     let unknown = text.replace(&sha256(&png(1)), &"0".repeat(64));
     refused(&[], &unknown, "the service has no image with the hash 0000").await;
     let path = api.folder(&run).join("inputs/1.png");

@@ -59,7 +59,7 @@ async fn a_manifest_of_this_machine_is_uploaded_with_its_images() {
     let view = service.json(&format!("/inputs/{id}")).await;
     assert_eq!((&view["name"], &view["seed"]), (&json!("inputs.yaml"), &json!(5)));
     let samples = json!([
-        { "prompt": "read", "images": [0] }, { "prompt": "count", "images": [1, 0] },
+        { "prompt": "read", "images": [0] }, { "prompt": "count", "images": [2, 1] },
     ]);
     assert_eq!(view["samples"], samples, "a file is uploaded once");
     let relative = submit(&service, &folder, "./set/inputs.yaml", &[]);

@@ -4,10 +4,12 @@
 //! Executed in a child process: a hostile file ends that process and nothing else. No uploaded name
 //! is used as a path.
 
-use std::path::{Path, PathBuf};
+mod matching;
+
+use std::path::PathBuf;
 
 use llmprof_core::domain::{
-    input_manifest::{ManifestImage, ManifestSample, ManifestSamples, check_name},
+    input_manifest::{ManifestSamples, check_name},
     inputs::{InputSample, InputSet, MAX_IMAGES, MAX_PROMPT, MAX_SAMPLES, StoredImage},
     placeholders::check_placeholders,
 };
@@ -15,6 +17,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
+use self::matching::{MatchedFile, MatchedSamples, matched_samples};
 use super::{
     archive, check_hash,
     images::{self, ImageHeader},
@@ -111,7 +114,7 @@ pub fn stage(upload: &InputsUpload) -> Result<StagedInputs, IntakeError> {
         }
         (None, None) => MatchedSamples {
             samples: plain_samples(&upload.samples, files.len())?,
-            files: files.into_iter().map(MatchedFile::from).collect(),
+            files: files.into_iter().map(MatchedFile::named_as_uploaded).collect(),
             seed: None,
         },
     };
@@ -119,7 +122,11 @@ pub fn stage(upload: &InputsUpload) -> Result<StagedInputs, IntakeError> {
     check_placeholders(samples.iter().map(|it| (it.prompt.as_str(), it.images.len())))
         .map_err(unfit)?;
     let decoded: Vec<(StoredImage, StagedImage)> = decode(&files, upload)?;
-    let (images, files) = decoded.into_iter().unzip();
+    let named = |(file, (image, staged)): (MatchedFile, (StoredImage, StagedImage))| {
+        let named = move |name| (StoredImage { name, ..image.clone() }, staged.clone());
+        file.names.into_iter().map(named)
+    };
+    let (images, files) = files.into_iter().zip(decoded).flat_map(named).unzip();
     Ok(StagedInputs { set: InputSet { samples, images, seed }, files })
 }
 
@@ -157,140 +164,12 @@ fn plain_samples(from: &UploadedSamples, images: usize) -> Result<Vec<InputSampl
     Ok(all.map(|at| InputSample { prompt: prompt.clone(), images: vec![at] }).collect())
 }
 
-/// Samples with the files of their images.
-struct MatchedSamples {
-    samples: Vec<InputSample>,
-    files: Vec<MatchedFile>,
-    seed: Option<u64>,
-}
-
-/// A file with its name in reports, and the path and hash by which a manifest names it.
-struct MatchedFile {
-    file: UploadedFile,
-    name: Option<String>,
-    path: Option<String>,
-    sha256: Option<String>,
-}
-
-impl From<UploadedFile> for MatchedFile {
-    fn from(file: UploadedFile) -> Self {
-        Self { file, name: None, path: None, sha256: None }
-    }
-}
-
-/// Matches the samples of a manifest in `folder` with the files of their upload, and with stored
-/// contents for images that are named by hash.
-fn matched_samples(
-    from: &ManifestSamples,
-    folder: &str,
-    files: Vec<UploadedFile>,
-    upload: &InputsUpload,
-) -> Result<MatchedSamples, IntakeError> {
-    let uploaded = files.len();
-    let mut files: Vec<MatchedFile> = files.into_iter().map(MatchedFile::from).collect();
-    let mut is_used = vec![false; uploaded];
-    let mut samples = Vec::with_capacity(from.samples.len());
-    for (at, ManifestSample { prompt, images }) in from.samples.iter().enumerate() {
-        let mut positions = Vec::with_capacity(images.len());
-        for image in images {
-            let found = find_image(&mut files, folder, image, upload).map_err(|why| {
-                let several = from.samples.len() > 1;
-                let sample = if several { format!("sample {at}: ") } else { String::new() };
-                unfit(format!("{sample}image {}: {why}", image.shown()))
-            })?;
-            if let Some(used) = is_used.get_mut(found) {
-                *used = true;
-            }
-            let file = &mut files[found];
-            file.name = file.name.take().or_else(|| image.name.clone());
-            if let Some(stated) = &image.sha256 {
-                let known = file.sha256.get_or_insert_with(|| stated.clone());
-                check_hash(known, stated).map_err(|why| bad_image(&file.file, &why))?;
-            }
-            positions.push(found as u32);
-        }
-        samples.push(InputSample { prompt: prompt.clone(), images: positions });
-    }
-    if let Some(at) = is_used.iter().position(|used| !used) {
-        let name = &files[at].file.name;
-        return Err(unfit(format!("image {name}: not named in the manifest")));
-    }
-    Ok(MatchedSamples { samples, files, seed: from.seed })
-}
-
-/// The file of an image: of the upload, else a stored content, which is added to `files`.
-fn find_image(
-    files: &mut Vec<MatchedFile>,
-    folder: &str,
-    image: &ManifestImage,
-    upload: &InputsUpload,
-) -> Result<usize, String> {
-    let missing = match &image.path {
-        Some(path) => match find_file(files, (upload, folder), path, image.name.as_deref()) {
-            Ok(found) => return Ok(found),
-            Err(why) => why,
-        },
-        None => "not in the upload".to_owned(),
-    };
-    let Some(hash) = &image.sha256 else { return Err(missing) };
-    let is_known = |file: &MatchedFile| file.sha256.as_ref() == Some(hash);
-    if let Some(found) = files.iter().position(is_known) {
-        return Ok(found);
-    }
-    let paths = [upload.folder.join(BY_HASH).join(hash), upload.known.join(hash)];
-    let path = paths.into_iter().find(|path| path.is_file()).ok_or_else(|| {
-        format!("{missing}, and the service has no image with the hash {hash}; send its file")
-    })?;
-    let name = image.name.clone().unwrap_or_else(|| image.shown());
-    let file = UploadedFile { path, name: name.clone() };
-    files.push(MatchedFile { file, name: Some(name), path: None, sha256: Some(hash.clone()) });
-    Ok(files.len() - 1)
-}
-
-/// The uploaded file that a manifest in `folder` names: by its path, else by the last part of it or
-/// by its name in reports. A file stands for one path.
-fn find_file(
-    files: &mut [MatchedFile],
-    (upload, folder): (&InputsUpload, &str),
-    path: &Path,
-    name: Option<&str>,
-) -> Result<usize, String> {
-    use std::path::Component;
-    let mut parts = Vec::new();
-    for part in path.components() {
-        match part {
-            Component::Normal(part) => parts.push(part.to_string_lossy()),
-            Component::CurDir => {}
-            _ => return Err("the path leaves the folder of the manifest".into()),
-        }
-    }
-    let inner = parts.join("/");
-    let whole = if folder.is_empty() { inner.clone() } else { format!("{folder}/{inner}") };
-    let position = |name: &str| files.iter().position(|it| it.file.name == name);
-    let last = parts.last().map(AsRef::as_ref).unwrap_or_default();
-    // Clients send the last part of a file's name in a form; a run's copy has another name than the
-    // page that it copies.
-    let found = position(&whole)
-        .or_else(|| position(last).filter(|_| !upload.is_archive))
-        .or_else(|| name.and_then(position))
-        .ok_or("not in the upload")?;
-    let file = &mut files[found];
-    match file.path.get_or_insert(inner.clone()) {
-        known if *known == inner => Ok(found),
-        known => Err(format!(
-            "not in the upload: {} is image {known}; images of one name need an archive",
-            file.file.name
-        )),
-    }
-}
-
 /// Decodes the files, in parallel if their memory permits it.
 fn decode(
     files: &[MatchedFile],
     upload: &InputsUpload,
 ) -> Result<Vec<(StoredImage, StagedImage)>, IntakeError> {
-    let header =
-        |it: &MatchedFile| images::header(&it.file.path).map_err(|why| bad_image(&it.file, &why));
+    let header = |it: &MatchedFile| images::header(&it.file.path).map_err(|why| it.refused(&why));
     let headers = files.par_iter().map(header).collect::<Result<Vec<ImageHeader>, _>>()?;
     let is_small = |header: &ImageHeader| {
         u64::from(header.width) * u64::from(header.height) <= MAX_PARALLEL_PIXELS
@@ -309,10 +188,6 @@ fn decode(
     Ok(checked.into_iter().map(|(_, image)| image).collect())
 }
 
-fn bad_image(file: &UploadedFile, why: &str) -> IntakeError {
-    unfit(format!("image {}: {why}", file.name))
-}
-
 /// Hashes one image, and decodes it unless its content was decoded before.
 fn check_image(
     at: usize,
@@ -320,22 +195,21 @@ fn check_image(
     header: ImageHeader,
     upload: &InputsUpload,
 ) -> Result<(StoredImage, StagedImage), IntakeError> {
-    let file = &matched.file;
-    let (bytes, sha256) = hash_file(&file.path, &SlicedWork::default())?;
+    let path = &matched.file.path;
+    let (bytes, sha256) = hash_file(path, &SlicedWork::default())?;
     if let Some(stated) = &matched.sha256 {
-        check_hash(&sha256, stated).map_err(|why| bad_image(file, &why))?;
+        check_hash(&sha256, stated).map_err(|why| matched.refused(&why))?;
     }
     let thumbnail = if upload.known.join(&sha256).is_file() {
         None
     } else {
         let thumbnail = upload.folder.join(format!("thumbnail-{at}"));
-        images::check(&file.path, &thumbnail).map_err(|why| bad_image(file, &why))?;
+        images::check(path, &thumbnail).map_err(|why| matched.refused(&why))?;
         Some(thumbnail)
     };
     let ImageHeader { format, width, height } = header;
-    let name = matched.name.clone().unwrap_or_else(|| file.name.clone());
-    let image = StoredImage { name, sha256, bytes, width, height, format };
-    Ok((image, StagedImage { path: file.path.clone(), thumbnail }))
+    let image = StoredImage { name: matched.name(), sha256, bytes, width, height, format };
+    Ok((image, StagedImage { path: path.clone(), thumbnail }))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Manifests matched with the files of an upload.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use super::*;
 
@@ -70,6 +70,18 @@ fn a_manifest_names_every_image_of_its_upload() {
     assert_eq!((set.images[0].name.as_str(), set.images[1].name.as_str()), ("a.png", "second"));
     let twice = "prompt: x\nimages: [{path: a.png}, {path: ./a.png}]";
     assert_eq!(stage(&["a.png"], twice).unwrap().samples[0].images, [0, 0]);
+    let renamed = "prompt: x\nsamples:\n- images: [{path: a.png, name: first}, {path: b.png}]\n\
+                   - images: [{path: a.png, name: again}, {path: ./a.png}]\n\
+                   - images: [{path: a.png, name: first}]";
+    let set = stage(&["a.png", "b.png"], renamed).unwrap();
+    let of_sample = |at: usize| {
+        let name = |at: &u32| set.images[*at as usize].name.as_str();
+        set.samples[at].images.iter().map(name).collect::<Vec<_>>()
+    };
+    assert_eq!(of_sample(0), ["first", "b.png"]);
+    assert_eq!(of_sample(1), ["again", "a.png"], "a file has a name for each sample");
+    assert_eq!((of_sample(2), set.images.len()), (vec!["first"], 4));
+    assert_eq!(set.images[0].sha256, set.images[1].sha256);
     for (names, text, reason) in [
         (vec!["a.png"], "prompt: x\nimages: [{path: b.png}]", "image b.png: not in the upload"),
         (vec!["a.png"], "prompt: x", "image a.png: not named in the manifest"),
