@@ -247,6 +247,11 @@ fn events<'a>(trace: &'a Trace, derived: &'a CaptureEvents, only_traced: bool) -
 }
 
 impl Analysis {
+    /// True if the model runner ran on the CPU.
+    pub fn is_on_cpu(&self) -> bool {
+        self.start.as_ref().is_some_and(Start::is_on_cpu)
+    }
+
     /// Adds the results that need only events, logs and wall times.
     fn add_events(
         &mut self,

@@ -88,7 +88,7 @@ impl<'a> ModelWork<'a> {
                     model,
                     dtype: start.dtype.parse().ok()?,
                     is_part: start.target.is_some(),
-                    is_on_cpu: start.device == "cpu",
+                    is_on_cpu: start.is_on_cpu(),
                     samples,
                 })
             }

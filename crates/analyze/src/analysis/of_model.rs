@@ -2,7 +2,7 @@
 
 use llmprof_core::{
     domain::{device_peaks::DevicePeaks, stated_model::StatedModel},
-    trace::Trace,
+    trace::{Trace, event::Start},
 };
 
 use super::Analysis;
@@ -64,7 +64,7 @@ impl Analysis {
         self.power = trace.power.as_ref().map(|log| power::power(log, &sampled, &self.stages));
         self.power.iter_mut().for_each(|power| self.violations.clocks(power));
         let ceilings = DeviceCeilings::of(baseline, peaks, self.power.as_ref());
-        let on_cpu = baseline.start.is_some_and(|start| start.device == "cpu");
+        let on_cpu = baseline.start.is_some_and(Start::is_on_cpu);
         let dtype = work.map(|work| work.dtype.to_string());
         let dtype = dtype.or_else(|| Some(baseline.start?.dtype.clone()));
         let dtype = dtype.or_else(|| self.operators.main_dtype());

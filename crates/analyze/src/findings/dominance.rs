@@ -103,7 +103,7 @@ fn time_between_operators(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     // On a GPU an operator's host time is the time of its launches, and the rest of a stage is
     // mostly the host waiting for the GPU. Ranges of other programs need not cover their modules:
     // only a runner's records are known to cover every operator.
-    let on_cpu = analysis.start.as_ref().is_some_and(|start| start.device == "cpu");
+    let on_cpu = analysis.is_on_cpu();
     if !on_cpu || !analysis.subject.has_runner() {
         return Vec::new();
     }

@@ -164,7 +164,7 @@ pub fn why_no_kernels(analysis: &Analysis, trace: &Trace) -> Option<(String, &'s
     if !analysis.kernels.records.is_empty() {
         return None;
     }
-    let on_cpu = analysis.start.as_ref().is_some_and(|start| start.device == "cpu");
+    let on_cpu = analysis.is_on_cpu();
     let (message, advice) = if on_cpu {
         (
             "There is no kernel data: the model ran on the CPU, which launches no device kernels.",

@@ -24,7 +24,7 @@ impl<'a> DeviceCeilings<'a> {
         peaks: Option<&'a DevicePeaks>,
         power: Option<&'a Power>,
     ) -> Self {
-        let peaks = peaks.filter(|_| events.start.is_none_or(|start| start.device != "cpu"));
+        let peaks = peaks.filter(|_| events.start.is_none_or(|start| !start.is_on_cpu()));
         Self { peaks, measured: events.ceilings.clone(), power }
     }
 

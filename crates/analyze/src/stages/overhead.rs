@@ -4,9 +4,14 @@ use llmprof_core::{
     domain::{
         digits::figure,
         finding::{Finding, catalogue},
+        profiling::TraceApi,
         units::quantity,
     },
-    trace::{Trace, event::StageRange, timeline::Timeline},
+    trace::{
+        Trace,
+        event::{StageRange, Start},
+        timeline::Timeline,
+    },
 };
 use serde::{Deserialize, Serialize};
 
@@ -88,6 +93,13 @@ fn overhead(plain: &Stages, traced: &Stages) -> Vec<OverheadRecord> {
 
 /// The mode whose timeline records a graph as one launch.
 const LIGHTER_MODE: &str = "light";
+/// Evidence of the finding: the mode that is lighter for the stage.
+pub const MODE_EVIDENCE: &str = "lighter mode";
+/// Evidence of the finding: a setting with a list of traced APIs that is lighter without
+/// [`OS_CALLS`].
+pub const TRACED_EVIDENCE: &str = "lighter without osrt";
+/// The API that traces calls of the operating system.
+pub const OS_CALLS: TraceApi = TraceApi::Osrt;
 
 /// Findings on stages with high overhead, with the settings that are lighter for each.
 ///
@@ -98,11 +110,12 @@ pub fn findings(
     replays: bool,
 ) -> Vec<Finding> {
     let Some(nsys) = &trace.nsys else { return vec![] };
+    let traced = traced_setting(trace);
     let high = |record: &OverheadRecord| {
         let pct = record.overhead_pct.filter(|pct| *pct > HIGH_PCT)?;
         let message = format!("Tracing lengthened {} by {pct:.0} %.", in_sentence(&record.stage));
         let gpu = gpus.iter().find(|it| it.stage == record.stage);
-        let lighter = LighterSettings::of(record, gpu, nsys, replays);
+        let lighter = LighterSettings::of(record, gpu, (nsys, traced), replays);
         let mut finding = Finding::new(catalogue::OVERHEAD_HIGH, message)
             .with("stage", &record.stage)
             .with("unprofiled ms", format!("{:.3}", record.plain_ms))
@@ -112,7 +125,10 @@ pub fn findings(
             finding = finding.with("added per launch", launch);
         }
         if lighter.is_mode {
-            finding = finding.with("lighter mode", LIGHTER_MODE);
+            finding = finding.with(MODE_EVIDENCE, LIGHTER_MODE);
+        }
+        if lighter.without_os_calls {
+            finding = finding.with(TRACED_EVIDENCE, traced);
         }
         let advice = lighter.advice();
         Some(finding.advise(format!("Use the capture for proportions, not for times. {advice}")))
@@ -120,31 +136,48 @@ pub fn findings(
     records.iter().filter_map(high).collect()
 }
 
+/// The setting with the traced APIs of the pass.
+fn traced_setting(trace: &Trace) -> &'static str {
+    let runner = Events::of(&trace.baseline).start;
+    match runner.map_or(trace.environment.gpus.is_empty(), Start::is_on_cpu) {
+        true => "nsys.trace_on_cpu",
+        false => "nsys.trace",
+    }
+}
+
 /// Settings that make the trace of one stage lighter.
 #[derive(Debug, Default)]
 struct LighterSettings {
-    settings: Vec<&'static str>,
+    settings: Vec<String>,
     /// True if the lighter mode has the first of them.
     is_mode: bool,
+    /// True if calls of the operating system are traced.
+    without_os_calls: bool,
     /// Launches of an instance without graphs, and the microseconds that tracing adds to each.
     single: Option<(u64, f64)>,
 }
 
 impl LighterSettings {
-    fn of(record: &OverheadRecord, gpu: Option<&StageGpu>, nsys: &Timeline, replays: bool) -> Self {
+    fn of(
+        record: &OverheadRecord,
+        gpu: Option<&StageGpu>,
+        (nsys, traced): (&Timeline, &str),
+        replays: bool,
+    ) -> Self {
         let mut found = Self::default();
         let graphs = gpu.map_or(0, |it| it.graph_launches.unwrap_or(0));
         let has_nodes = gpu.is_some_and(|it| graphs > it.whole_graphs);
         if has_nodes {
-            found.settings.push("profiling.nsys.cuda_graph_trace graph (as in mode light)");
+            found.settings.push("profiling.nsys.cuda_graph_trace graph (as in mode light)".into());
             found.is_mode = true;
         }
         if !nsys.os_calls.is_empty() {
-            found.settings.push("profiling.nsys.trace without osrt");
+            found.settings.push(format!("profiling.{traced} without {OS_CALLS}"));
+            found.without_os_calls = true;
         }
         let launches = gpu.filter(|_| graphs == 0).map_or(0, |it| it.launches);
         if launches > 0 && record.stage == DECODE && !replays {
-            found.settings.push("decode as a CUDA graph, which is traced as one launch");
+            found.settings.push("decode as a CUDA graph, which is traced as one launch".into());
         }
         let each = gpu.and_then(|it| launches.checked_div(it.instances)).filter(|it| *it > 0);
         found.single = each.and_then(|each| {

@@ -101,9 +101,7 @@ async fn profile(service: &Service, options: &QuickstartOptions) -> Result<()> {
     let base = format!("http://{}", service.address);
     let client = client(std::env::var(TOKEN).ok())?;
     let mut request = json!({ "model": options.model, "mode": options.mode });
-    for setting in &options.settings {
-        change(&mut request["profiling"], setting)?;
-    }
+    change(&mut request, &options.settings)?;
     let submitted = ask(client.post(format!("{base}/runs")).json(&request)).await?;
     let id = submitted["run_id"].as_str().context("the service named no run")?;
     println!(

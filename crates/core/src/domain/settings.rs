@@ -44,6 +44,59 @@ fn merge_at(base: &mut Settings, over: Settings, path: &str) -> Result<(), Unkno
     Ok(())
 }
 
+/// A setting that cannot be set in a tree.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadAssignment {
+    #[error("setting {0}: there is no = in it; expected KEY=VALUE, as in ncu.max_launches=3")]
+    NoValue(String),
+    #[error("setting {0}: a part of it was set before")]
+    PartSet(String),
+}
+
+/// Sets `a.b=value` in a tree; the value is JSON if it parses, else a text.
+pub fn assign(tree: &mut Settings, setting: &str) -> Result<(), BadAssignment> {
+    let (path, value) =
+        setting.split_once('=').ok_or_else(|| BadAssignment::NoValue(setting.to_owned()))?;
+    let (groups, key) = path.rsplit_once('.').unwrap_or(("", path));
+    let group =
+        groups.split('.').filter(|group| !group.is_empty()).try_fold(tree, |tree, group| {
+            tree.entry(group).or_insert_with(|| Settings::new().into()).as_object_mut()
+        });
+    let group = group.ok_or_else(|| BadAssignment::PartSet(path.to_owned()))?;
+    group.insert(key.to_owned(), parse(value));
+    Ok(())
+}
+
+/// A value: JSON if it parses, else a text.
+pub fn parse(value: &str) -> Value {
+    serde_json::from_str(value).unwrap_or_else(|_| value.into())
+}
+
+/// The settings of a tree, each as [`assign`] reads it.
+pub fn assignments(tree: &Settings) -> Vec<String> {
+    let of_one = |(key, value): (&String, &Value)| match value {
+        Value::Object(group) => {
+            assignments(group).iter().map(|setting| format!("{key}.{setting}")).collect()
+        }
+        Value::String(text) if parse(text) == *value => vec![format!("{key}={text}")],
+        _ => vec![format!("{key}={value}")],
+    };
+    tree.iter().flat_map(of_one).collect()
+}
+
+/// The settings of `changed` that are not those of `base`: [`merge`] makes `changed` of both.
+pub fn difference(base: &Settings, changed: Settings) -> Settings {
+    let of_one = |(key, value): (String, Value)| match (base.get(&key), value) {
+        (Some(Value::Object(base)), Value::Object(changed)) => {
+            let group = difference(base, changed);
+            (!group.is_empty()).then(|| (key, group.into()))
+        }
+        (Some(same), value) if *same == value => None,
+        (_, value) => Some((key, value)),
+    };
+    changed.into_iter().filter_map(of_one).collect()
+}
+
 /// The number as an integer, if `known` is an integer and the number has no fraction.
 fn integer(known: &Value, number: f64) -> Option<Value> {
     (known.is_u64() && number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number))
@@ -77,6 +130,32 @@ mod tests {
         let base = json!({ "a": { "x": 1, "y": 2 }, "b": [1] });
         let over = json!({ "a": { "y": 3.0 }, "b": [] });
         assert_eq!(merged(base, over), Ok(json!({ "a": { "x": 1, "y": 3 }, "b": [] })));
+    }
+
+    #[test]
+    fn settings_grow_a_tree_and_what_cannot_be_one_is_refused() {
+        let mut tree = Settings::new();
+        let set = [
+            "nsys.trace=[\"cuda\",\"nvtx\"]",
+            "nsys.cuda_graph_trace=graph",
+            "ncu.max_launches=3",
+            "ncu.note=\"3\"",
+        ];
+        set.iter().for_each(|setting| assign(&mut tree, setting).unwrap());
+        let expected = json!({
+            "nsys": { "trace": ["cuda", "nvtx"], "cuda_graph_trace": "graph" },
+            "ncu": { "max_launches": 3, "note": "3" }
+        });
+        assert_eq!(Value::from(tree.clone()), expected);
+        assert_eq!(assignments(&tree), set);
+
+        let error = |tree: &mut Settings, setting| assign(tree, setting).unwrap_err();
+        assert_eq!(
+            error(&mut tree, "ncu.max_launches"),
+            BadAssignment::NoValue("ncu.max_launches".into())
+        );
+        let part = BadAssignment::PartSet("ncu.max_launches.x".into());
+        assert_eq!(error(&mut tree, "ncu.max_launches.x=1"), part);
     }
 
     #[test]

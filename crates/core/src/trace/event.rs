@@ -81,6 +81,13 @@ pub struct Start {
 }
 
 impl Start {
+    /// True if the model ran on the CPU.
+    pub fn is_on_cpu(&self) -> bool {
+        self.device == "cpu"
+    }
+}
+
+impl Start {
     /// Number of sequences that are computed at the same time.
     pub fn batch(&self) -> u64 {
         (self.sequences.len() as u64).max(1)

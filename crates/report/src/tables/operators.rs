@@ -133,8 +133,7 @@ pub fn operators(analysis: &Analysis) -> ReportTable {
         analysis.listed_operators().leaves(),
     )
     .about(analysis.listed_operators().leaves().map(|it| (it.stage.as_str(), it.path.as_str())));
-    let asynchronous =
-        analysis.only_traced || analysis.start.as_ref().is_some_and(|start| start.device != "cpu");
+    let asynchronous = analysis.only_traced || analysis.start.is_some() && !analysis.is_on_cpu();
     if asynchronous && !table.rows.is_empty() {
         table.note(
             "Inclusive, exclusive and mean times are those of the launching calls on the host; \

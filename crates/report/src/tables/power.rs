@@ -87,7 +87,7 @@ pub fn power(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
 
 /// The empty table of a run without samples.
 fn not_sampled(table: ReportTable, facts: &RunFacts, analysis: &Analysis) -> ReportTable {
-    let on_cpu = analysis.start.as_ref().is_some_and(|start| start.device == "cpu");
+    let on_cpu = analysis.is_on_cpu();
     // An imported capture names its GPU, but nothing ran here that could have been sampled.
     if on_cpu || facts.environment.gpus.is_empty() || facts.spec.passes().is_none() {
         return table;

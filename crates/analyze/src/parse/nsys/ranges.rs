@@ -36,6 +36,8 @@ pub(super) struct UnnamedRanges {
     sites: Interner<UnnamedSite>,
     /// Start, length and site.
     rows: PackedRows<3>,
+    /// End of the recording: nsys ends there the ranges that are still open.
+    recorded_until: Option<i64>,
     /// Rows left out for impossible times.
     pub impossible: u64,
 }
@@ -52,8 +54,20 @@ pub(super) fn unnamed(export: &Export) -> std::result::Result<UnnamedRanges, Par
     let domains = export.rows("NVTX_EVENTS", include_str!("sql/domains.sql"), |row| {
         Ok((domain_key(row.get(0)?, row.get(1)?), inline.stored(row, [2, 3], &mut names)?))
     })?;
+    let recording = include_str!("sql/recording.sql");
+    let ends = export.rows("ANALYSIS_DETAILS", recording, |row| row.get::<_, Option<i64>>(0))?;
     let (labels, sites, rows) = Default::default();
-    let mut all = UnnamedRanges { domains, names, inline, labels, sites, rows, impossible: 0 };
+    let recorded_until = ends.into_iter().flatten().max();
+    let mut all = UnnamedRanges {
+        domains,
+        names,
+        inline,
+        labels,
+        sites,
+        rows,
+        recorded_until,
+        impossible: 0,
+    };
     export.each("NVTX_EVENTS", include_str!("sql/ranges.sql"), |row| all.add(row))?;
     if all.inline.bytes > MAX_NAMES {
         return Err(too_long(export));
@@ -70,7 +84,9 @@ impl UnnamedRanges {
         let site = (self.labels.number(label), row.get(2)?, thread.unwrap_or_default());
         // An end before the start is not recorded as an end.
         let is_reversed = |end_ns: &i64| *end_ns < start_ns && possible(*end_ns, start_ns);
-        let end_ns = end_ns.filter(|end_ns| !is_reversed(end_ns));
+        let is_recorded =
+            |end_ns: &i64| !is_reversed(end_ns) && Some(*end_ns) != self.recorded_until;
+        let end_ns = end_ns.filter(is_recorded);
         if possible(start_ns, end_ns.unwrap_or(start_ns)) {
             let length = end_ns.map_or(UNCLOSED, |end| end - start_ns);
             self.rows.push([start_ns, length, self.sites.number(site).into()]);

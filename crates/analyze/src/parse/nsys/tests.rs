@@ -383,9 +383,13 @@ fn kernels_that_take_no_time_have_no_valid_time() {
 }
 
 #[test]
-fn a_range_that_ends_before_its_start_has_no_end() {
+fn a_range_that_ends_before_its_start_or_with_the_recording_has_no_end() {
     let reversed = "update NVTX_EVENTS set end = 4 where text = 'decode_all';";
-    let trace = trace(&[META, STRINGS, NVTX, reversed]);
-    let range = trace.ranges.iter().find(|it| it.name == "decode_all").unwrap();
-    assert_eq!((range.start_ns, range.end_ns, trace.impossible_rows), (5, None, 0));
+    let recording = "create table ANALYSIS_DETAILS (duration int);
+        insert into ANALYSIS_DETAILS values (9);";
+    for change in [reversed, recording] {
+        let trace = trace(&[META, STRINGS, NVTX, change]);
+        let end = |name| trace.ranges.iter().find(|it| it.name == name).unwrap().end_ns;
+        assert_eq!((end("decode_all"), end("odd"), trace.impossible_rows), (None, Some(4), 0));
+    }
 }

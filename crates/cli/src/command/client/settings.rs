@@ -1,52 +1,38 @@
-//! Settings of passes on a command line: `nsys.cuda_graph_trace=graph`.
+//! Settings of passes on a command line: `--set nsys.cuda_graph_trace=graph`.
 
 use anyhow::{Context as _, Result};
-use serde_json::{Value, json};
+use llmprof_core::domain::settings::{Settings, assign};
+use serde_json::Value;
 
-/// Sets `a.b=value` in a tree; the value is JSON if it parses, else a text. The service validates
-/// it.
-pub fn change(tree: &mut Value, setting: &str) -> Result<()> {
-    let (key, value) =
-        setting.split_once('=').with_context(|| format!("--set {setting}: there is no = in it"))?;
-    let place = key.split('.').try_fold(tree, |place, key| {
-        if place.is_null() {
-            *place = json!({});
-        }
-        place.as_object_mut().map(|fields| fields.entry(key).or_insert(Value::Null))
-    });
-    let place = place.with_context(|| format!("--set {key}: a part of it was set before"))?;
-    *place = parse(value);
-    Ok(())
-}
-
-/// A value: JSON if it parses, else a text.
-pub fn parse(value: &str) -> Value {
-    serde_json::from_str(value).unwrap_or_else(|_| json!(value))
+/// Sets them in the `profiling` of a submission. The service validates them.
+pub fn change(submission: &mut Value, settings: &[String]) -> Result<()> {
+    if settings.is_empty() {
+        return Ok(());
+    }
+    let profiling = &mut submission["profiling"];
+    if profiling.is_null() {
+        *profiling = Settings::new().into();
+    }
+    let tree = profiling.as_object_mut().context("profiling of the submission is not an object")?;
+    settings.iter().try_for_each(|setting| assign(tree, setting)).context("--set")
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
-    fn settings_grow_a_tree_and_what_cannot_be_one_is_refused() {
-        let mut tree = Value::Null;
-        for setting in
-            ["nsys.trace=[\"cuda\",\"nvtx\"]", "nsys.cuda_graph_trace=graph", "ncu.max_launches=3"]
-        {
-            change(&mut tree, setting).unwrap();
-        }
-        assert_eq!(
-            tree,
-            json!({ "nsys": { "trace": ["cuda", "nvtx"], "cuda_graph_trace": "graph" },
-                "ncu": { "max_launches": 3 } })
-        );
-        assert!(
-            change(&mut tree, "ncu.max_launches")
-                .unwrap_err()
-                .to_string()
-                .contains("there is no =")
-        );
-        assert!(change(&mut tree, "ncu.max_launches.x=1").is_err());
+    fn settings_are_added_to_those_of_the_submission() {
+        let set = ["nsys.cuda_graph_trace=graph".to_owned(), "ncu.max_launches=3".to_owned()];
+        let mut body = json!({ "profiling": { "nsys": { "delay_s": 2 } } });
+        change(&mut body, &set).unwrap();
+        let nsys = json!({ "delay_s": 2, "cuda_graph_trace": "graph" });
+        assert_eq!(body["profiling"], json!({ "nsys": nsys, "ncu": { "max_launches": 3 } }));
+        let mut empty = json!({});
+        change(&mut empty, &[]).unwrap();
+        assert_eq!(empty, json!({}));
+        assert!(change(&mut json!({ "profiling": 3 }), &set).is_err());
     }
 }

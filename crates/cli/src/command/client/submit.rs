@@ -11,6 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use clap::Args;
+use llmprof_core::domain::settings::parse;
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -229,9 +230,7 @@ fn submission(options: &SubmitOptions) -> Result<Value> {
     set("priority", options.priority.map(|it| json!(it)));
     set("dry_run", options.dry_run.then(|| json!(true)));
     let mut body = Value::from(body);
-    for setting in &options.settings {
-        settings::change(&mut body["profiling"], setting)?;
-    }
+    settings::change(&mut body, &options.settings)?;
     Ok(body)
 }
 
@@ -260,12 +259,12 @@ pub fn read_object(path: &Path) -> Result<Map<String, Value>> {
 }
 
 fn params(params: &[String]) -> Result<Map<String, Value>> {
-    let parse = |text: &String| {
+    let param = |text: &String| {
         let (name, value) =
             text.split_once('=').with_context(|| format!("--param {text}: there is no = in it"))?;
-        Ok((name.to_owned(), settings::parse(value)))
+        Ok((name.to_owned(), parse(value)))
     };
-    params.iter().map(parse).collect()
+    params.iter().map(param).collect()
 }
 
 fn inputs(options: &SubmitOptions) -> Result<Option<Value>> {

@@ -18,7 +18,9 @@ pub enum CollectError {
     #[error("{refusal}")]
     SamplingForbidden { refusal: String },
     #[error(
-        "nsys did not end: it had no program and made no progress for {} s", for_s.as_secs_f64()
+        "nsys did not end: it had no program and made no progress for {} s; if it samples the CPU, \
+         set nsys.sample and nsys.cpuctxsw to none",
+        for_s.as_secs_f64()
     )]
     Hung { for_s: Duration },
     #[error("cannot write {}", path.display())]

@@ -1,8 +1,8 @@
 //! Profilers that hang after their program has ended.
 //!
 //! nsys 2022.4 often waits forever when it stops to sample the CPU, and meanwhile empties the
-//! buffers of the kernel, which takes less than 1 % of a core and writes nothing. One that works
-//! computes or writes.
+//! buffers of the kernel: with less than 1 % of a core, or with a whole one, half of it in the
+//! kernel. It writes nothing. One that works computes, reads or writes.
 
 use std::{
     fs,
@@ -34,6 +34,8 @@ const PERIOD: Duration = Duration::from_millis(100);
 const TIMES: [usize; 2] = [11, 12];
 /// Share of a core that a profiler which works takes, even on a busy machine.
 const BUSY_SHARE: f64 = 0.02;
+/// Share of the CPU time that one which spins is in the kernel, without a read or a write there.
+const SPINNING_SHARE: f64 = 0.25;
 /// Bytes that one which waits for a disk has written meanwhile.
 const WRITTEN: u64 = 1 << 16;
 
@@ -76,62 +78,93 @@ fn watch(run: RunMark, after: Duration, done: &AtomicBool, stop: &CancellationTo
     false
 }
 
-/// CPU time and writes of the processes of a run so far.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+/// What the processes of a run have done so far.
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Work {
-    ticks: u64,
+    /// Time in user mode.
+    user_ticks: u64,
+    kernel_ticks: u64,
+    /// Bytes sent to disks.
     written: u64,
+    /// Calls that read or write; `None` if some are not known.
+    io_calls: Option<u64>,
 }
 
 impl Work {
     fn of(run: RunMark) -> Self {
-        let each = marked(run)
-            .into_iter()
-            .map(|pid| Self { ticks: ticks(pid).unwrap_or(0), written: written(pid).unwrap_or(0) });
-        each.fold(Self::default(), |sum, it| Self {
-            ticks: sum.ticks + it.ticks,
+        let none = Self { user_ticks: 0, kernel_ticks: 0, written: 0, io_calls: Some(0) };
+        marked(run).into_iter().filter_map(Self::of_process).fold(none, |sum, it| Self {
+            user_ticks: sum.user_ticks + it.user_ticks,
+            kernel_ticks: sum.kernel_ticks + it.kernel_ticks,
             written: sum.written + it.written,
+            io_calls: sum.io_calls.zip(it.io_calls).map(|(sum, calls)| sum + calls),
+        })
+    }
+
+    /// `None` if the process has ended.
+    fn of_process(pid: Pid) -> Option<Self> {
+        let stat = stat(pid)?;
+        let ticks = |at: usize| stat.get(at)?.parse().ok();
+        let [user_ticks, kernel_ticks] = TIMES.map(ticks);
+        let io = fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
+        let count = |name: &str| -> Option<u64> {
+            io.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
+        };
+        Some(Self {
+            user_ticks: user_ticks?,
+            kernel_ticks: kernel_ticks?,
+            written: count("write_bytes:").unwrap_or(0),
+            io_calls: count("syscr:").zip(count("syscw:")).map(|(reads, writes)| reads + writes),
         })
     }
 
     /// True if this is more than a profiler that hangs does in `after`, or less: then a process
     /// has ended.
     fn is_progress_since(self, before: Self, after: Duration) -> bool {
+        let grown = |now: u64, before: u64| now.checked_sub(before);
+        let (Some(user), Some(kernel), Some(written)) = (
+            grown(self.user_ticks, before.user_ticks),
+            grown(self.kernel_ticks, before.kernel_ticks),
+            grown(self.written, before.written),
+        ) else {
+            return true;
+        };
         let tick_ns = tick_ns().unwrap_or(10_000_000) as f64;
         let enough = (BUSY_SHARE * after.as_nanos() as f64 / tick_ns).max(1.0);
-        self.ticks < before.ticks
-            || (self.ticks - before.ticks) as f64 >= enough
-            || self.written < before.written
-            || self.written - before.written >= WRITTEN
+        let ticks = (user + kernel) as f64;
+        let spins = self.io_calls.is_some()
+            && self.io_calls == before.io_calls
+            && kernel as f64 >= SPINNING_SHARE * ticks;
+        written >= WRITTEN || ticks >= enough && !spins
     }
-}
-
-/// Time that a process has used of CPUs, ticks.
-fn ticks(pid: Pid) -> Option<u64> {
-    let stat = stat(pid)?;
-    TIMES.iter().map(|at| stat.get(*at)?.parse::<u64>().ok()).sum()
-}
-
-/// Bytes that a process has sent to disks; `None` if it may not be read.
-fn written(pid: Pid) -> Option<u64> {
-    let io = fs::read_to_string(format!("/proc/{pid}/io")).ok()?;
-    io.lines().find_map(|line| line.strip_prefix("write_bytes: "))?.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The first are of an nsys that hung for 20 s next to six busy loops.
+    /// Those that hang are of nsys 2022.4: one next to six busy loops, and one that spins.
     #[test]
     fn emptying_buffers_is_no_progress_but_computing_writing_and_ending_is() {
-        let before = Work { ticks: 18, written: 35_655_680 };
-        let is_progress =
-            |ticks, written| Work { ticks, written }.is_progress_since(before, STALLED_AFTER);
-        assert!(!is_progress(33, 35_655_680));
-        assert!(is_progress(18 + 80, 35_655_680));
-        assert!(is_progress(19, 35_655_680 + WRITTEN));
-        assert!(is_progress(2, 35_655_680));
-        assert!(is_progress(20, 12_288));
+        let of = |user_ticks, kernel_ticks, written, io_calls| Work {
+            user_ticks,
+            kernel_ticks,
+            written,
+            io_calls: Some(io_calls),
+        };
+        let before = of(10, 8, 35_655_680, 900);
+        let is_progress = |now: Work| now.is_progress_since(before, STALLED_AFTER);
+        assert!(!is_progress(of(18, 15, 35_655_680, 900)));
+        assert!(is_progress(of(80, 18, 35_655_680, 900)));
+        assert!(is_progress(of(11, 8, 35_655_680 + WRITTEN, 900)));
+        assert!(is_progress(of(1, 1, 35_655_680, 900)));
+        assert!(is_progress(of(12, 8, 12_288, 900)));
+
+        let spinning = of(1_136, 1_207, 9_117_696, 6_858);
+        let later = of(1_393, 1_461, 9_117_696, 6_858);
+        assert!(!later.is_progress_since(spinning, STALLED_AFTER));
+        assert!(of(1_393, 1_461, 9_117_696, 6_859).is_progress_since(spinning, STALLED_AFTER));
+        let unknown = |work: Work| Work { io_calls: None, ..work };
+        assert!(unknown(later).is_progress_since(unknown(spinning), STALLED_AFTER));
     }
 }

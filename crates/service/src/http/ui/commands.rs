@@ -83,6 +83,8 @@ pub struct CommandQuery {
     again: String,
     /// The mode to submit it in, if not its own.
     in_mode: String,
+    /// A setting of the passes to submit it with, as in `nsys.trace=["cuda","nvtx"]`.
+    setting: String,
     session: String,
 }
 
@@ -106,7 +108,9 @@ pub async fn form(
     let mut entered = SubmitForm::empty();
     if !query.again.is_empty() {
         let run = runs::find(&app, parse_id(&query.again)?).await?;
-        entered = SubmitForm::from_spec(&run.spec).with_mode(&query.in_mode);
+        entered = SubmitForm::from_spec(&run.spec, &app.presets)
+            .with_mode(&query.in_mode)
+            .with_setting(&query.setting);
         fields = run.spec.call().map(fields_of).unwrap_or_default();
     }
     fields.push(("session".into(), query.session));
@@ -122,11 +126,15 @@ pub async fn submit(
 ) -> Result<Response, ApiError> {
     let fields = forms::read(request).await?;
     let entered = SubmitForm::from_fields(fields.clone());
-    let mut body = entered.body(false);
-    body["target"] = call(&name, find_command(&app, &name)?, &fields);
-    let body = body.to_string();
-    let key = forms::idempotency_key(field(&fields, "key"), &body);
-    match submit::queue(&app, caller.clone(), body.as_bytes(), Some(key), None).await {
+    let target = call(&name, find_command(&app, &name)?, &fields);
+    let submitted = async {
+        let mut body = entered.body(false)?;
+        body["target"] = target;
+        let body = body.to_string();
+        let key = forms::idempotency_key(field(&fields, "key"), &body);
+        submit::queue(&app, caller.clone(), body.as_bytes(), Some(key), None).await
+    };
+    match submitted.await {
         Ok(run) => Ok(Redirect::to(&format!("/ui/runs/{}", run.id)).into_response()),
         Err(refused) => refuse(&app, &caller, &name, (&fields, &entered), &refused).await,
     }
@@ -141,8 +149,13 @@ pub async fn start_session(
 ) -> Result<Response, ApiError> {
     let fields = forms::read(request).await?;
     let entered = SubmitForm::from_fields(fields.clone());
-    let common = entered.body(false);
     let mut body = call(&name, find_command(&app, &name)?, &fields);
+    let common = match entered.body(false) {
+        Ok(common) => common,
+        Err(refused) => {
+            return refuse(&app, &caller, &name, (&fields, &entered), &refused).await;
+        }
+    };
     for setting in OF_SESSIONS {
         if let Some(value) = common.get(setting) {
             body[setting] = value.clone();

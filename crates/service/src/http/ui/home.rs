@@ -70,6 +70,8 @@ pub struct HomeQuery {
     again: String,
     /// The mode to submit it in, if not its own.
     in_mode: String,
+    /// A setting of the passes to submit it with, as in `nsys.trace=["cuda","nvtx"]`.
+    setting: String,
     /// Stored inputs or a manifest that the form names.
     inputs: String,
 }
@@ -184,9 +186,10 @@ pub async fn home(
 ) -> Result<HtmlPage, ApiError> {
     let entered = match query.again.as_str() {
         "" => SubmitForm::empty(),
-        id => SubmitForm::from_spec(&runs::find(&app, parse_id(id)?).await?.spec),
+        id => SubmitForm::from_spec(&runs::find(&app, parse_id(id)?).await?.spec, &app.presets),
     };
-    let entered = entered.with_inputs(&query.inputs).with_mode(&query.in_mode);
+    let entered =
+        entered.with_inputs(&query.inputs).with_mode(&query.in_mode).with_setting(&query.setting);
     show(&app, &caller, &query, &entered, None).await
 }
 
@@ -205,8 +208,8 @@ pub async fn submit(
     };
     let key = field(&fields, "key").to_owned();
     let entered = SubmitForm::from_fields(fields);
-    let body = entered.body(images.is_some()).to_string();
     let submitted = async {
+        let body = entered.body(images.is_some())?.to_string();
         let (uploaded, content) = match images {
             Some(images) => {
                 let uploaded = images.check(&app, entered.samples()).await?;

@@ -14,6 +14,7 @@ mod forms;
 mod home;
 mod imports;
 mod inputs;
+mod lighter;
 mod login;
 mod page;
 mod run;

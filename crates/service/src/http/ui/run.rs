@@ -19,6 +19,7 @@ use llmprof_report::{
 use serde::Serialize;
 
 use super::{
+    lighter::{self, LighterForm},
     page::HtmlPage,
     run_inputs::{self, RunInputs},
 };
@@ -80,6 +81,7 @@ struct RunPageView {
     alignments: Vec<AlignmentView>,
     /// Page with the form that can submit the same run again.
     again: Option<String>,
+    lighter: Vec<LighterForm>,
 }
 
 /// Files that the page links to.
@@ -159,6 +161,7 @@ pub async fn run(
             .await?
             .alignments,
         again: form_of(&run.spec.subject),
+        lighter: lighter::forms(&run.spec, &run.findings),
         run,
     };
     HtmlPage::render(Some(&caller), "run.html", view)

@@ -4,11 +4,18 @@
 
 use std::collections::BTreeMap;
 
-use llmprof_core::domain::subject::{RunSpec, Subject};
+use llmprof_core::domain::{
+    profiling::{Presets, Profiling},
+    settings::{BadAssignment, Settings, assign, assignments, difference},
+    subject::{Passes, RunSpec, Subject},
+};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::artifact::inputs::staging::UploadedSamples;
+use crate::{
+    artifact::inputs::staging::UploadedSamples,
+    http::error::{ApiError, ErrorCode},
+};
 
 /// Fields that are numbers in the API.
 const NUMBERS: [&str; 7] =
@@ -21,6 +28,8 @@ const PROMPT: &str = "prompt";
 const EACH_IMAGE: &str = "each_image";
 /// Labels separated by commas.
 const LABELS: &str = "labels";
+/// Settings of the passes that differ from those of the mode, each on a line: `ncu.max_launches=3`.
+const PROFILING: &str = "profiling";
 
 /// Prompt of images without one.
 const DEFAULT_PROMPT: &str = "Convert the document to markdown.";
@@ -32,7 +41,8 @@ pub struct SubmitForm(BTreeMap<String, String>);
 impl SubmitForm {
     /// An empty form.
     pub fn empty() -> Self {
-        let fields = NUMBERS.iter().chain(&TEXTS).chain([&LABELS, &PROMPT, &EACH_IMAGE]);
+        let fields =
+            NUMBERS.iter().chain(&TEXTS).chain([&LABELS, &PROFILING, &PROMPT, &EACH_IMAGE]);
         Self(fields.map(|field| ((*field).to_owned(), String::new())).collect())
     }
 
@@ -47,8 +57,8 @@ impl SubmitForm {
         form
     }
 
-    /// The form with the settings of a run.
-    pub fn from_spec(spec: &RunSpec) -> Self {
+    /// The form with the settings of a run, of whose mode `presets` has the passes.
+    pub fn from_spec(spec: &RunSpec, presets: &Presets) -> Self {
         let common = serde_json::to_value(&spec.common).unwrap_or_default();
         let workload = serde_json::to_value(spec.workload()).unwrap_or_default();
         let passes = serde_json::to_value(spec.passes()).unwrap_or_default();
@@ -59,6 +69,7 @@ impl SubmitForm {
             fields.insert("inputs".into(), inputs);
         }
         fields.insert(LABELS.into(), spec.common.labels.join(", ").into());
+        fields.insert(PROFILING.into(), changes(spec.passes(), presets).join("\n").into());
         if let Subject::Part(part) = &spec.subject {
             fields.insert("target".into(), part.part.0.as_str().into());
             let with = part.align_with.map(|with| with.as_str().into());
@@ -83,6 +94,15 @@ impl SubmitForm {
         self.with("mode", mode)
     }
 
+    /// The same form with this setting of the passes, in place of one with the same name.
+    pub fn with_setting(self, setting: &str) -> Self {
+        let name = |line: &str| line.split('=').next().unwrap_or_default().trim().to_owned();
+        let before = self.0.get(PROFILING).into_iter().flat_map(|text| text.lines());
+        let others = before.filter(|line| name(line) != name(setting)).map(str::to_owned);
+        let lines: Vec<String> = others.chain([setting.to_owned()]).collect();
+        if setting.is_empty() { self } else { self.with(PROFILING, &lines.join("\n")) }
+    }
+
     fn with(mut self, field: &str, text: &str) -> Self {
         if !text.is_empty() {
             self.0.insert(field.into(), text.trim().to_owned());
@@ -102,7 +122,7 @@ impl SubmitForm {
     }
 
     /// The body of the submission, without empty fields. A prompt without images is a part of it.
-    pub fn body(&self, has_images: bool) -> Value {
+    pub fn body(&self, has_images: bool) -> Result<Value, ApiError> {
         let mut body = Map::new();
         if let (Some(prompt), false) = (self.prompt(), has_images) {
             body.insert("inputs".into(), json!({ "prompt": prompt, "images": [] }));
@@ -121,6 +141,7 @@ impl SubmitForm {
                     .filter(|label| !label.is_empty())
                     .map(Value::from)
                     .collect(),
+                PROFILING => read_settings(text)?.into(),
                 // The API refuses other text, and names the field.
                 field if NUMBERS.contains(&field) => {
                     text.parse::<i64>().map_or_else(|_| Value::from(text.as_str()), Value::from)
@@ -129,19 +150,43 @@ impl SubmitForm {
             };
             body.insert(name.to_owned(), value);
         }
-        Value::Object(body)
+        Ok(Value::Object(body))
     }
+}
+
+/// The settings of a run's passes that differ from those of its mode, as a form has them; none if
+/// the mode is not known any more.
+fn changes(passes: Option<&Passes>, presets: &Presets) -> Vec<String> {
+    let changed = passes.and_then(|it| Some((presets.get(&it.mode)?, it.profiling.as_ref()?)));
+    let tree = |profiling: &Profiling| match serde_json::to_value(profiling) {
+        Ok(Value::Object(tree)) => tree,
+        _ => Settings::new(),
+    };
+    changed.map_or(vec![], |(preset, profiling)| {
+        assignments(&difference(&tree(&preset.profiling), tree(profiling)))
+    })
+}
+
+/// Settings of the passes, each on a line.
+fn read_settings(text: &str) -> Result<Settings, ApiError> {
+    let mut settings = Settings::new();
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let read = lines.try_for_each(|line| assign(&mut settings, line));
+    let invalid =
+        |error: BadAssignment| ApiError::new(ErrorCode::InvalidRequest, error.to_string());
+    read.map(|()| settings).map_err(invalid)
 }
 
 #[cfg(test)]
 mod tests {
+    use llmprof_core::domain::{mode::Mode, profiling::Preset};
     use serde_json::json;
 
     use super::*;
 
     fn of(pairs: &[(&str, &str)]) -> Value {
         let pairs = pairs.iter().map(|(field, text)| ((*field).to_owned(), (*text).to_owned()));
-        SubmitForm::from_fields(pairs).body(false)
+        SubmitForm::from_fields(pairs).body(false).unwrap()
     }
 
     #[test]
@@ -170,5 +215,35 @@ mod tests {
             of(&[("repeats", "1e9"), ("seed", "99999999999999999999")]),
             json!({ "repeats": "1e9", "seed": "99999999999999999999" })
         );
+    }
+
+    #[test]
+    fn a_form_of_a_run_has_the_settings_that_its_submission_changed() {
+        let deep = Profiling::bundled(&Mode::DEEP).unwrap();
+        let preset = Preset { description: String::new(), profiling: deep.clone() };
+        let presets = Presets::from([(Mode::DEEP, preset)]);
+        let submitted = json!({
+            "nsys": { "trace": ["cuda", "nvtx", "osrt"], "sample": "process-tree" },
+            "ncu": { "max_launches": 3 }
+        });
+        let Value::Object(change) = submitted.clone() else { panic!() };
+        let profiling = Some(deep.with_changes(change).unwrap());
+        let passes =
+            Passes { mode: Mode::DEEP, repeats: 1, warmup: 0, device: "auto".into(), profiling };
+        let lines = changes(Some(&passes), &presets).join("\n");
+        let form = SubmitForm::from_fields([(PROFILING.to_owned(), lines)]);
+        assert_eq!(form.body(false).unwrap()["profiling"], submitted);
+
+        let form = form.with_setting("nsys.trace=[\"cuda\",\"nvtx\"]");
+        let mut lighter = submitted;
+        lighter["nsys"]["trace"] = json!(["cuda", "nvtx"]);
+        assert_eq!(form.body(false).unwrap()["profiling"], lighter);
+    }
+
+    #[test]
+    fn a_line_that_is_no_setting_is_refused() {
+        let form = SubmitForm::empty().with_setting("nsys.sample");
+        let refused = form.body(false).unwrap_err();
+        assert!(refused.message().starts_with("setting nsys.sample: there is no ="));
     }
 }

@@ -71,7 +71,8 @@ findings! {
                  it are not found. A newer llmprof may know them.";
     RANGE_NOT_FOUND = "range_not_found", [Critical],
         fires_on: "a rule of the run names a range that the capture lacks",
-        advice: "Correct the name in the run's stages or included ranges.";
+        advice: "Correct the name in the run's stages or included ranges; if the recording has a \
+                 window (nsys.delay_s, duration_s, capture_range), make it contain the range.";
     RANGE_UNCLOSED = "range_unclosed", [Warning],
         fires_on: "a range of the capture has no end, or ends before it starts",
         advice: "Close the range in the program, or record until it ends; its times are withheld.";
