@@ -32,7 +32,12 @@ async fn a_submission_brings_its_own_inputs() {
     let large = data_url(&vec![0; (8 << 20) + 1]);
     for (inputs, status, code, reason) in [
         (inline(&["sha256:abc"]), 422, "inputs_invalid", "64 hexadecimal digits"),
-        (inline(&[&format!("sha256:{}", "0".repeat(64))]), 404, "inputs_not_found", "no stored"),
+        (
+            inline(&[&format!("sha256:{}", "0".repeat(64))]),
+            422,
+            "inputs_invalid",
+            "image image-1: the service has no image with the hash 0000",
+        ),
         (inline(&["page.png"]), 422, "inputs_invalid", "expected sha256:HASH or data:"),
         (inline(&["data:image/png,x"]), 422, "inputs_invalid", "image-1: expected"),
         (inline(&[&page, "data:image/png;base64,@"]), 422, "inputs_invalid", "image-2: invalid"),
@@ -67,6 +72,36 @@ async fn a_submission_brings_its_own_inputs() {
     assert_eq!(spec(&api.get(&format!("/runs/{again}")).await.json()), id, "stored once");
     let alone = api.submit(json!({ "inputs": { "prompt": "no image" } })).await;
     assert_ne!(spec(&api.get(&format!("/runs/{alone}")).await.json()), id);
+}
+
+#[tokio::test]
+async fn an_image_in_a_body_has_its_name_in_errors_and_when_it_is_stored() {
+    let api = Api::new().await;
+    let named = |name: &str, data: &str| json!({ "name": name, "data": data });
+    let body = |images: &[Value]| json!({ "inputs": { "prompt": "read", "images": images } });
+    let page = data_url(&png(1));
+    let unknown = json!({ "name": "gone.png", "sha256": "0".repeat(64) });
+    for (image, reason) in [
+        (named("b.png", &data_url(b"x")), "image b.png: neither PNG, JPEG nor WebP"),
+        (named("b.png", "data:image/png;base64,@"), "image b.png: invalid base64"),
+        (unknown, "image gone.png: the service has no image with the hash 0000"),
+        (named("", &page), "invalid name"),
+    ] {
+        for dry_run in [true, false] {
+            let mut body = body(&[named("a.png", &page), image.clone()]);
+            body["model"] = json!(MODEL);
+            body["dry_run"] = json!(dry_run);
+            let answer = api.post(&body).await;
+            assert_eq!(answer.error(), (422, "inputs_invalid".into()), "{}", answer.text());
+            assert!(answer.text().contains(reason), "{reason}: {}", answer.text());
+        }
+    }
+    assert_nothing_stored(&api).await;
+    api.submit(body(&[named("a.png", &page), named("again.png", &page), json!(page)])).await;
+    let id = api.get("/inputs").await.json()["inputs"][0]["inputs_id"].clone();
+    let view = api.get(&format!("/inputs/{}", id.as_str().unwrap())).await.json();
+    let names = [0, 1, 2].map(|at| view["images"][at]["name"].clone());
+    assert_eq!(names, ["a.png", "again.png", "image-3"]);
 }
 
 #[tokio::test]

@@ -130,7 +130,9 @@ async fn a_submission_is_a_file_whose_fields_options_replace() {
         (&subject["passes"]["repeats"], &subject["passes"]["mode"]),
         (&json!(4), &json!("basic"))
     );
-    assert_eq!(subject["workload"]["inputs_manifest"].as_str().unwrap().len(), 36);
+    let inputs = subject["workload"]["inputs_manifest"].as_str().unwrap();
+    let inputs = service.json(&format!("/inputs/{inputs}")).await;
+    assert_eq!(inputs["images"][0]["name"], "page.png");
     assert_eq!(view["expected"]["pending"], json!(["preflight", "baseline", "analyze", "report"]));
     assert_eq!(view["expected"]["duration"]["seconds"], Value::Null);
 
@@ -150,7 +152,7 @@ async fn a_submission_is_a_file_whose_fields_options_replace() {
         (&["submit", "broken.json"], "is neither JSON nor YAML"),
         (&["submit", "missing.json"], "cannot read missing.json"),
         (&["submit", "--model", "gpt"], "no model gpt"),
-        (&image, "run.yaml is not an image"),
+        (&image, "image run.yaml: neither PNG, JPEG nor WebP"),
         (&["fetch", &id, "--into", "x"], "no file"),
         (&["watch", "latest"], "invalid run \"latest\""),
     ] {

@@ -61,7 +61,9 @@ async fn a_manifest_of_this_machine_is_uploaded_with_its_images() {
     let samples = json!([
         { "prompt": "read", "images": [0] }, { "prompt": "count", "images": [2, 1] },
     ]);
-    assert_eq!(view["samples"], samples, "a file is uploaded once");
+    assert_eq!(view["samples"], samples);
+    let names = [0, 1, 2].map(|at| view["images"][at]["name"].clone());
+    assert_eq!(names, ["page.png", "other", "page.png"], "each sample has its name of a file");
     let relative = submit(&service, &folder, "./set/inputs.yaml", &[]);
     assert_eq!(inputs_of(&service, &relative).await, id, "stored once");
 }
@@ -146,6 +148,36 @@ async fn unusable_manifests_of_this_machine_are_refused_in_one_line_with_a_remed
         submit(&service, &folder, inputs, &[]).assert_refused(texts);
     }
     assert_eq!(service.json("/runs").await["runs"], json!([]));
+    assert_eq!(service.json("/inputs").await["inputs"], json!([]));
+}
+
+#[tokio::test]
+async fn a_dry_run_refuses_the_manifests_that_a_submission_refuses() {
+    let (_api, service, folder) = paused().await;
+    let here = folder.path();
+    let write = |name: &str, text: &str| fs::write(here.join(name), text).unwrap();
+    fs::create_dir(here.join("b")).unwrap();
+    write("b/page.png", "not an image");
+    let zeros = "0".repeat(64);
+    write("hash.yaml", &format!("prompt: x\nimages: [{{path: page.png, sha256: {zeros}}}]"));
+    write("text.yaml", "prompt: x\nimages: [{path: page.png}, {path: hash.yaml}]");
+    write("named.yaml", "prompt: x\nimages: [{path: page.png}, {path: hash.yaml, name: scan}]");
+    write("equal.yaml", "prompt: x\nimages: [{path: page.png}, {path: b/page.png}]");
+    write("gone.yaml", &format!("prompt: x\nimages: [{{path: gone.png, sha256: {zeros}}}]"));
+    write("two.yaml", "prompt: <image><image>\nimages: [{path: page.png}]");
+    for (inputs, text) in [
+        ("./hash.yaml", format!("and the manifest states {zeros}")),
+        ("./text.yaml", "image hash.yaml: neither PNG, JPEG nor WebP".into()),
+        ("./named.yaml", "image scan: neither PNG, JPEG nor WebP".into()),
+        ("./equal.yaml", "image b/page.png: neither PNG, JPEG nor WebP".into()),
+        ("./gone.yaml", format!("image gone.png: the service has no image with the hash {zeros}")),
+        ("./two.yaml", "prompt: 2 <image> placeholders, but 1 image".into()),
+    ] {
+        submit(&service, &folder, inputs, &["--dry-run"]).assert_refused(&[&text]);
+        submit(&service, &folder, inputs, &[]).assert_refused(&[&text]);
+    }
+    let refused = submit(&service, &folder, "./hash.yaml", &["--dry-run"]);
+    refused.assert_refused(&["image ./page.png: it has the hash"]);
     assert_eq!(service.json("/inputs").await["inputs"], json!([]));
 }
 

@@ -109,11 +109,12 @@ impl ManifestImage {
         Self { path: Some(path.into()), ..Self::default() }
     }
 
-    /// The path, else the hash, for messages.
+    /// The path, else the name, else the hash, for messages.
     pub fn shown(&self) -> String {
-        match (&self.path, &self.sha256) {
-            (Some(path), _) => path.display().to_string(),
-            (None, hash) => format!("sha256:{}", hash.as_deref().unwrap_or_default()),
+        match (&self.path, &self.name, &self.sha256) {
+            (Some(path), ..) => path.display().to_string(),
+            (None, Some(name), _) => name.clone(),
+            (None, None, hash) => format!("sha256:{}", hash.as_deref().unwrap_or_default()),
         }
     }
 

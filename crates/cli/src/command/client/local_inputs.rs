@@ -7,18 +7,20 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use llmprof_core::domain::{
     image_limits::MAX_FILE_BYTES,
     input_manifest::{ManifestImage, ManifestSample, ManifestSamples, check_name},
 };
-use llmprof_service::artifact::inputs::{MAX_MANIFEST, manifest_text, parse_manifest};
+use llmprof_service::artifact::inputs::{
+    MAX_MANIFEST, check_file_hash, manifest_text, parse_manifest,
+};
 use reqwest::multipart::{Form, Part};
 use serde_json::{Value, json};
 
 use super::{
     ServiceClient,
     answers::InputsAnswer,
-    submit::data_url,
     terminal::escaped,
     upload::{bar, part},
 };
@@ -116,8 +118,8 @@ impl LocalInputs {
             inline["seed"] = json!(seed);
         }
         let image = |image: &ManifestImage| match files.iter().find(|it| is_of(image, it)) {
-            Some(file) => Ok(json!(data_url(&file.path)?)),
-            None => Ok(json!(format!("sha256:{}", image.sha256.as_deref().unwrap_or_default()))),
+            Some(file) => inline_image(&file.path, image.name.as_deref()),
+            None => Ok(json!(image)),
         };
         let sample = |sample: &ManifestSample| {
             let images = sample.images.iter().map(image).collect::<Result<Vec<Value>>>()?;
@@ -126,6 +128,17 @@ impl LocalInputs {
         inline["samples"] = samples.samples.iter().map(sample).collect::<Result<Value>>()?;
         Ok(inline)
     }
+}
+
+/// A file as an image of a submission; without a name it has its position.
+pub(super) fn inline_image(path: &Path, name: Option<&str>) -> Result<Value> {
+    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    // The service reads the format from the content.
+    let data = format!("data:image/*;base64,{}", STANDARD.encode(bytes));
+    Ok(match name {
+        Some(name) => json!({ "name": name, "data": data }),
+        None => json!(data),
+    })
 }
 
 fn is_of(image: &ManifestImage, file: &LocalImage) -> bool {
@@ -147,10 +160,15 @@ fn find(image: &mut ManifestImage, folder: &Path, files: &mut Vec<LocalImage>) -
         Err(error) => bail!("image {}: cannot read {shown}: {error}", stated.display()),
     };
     check_file(&about).with_context(|| format!("image {shown}"))?;
+    if let Some(hash) = &image.sha256 {
+        check_file_hash(&path, hash).map_err(|why| anyhow!("image {shown}: {why}"))?;
+    }
     let path = path.canonicalize().with_context(|| format!("cannot read {shown}"))?;
+    let plain = upload_name(&stated)
+        .filter(|name| files.iter().all(|it| it.name != *name || it.path == path));
+    image.name = image.name.take().or_else(|| plain.clone()).or_else(|| whole_name(&stated));
     let known = files.iter().find(|file| file.path == path).map(|file| file.name.clone());
     let name = known.unwrap_or_else(|| {
-        let plain = upload_name(&stated).filter(|name| files.iter().all(|it| it.name != *name));
         let name = plain.unwrap_or_else(|| format!("image {}", files.len() + 1));
         files.push(LocalImage { path, name: name.clone() });
         name
@@ -166,8 +184,13 @@ fn check_file(about: &Metadata) -> Result<()> {
     Ok(())
 }
 
+/// A path as it is stated, if it is a valid name of an image.
+fn whole_name(path: &Path) -> Option<String> {
+    path.to_str().filter(|name| check_name(name).is_ok()).map(str::to_owned)
+}
+
 /// The last part of a path, if it is a valid name of an image.
-fn upload_name(path: &Path) -> Option<String> {
+pub(super) fn upload_name(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_str()?;
     check_name(name).is_ok().then(|| name.to_owned())
 }

@@ -9,7 +9,6 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use base64::{Engine as _, engine::general_purpose::STANDARD};
 use clap::Args;
 use llmprof_core::domain::settings::parse;
 use serde_json::{Map, Value, json};
@@ -17,7 +16,7 @@ use serde_json::{Map, Value, json};
 use super::{
     ServerOptions, ServiceClient,
     answers::{DryRunAnswer, SubmittedAnswer},
-    local_inputs::{self, LocalInputs, manifest_in},
+    local_inputs::{self, LocalInputs, inline_image, manifest_in, upload_name},
     refusal::Refused,
     settings,
     terminal::{duration, escaped, print},
@@ -274,19 +273,8 @@ fn inputs(options: &SubmitOptions) -> Result<Option<Value>> {
     if options.prompt.is_none() && options.image.is_empty() {
         return Ok(None);
     }
-    let images = options.image.iter().map(|path| data_url(path)).collect::<Result<Vec<_>>>()?;
+    let image = |path: &PathBuf| inline_image(path, upload_name(path).as_deref());
+    let images = options.image.iter().map(image).collect::<Result<Vec<_>>>()?;
     let prompt = options.prompt.as_deref().unwrap_or_default();
     Ok(Some(json!({ "prompt": prompt, "images": images })))
-}
-
-/// An image as a data URL.
-pub(super) fn data_url(path: &Path) -> Result<String> {
-    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let kind = match bytes.as_slice() {
-        [0x89, b'P', b'N', b'G', ..] => "png",
-        [0xff, 0xd8, ..] => "jpeg",
-        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => "webp",
-        _ => bail!("{} is not an image; expected PNG, JPEG or WebP", path.display()),
-    };
-    Ok(format!("data:image/{kind};base64,{}", STANDARD.encode(bytes)))
 }

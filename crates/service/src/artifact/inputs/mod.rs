@@ -131,6 +131,13 @@ fn check_hash(sha256: &str, stated: &str) -> Result<(), String> {
     Err(format!("it has the hash {sha256}, and the manifest states {stated}"))
 }
 
+/// Refuses a file of another content than the one that a manifest states.
+pub fn check_file_hash(path: &Path, stated: &str) -> Result<(), String> {
+    let hashed = hash_file(path, &SlicedWork::default());
+    let (_, sha256) = hashed.map_err(|error| error.to_string())?;
+    check_hash(&sha256, stated)
+}
+
 enum MissingInput {
     Outside,
     Absent,
@@ -167,9 +174,7 @@ fn read_image(root: &Path, folder: &Path, image: &ManifestImage) -> Result<Image
     }
     let (width, height) = images::size(&path, &about).map_err(wrong)?;
     if let Some(stated) = &image.sha256 {
-        let hashed = hash_file(&path, &SlicedWork::default());
-        let (_, sha256) = hashed.map_err(|error| wrong(error.to_string()))?;
-        check_hash(&sha256, stated).map_err(wrong)?;
+        check_file_hash(&path, stated).map_err(wrong)?;
     }
     let relative = || path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
     let name = image.name.clone().unwrap_or_else(relative);

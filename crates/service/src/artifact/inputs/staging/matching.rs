@@ -117,18 +117,19 @@ impl Matching<'_> {
         let missing = match &image.path {
             Some(path) => match self.find_uploaded(path, image.name.as_deref()) {
                 Ok(found) => return Ok(found),
-                Err(why) => why,
+                Err(why) => Some(why),
             },
-            None => "not in the upload".to_owned(),
+            None => None,
         };
-        let Some(hash) = &image.sha256 else { return Err(missing) };
+        let Some(hash) = &image.sha256 else { return Err(missing.unwrap_or_default()) };
         let is_known = |file: &MatchedFile| file.sha256.as_ref() == Some(hash);
         if let Some(found) = self.files.iter().position(is_known) {
             return Ok(found);
         }
         let paths = [self.upload.folder.join(BY_HASH).join(hash), self.upload.known.join(hash)];
         let path = paths.into_iter().find(|path| path.is_file()).ok_or_else(|| {
-            format!("{missing}, and the service has no image with the hash {hash}; send its file")
+            let missing = missing.map(|why| format!("{why}, and ")).unwrap_or_default();
+            format!("{missing}the service has no image with the hash {hash}; send its file")
         })?;
         let file = UploadedFile { path, name: image.shown() };
         self.files.push(MatchedFile { sha256: Some(hash.clone()), ..MatchedFile::unnamed(file) });

@@ -1,10 +1,6 @@
 //! Images that a manifest or a submission names by hash: of stored inputs, else the copies of runs.
 
-use std::{
-    collections::HashMap,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, io, path::Path};
 
 use llmprof_core::domain::{input_manifest::is_hash, inputs::MAX_IMAGES};
 
@@ -31,44 +27,38 @@ pub fn hashes_in(manifest: &[u8]) -> Vec<String> {
     found
 }
 
-/// Finds the files of these contents. The copy of a run is copied into the folder of the upload, so
-/// that it stays when the run is deleted.
+/// Copies these contents from runs into the folder of the upload, unless they are stored: they stay
+/// when the run is deleted.
 pub async fn find_contents(
     app: &App,
     folder: &UploadFolder,
     hashes: &[String],
-) -> Result<HashMap<String, PathBuf>, ApiError> {
+) -> Result<(), ApiError> {
     if hashes.is_empty() {
-        return Ok(HashMap::new());
+        return Ok(());
     }
     let known = app.store.known_contents(hashes).await?;
     let unknown: Vec<String> = hashes.iter().filter(|it| !known.contains(*it)).cloned().collect();
-    let mut found: HashMap<String, PathBuf> =
-        known.into_iter().map(|hash| (hash.clone(), app.input_storage.content(&hash))).collect();
     if unknown.is_empty() {
-        return Ok(found);
+        return Ok(());
     }
     let copies = app.store.run_images(&unknown).await?;
     let (runs, folder) = (app.runs.clone(), folder.path().join(BY_HASH));
-    let copied = runtime::blocking(move || -> std::io::Result<HashMap<String, PathBuf>> {
+    let copied = runtime::blocking(move || -> io::Result<()> {
         fs::create_dir_all(&folder)?;
-        let of_run = |(hash, run, path): (String, _, String)| {
-            let from = runs.join(format!("{run}")).join(path);
-            Ok(copy(&from, &folder.join(&hash))?.map(|to| (hash, to)))
-        };
-        copies.into_iter().filter_map(|it| of_run(it).transpose()).collect()
+        copies.into_iter().try_for_each(|(hash, run, path)| {
+            copy(&runs.join(format!("{run}")).join(path), &folder.join(hash))
+        })
     });
     let copied = copied.await.map_err(|error| ApiError::internal(&error))?;
-    found.extend(copied.map_err(|error| ApiError::internal(&error))?);
-    Ok(found)
+    copied.map_err(|error| ApiError::internal(&error))
 }
 
-/// Copies a file; `None` if the run was deleted meanwhile.
-fn copy(from: &Path, to: &Path) -> std::io::Result<Option<PathBuf>> {
+/// Copies a file, unless its run was deleted meanwhile.
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
     match copies::copy_file(from, to) {
-        Ok(()) => Ok(Some(to.to_owned())),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        copied => copied,
     }
 }
 

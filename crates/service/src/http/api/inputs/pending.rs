@@ -1,6 +1,8 @@
 //! Inputs that were checked and are not stored yet: their files are in the folder of an upload,
 //! which is removed unless they are stored.
 
+use std::io;
+
 use llmprof_core::domain::{ids::InputsId, inputs::InputSet};
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
@@ -53,17 +55,23 @@ pub(crate) async fn check(
     upload: InputsUpload,
     name: String,
 ) -> Result<PendingInputs, ApiError> {
-    if let Some(manifest) = &upload.manifest {
-        let text = tokio::fs::read(&manifest.path).await;
-        let text = text.map_err(|error| ApiError::internal(&error))?;
-        by_hash::find_contents(app, &folder, &hashes_in(&text)).await?;
-    }
+    let hashes = hashes_of(&upload).await.map_err(|error| ApiError::internal(&error))?;
+    by_hash::find_contents(app, &folder, &hashes).await?;
     // A prompt alone has no file to be read.
-    let has_files = upload.manifest.is_some() || !upload.files.is_empty();
+    let has_files = upload.manifest.is_some() || !upload.files.is_empty() || !hashes.is_empty();
     let staged = if has_files { inspect(app, upload).await } else { staging::stage(&upload) };
     let staged = staged.map_err(|error| RULES.refuse(error))?;
     let name = if name.is_empty() { default_name(&staged.set) } else { name };
     Ok(PendingInputs { _folder: folder, name, staged })
+}
+
+/// Hashes of images that an upload names.
+async fn hashes_of(upload: &InputsUpload) -> io::Result<Vec<String>> {
+    match (&upload.stated, &upload.manifest) {
+        (Some(stated), _) => Ok(stated.images().filter_map(|it| it.sha256.clone()).collect()),
+        (None, Some(manifest)) => Ok(hashes_in(&tokio::fs::read(&manifest.path).await?)),
+        (None, None) => Ok(Vec::new()),
+    }
 }
 
 /// Checks an upload with files in a child process.

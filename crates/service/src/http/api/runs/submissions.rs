@@ -92,16 +92,29 @@ pub struct InlineSample {
 }
 
 /// An image: `sha256:` and the hash of an image of stored inputs or of a run; a data URL
-/// (`data:image/png;base64,...`); or an object with a `sha256`, as a manifest has it. Data URLs may
-/// have 8 MiB in total, decoded.
+/// (`data:image/png;base64,...`), which an object can name; or an object with a `sha256`, as a
+/// manifest has it. Data URLs may have 8 MiB in total, decoded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(
     untagged,
-    expecting = "expected sha256:HASH, data:image/...;base64,... or an object with a sha256"
+    expecting = "expected sha256:HASH, data:image/...;base64,... or an object with data or a sha256"
 )]
 pub enum InlineImage {
     Text(String),
-    Named(ManifestImage),
+    Named(NamedImageData),
+    OfManifest(ManifestImage),
+}
+
+/// The content of an image with its name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NamedImageData {
+    /// A data URL.
+    #[schema(example = "data:image/png;base64,iVBORw0KGgo=")]
+    pub data: String,
+    /// Name in reports and in errors.
+    #[schema(min_length = 1, max_length = 200, example = "page.png")]
+    pub name: String,
 }
 
 /// Settings that both forms have: passes and queueing.

@@ -2,21 +2,21 @@
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use llmprof_core::domain::{
-    input_manifest::{InputManifest, ManifestImage, ManifestSampleText, is_hash},
+    input_manifest::{InputManifest, ManifestImage, ManifestSampleText, check_name},
     inputs::MAX_SAMPLE_IMAGES,
 };
 
 use super::{
     checks::input_error,
     submissions::{
-        InlineImage, InlineInputs, InlineSample, InputsName, SubmitModel, SubmittedInputs, defaults,
+        InlineImage, InlineInputs, InlineSample, InputsName, NamedImageData, SubmitModel,
+        SubmittedInputs, defaults,
     },
 };
 use crate::{
     artifact::{import_staging::UploadedFile, inputs::staging::InputsUpload},
     http::{
         api::inputs::{
-            by_hash,
             pending::{self, PendingInputs},
             upload,
         },
@@ -119,7 +119,7 @@ pub(crate) async fn read_inline(
     };
     let stated = manifest.samples().map_err(|why| invalid(format!("inputs: {why}")))?;
     let upload = InputsUpload {
-        files: images.files(app, &folder).await?,
+        files: images.write(&folder).await?,
         stated: Some(stated),
         ..upload::files_of(app, &folder, vec![], false)?
     };
@@ -129,19 +129,22 @@ pub(crate) async fn read_inline(
 /// Images of a body, in order.
 #[derive(Default)]
 struct InlineImages {
-    contents: Vec<InlineContent>,
+    /// Number of images, of hashes too.
+    count: usize,
+    files: Vec<InlineFile>,
     /// Decoded bytes of all images.
     bytes: usize,
 }
 
-/// Content of an image.
-enum InlineContent {
-    Hash(String),
-    Bytes(Vec<u8>),
+/// Content of an image in a body.
+struct InlineFile {
+    /// Name of the file in the upload.
+    name: String,
+    content: Vec<u8>,
 }
 
 impl InlineImages {
-    /// Reads the images of a sample; returns them as images of a manifest, named by their position.
+    /// Reads the images of a sample; returns them as images of a manifest.
     fn add(&mut self, images: &[InlineImage]) -> Result<Vec<ManifestImage>, ApiError> {
         if images.len() > MAX_SAMPLE_IMAGES {
             let message =
@@ -152,85 +155,65 @@ impl InlineImages {
     }
 
     fn add_one(&mut self, image: &InlineImage) -> Result<ManifestImage, ApiError> {
-        let path = position_name(self.contents.len());
-        let (content, named) = match image {
+        self.count += 1;
+        let position = format!("image-{}", self.count);
+        match image {
             InlineImage::Text(text) => match text.strip_prefix("sha256:") {
-                Some(hash) => (InlineContent::Hash(hash.to_owned()), None),
-                None => (InlineContent::Bytes(self.decode(text, &path)?), None),
+                Some(hash) => Ok(of_hash(hash, position)),
+                None => self.add_file(text, position.clone(), position),
             },
-            InlineImage::Named(image) => {
-                let Some(hash) = &image.sha256 else {
-                    let message = format!(
-                        "{path}: it has no sha256; send a file with POST /inputs or as a data URL"
-                    );
-                    return Err(invalid(message));
-                };
-                let name = image
-                    .name
-                    .clone()
-                    .or_else(|| image.path.as_ref().map(|it| it.display().to_string()));
-                (InlineContent::Hash(hash.clone()), name)
+            InlineImage::Named(NamedImageData { data, name }) => {
+                check_name(name).map_err(invalid)?;
+                self.add_file(data, name.clone(), position)
             }
-        };
-        let sha256 = match &content {
-            InlineContent::Hash(hash) if !is_hash(hash) => {
-                let message =
-                    format!("invalid image \"sha256:{hash:.80}\"; expected 64 hexadecimal digits");
-                return Err(invalid(message));
+            InlineImage::OfManifest(image) => {
+                let path = || image.path.as_ref().map(|it| it.display().to_string());
+                let name = image.name.clone().or_else(path).unwrap_or(position);
+                let hash = image.sha256.as_ref().ok_or_else(|| {
+                    invalid(format!(
+                        "image {name}: it has no sha256; send a file with POST /inputs or as a \
+                         data URL"
+                    ))
+                })?;
+                Ok(of_hash(hash, name))
             }
-            InlineContent::Hash(hash) => Some(hash.clone()),
-            InlineContent::Bytes(_) => None,
-        };
-        self.contents.push(content);
-        Ok(ManifestImage { name: named, sha256, ..ManifestImage::of_path(path) })
+        }
     }
 
-    fn decode(&mut self, text: &str, name: &str) -> Result<Vec<u8>, ApiError> {
-        let bytes = decode(text).map_err(|why| invalid(format!("{name}: {why}")))?;
-        self.bytes += bytes.len();
+    /// Adds the file `file` with the content of a data URL.
+    fn add_file(
+        &mut self,
+        data: &str,
+        name: String,
+        file: String,
+    ) -> Result<ManifestImage, ApiError> {
+        let content = decode(data).map_err(|why| invalid(format!("image {name}: {why}")))?;
+        self.bytes += content.len();
         if self.bytes > MAX_INLINE {
             let message = format!(
                 "the images have more than {MAX_INLINE} bytes; store them with POST /inputs"
             );
             return Err(ApiError::new(ErrorCode::BodyTooLarge, message));
         }
-        Ok(bytes)
+        self.files.push(InlineFile { name: file.clone(), content });
+        Ok(ManifestImage { name: Some(name), ..ManifestImage::of_path(file) })
     }
 
-    /// Files of the images: of stored contents, or written to `folder`.
-    async fn files(self, app: &App, folder: &UploadFolder) -> Result<Vec<UploadedFile>, ApiError> {
-        let hashes: Vec<String> = self
-            .contents
-            .iter()
-            .filter_map(|content| match content {
-                InlineContent::Hash(hash) => Some(hash.clone()),
-                InlineContent::Bytes(_) => None,
-            })
-            .collect();
-        let known = by_hash::find_contents(app, folder, &hashes).await?;
-        let mut files = Vec::with_capacity(self.contents.len());
-        for (at, content) in self.contents.into_iter().enumerate() {
-            let path = match content {
-                InlineContent::Hash(hash) => known.get(&hash).cloned().ok_or_else(|| {
-                    let message =
-                        format!("no stored image sha256:{hash}; upload it with POST /inputs");
-                    ApiError::new(ErrorCode::InputsNotFound, message)
-                })?,
-                InlineContent::Bytes(bytes) => {
-                    let path = folder.path().join(at.to_string());
-                    tokio::fs::write(&path, bytes).await.map_err(|e| ApiError::internal(&e))?;
-                    path
-                }
-            };
-            files.push(UploadedFile { path, name: position_name(at) });
+    /// Writes the files to `folder`.
+    async fn write(self, folder: &UploadFolder) -> Result<Vec<UploadedFile>, ApiError> {
+        let mut files = Vec::with_capacity(self.files.len());
+        for InlineFile { name, content } in self.files {
+            let path = folder.path().join(&name);
+            tokio::fs::write(&path, content).await.map_err(|e| ApiError::internal(&e))?;
+            files.push(UploadedFile { path, name });
         }
         Ok(files)
     }
 }
 
-/// Name of an image by its position.
-fn position_name(at: usize) -> String {
-    format!("image-{}", at + 1)
+/// An image whose content the service has.
+fn of_hash(hash: &str, name: String) -> ManifestImage {
+    ManifestImage { sha256: Some(hash.to_owned()), name: Some(name), ..ManifestImage::default() }
 }
 
 /// The bytes of a data URL.
