@@ -299,6 +299,9 @@ fn answer(records: &AnswerRecords) -> Answer {
     overhead.extend(part.into_iter().map(|it| it.1));
     overhead.extend(records.overhead.iter().filter_map(overhead_text));
     overhead.extend(on_findings::conditions(records.findings));
+    if !whole::is_without_stages(records) {
+        overhead.extend(on_findings::why_unended(records.findings).map(Cited::name));
+    }
     Answer {
         ran: records.ran.clone(),
         sentences,

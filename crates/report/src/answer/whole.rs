@@ -182,7 +182,7 @@ pub fn unknown(records: &AnswerRecords) -> Option<String> {
     ))
 }
 
-fn is_without_stages(records: &AnswerRecords) -> bool {
+pub fn is_without_stages(records: &AnswerRecords) -> bool {
     let stages: &[StageTiming] = records.stages;
     stages.is_empty() && records.ledger.stages.iter().all(|it| it.stage == NO_STAGE)
 }

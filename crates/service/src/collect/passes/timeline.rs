@@ -347,4 +347,6 @@ impl Collector {
 }
 
 #[cfg(test)]
+mod hangs;
+#[cfg(test)]
 mod tests;
