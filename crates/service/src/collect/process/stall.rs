@@ -78,7 +78,7 @@ fn watch(run: RunMark, after: Duration, done: &AtomicBool, stop: &CancellationTo
     false
 }
 
-/// What the processes of a run have done so far.
+/// Work of the processes of a run so far.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Work {
     /// Time in user mode.
