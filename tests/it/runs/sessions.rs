@@ -28,7 +28,8 @@ async fn median(service: &Service, id: &str, pass: &str) -> f64 {
 fn ranges_by_sql(export: &Path) -> [(&'static str, f64); 2] {
     let export = Connection::open(export).unwrap();
     let sql = "select avg(end - start) / 1e6 from NVTX_EVENTS left join StringIds
-        on StringIds.id = textId where coalesce(text, value) like ?";
+        on StringIds.id = textId where coalesce(text, value) like ?
+        and end < (select max(duration) from ANALYSIS_DETAILS)";
     [("prefill", "execute_context_1%"), ("decode_all", "execute_context_0%")]
         .map(|(stage, name)| (stage, export.query_row(sql, [name], |row| row.get(0)).unwrap()))
 }
