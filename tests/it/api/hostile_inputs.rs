@@ -1,15 +1,17 @@
-//! Hostile and interrupted uploads of inputs: refused in one line, and nothing is left of them.
+//! Hostile, contradictory and interrupted uploads of inputs: refused in one line, and nothing is left
+//! of them.
 
 use std::time::Duration;
 
 use axum::{body::Body, http::Method};
 use image::ImageFormat;
 use nix::time::{ClockId, clock_gettime};
+use serde_json::json;
 
 use super::{
     imports::FORM,
     inputs::{TAR, archive, assert_nothing_left, form, image, png, upload},
-    router::Api,
+    router::{Api, MODEL},
 };
 
 /// Processor time of this process, which other programs of the machine do not lengthen.
@@ -176,4 +178,45 @@ async fn a_prompt_too_long_for_an_address_belongs_into_a_form() {
     assert_eq!(upload(&api, &query[..query.len() - 1], TAR, pages).await.status, 201);
     let whole = form(&[("a.png", &png(1))], None, &[("prompt", &prompt)]);
     assert_eq!(upload(&api, "", FORM, whole).await.status, 201);
+}
+
+#[tokio::test]
+async fn fields_that_contradict_or_repeat_each_other_are_refused_by_name() {
+    let api = Api::new().await;
+    let page = png(1);
+    let images: [(&str, &[u8]); 1] = [("a.png", &page)];
+    let manifest = "prompt: x\nimages: [{path: a.png}]";
+    let of_form = |manifest: Option<&str>, texts: &[(&str, &str)]| form(&images, manifest, texts);
+    let tar = || archive(&[("m.yaml", manifest.as_bytes()), ("a.png", &page)]);
+    let twice = String::from_utf8_lossy(&form(&[], Some(manifest), &[])).into_owned();
+    let twice = twice.replace("--b--\r\n", "") + &twice;
+    let (prompt, each) = (("prompt", "y"), ("each_image", "true"));
+    let repeated = "given more than once; send it once";
+    for (query, kind, body, reason) in [
+        ("", FORM, of_form(Some(manifest), &[prompt]), "m.yaml and `prompt` contradict".into()),
+        ("", FORM, of_form(Some(manifest), &[each]), "and `each_image` contradict".into()),
+        ("?prompt=y", FORM, of_form(Some(manifest), &[]), "and `prompt` contradict".into()),
+        ("?prompt=y", TAR, tar(), "m.yaml and `prompt` contradict".into()),
+        ("?each_image=true", TAR, tar(), "m.yaml and `each_image` contradict".into()),
+        ("", FORM, of_form(None, &[prompt, prompt]), format!("prompt: {repeated}")),
+        ("?prompt=x", FORM, of_form(None, &[prompt]), format!("prompt: {repeated}")),
+        ("", FORM, of_form(None, &[prompt, each, each]), format!("each_image: {repeated}")),
+        ("?name=a", FORM, of_form(None, &[prompt, ("name", "b")]), format!("name: {repeated}")),
+        ("", FORM, twice.into_bytes(), "more than one manifest".into()),
+    ] {
+        let answer = upload(&api, query, kind, body).await;
+        assert_eq!(answer.status, 422, "{reason}: {}", answer.text());
+        assert!(answer.text().contains(&reason), "{reason}: {}", answer.text());
+        assert_nothing_left(&api, &reason);
+    }
+    let headers = [("host", "localhost:8080"), ("origin", "http://localhost:8080"), FORM];
+    let fields = [prompt, ("model", MODEL)];
+    let body = of_form(Some(manifest), &fields);
+    let of_page = api.ask(Method::POST, "/ui/runs", &headers, body).await;
+    assert_eq!(of_page.status, 422, "{}", of_page.text());
+    let named = [("name", "pages"), ("each_image", "false")];
+    let named = upload(&api, "", FORM, of_form(Some(manifest), &named)).await;
+    assert_eq!((named.status.as_u16(), &named.json()["name"]), (201, &json!("pages")));
+    let named = upload(&api, "?name=pages", TAR, tar()).await;
+    assert_eq!(named.status, 200, "a manifest has a name in lists: {}", named.text());
 }

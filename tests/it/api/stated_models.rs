@@ -44,6 +44,21 @@ async fn a_statement_of_a_model_that_does_not_fit_is_refused_before_the_file_is_
 }
 
 #[tokio::test]
+async fn a_field_of_an_import_that_is_given_twice_is_refused_by_name() {
+    let api = Api::new().await;
+    for (field, first, second) in
+        [("name", "a.sqlite", "b.sqlite"), ("dry_run", "true", "false"), ("revision", "a", "b")]
+    {
+        let query = format!("?{field}={first}&{field}={second}");
+        let answer = send(&api, &query, PACKED, timeline(MOCK)).await;
+        assert!(answer.status.is_client_error(), "{field}: {}", answer.status);
+        let message = answer.text();
+        assert!(message.contains(&format!("{field}: given more than once")), "{message}");
+    }
+    assert_eq!(api.get("/runs").await.json()["runs"], json!([]));
+}
+
+#[tokio::test]
 async fn an_import_with_a_stated_model_has_floors_and_mfu() {
     let api = Api::new().await;
     let fields =

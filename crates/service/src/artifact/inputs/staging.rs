@@ -107,6 +107,7 @@ pub fn stage(upload: &InputsUpload) -> Result<StagedInputs, IntakeError> {
     let all = match (&upload.stated, &manifest) {
         (Some(stated), _) => matched_samples(stated, "", files, upload)?,
         (None, Some(manifest)) => {
+            check_alone(manifest, &upload.samples)?;
             let wrong = |why: String| unfit(format!("{} is not a manifest: {why}", manifest.name));
             let samples = manifest::parse(&std::fs::read(&manifest.path)?).map_err(wrong)?;
             let folder = manifest.name.rsplit_once('/').map_or("", |(folder, _)| folder);
@@ -128,6 +129,20 @@ pub fn stage(upload: &InputsUpload) -> Result<StagedInputs, IntakeError> {
     };
     let (images, files) = files.into_iter().zip(decoded).flat_map(named).unzip();
     Ok(StagedInputs { set: InputSet { samples, images, seed }, files })
+}
+
+/// Refuses fields that state the samples of an upload next to its manifest.
+fn check_alone(manifest: &UploadedFile, fields: &UploadedSamples) -> Result<(), IntakeError> {
+    let field = match fields {
+        UploadedSamples { prompt: Some(_), .. } => "prompt",
+        UploadedSamples { each_image: true, .. } => "each_image",
+        UploadedSamples { prompt: None, each_image: false } => return Ok(()),
+    };
+    Err(unfit(format!(
+        "the manifest {} and `{field}` contradict each other: a manifest states the prompt and the \
+         images of each sample; omit `{field}` or the manifest",
+        manifest.name
+    )))
 }
 
 /// Unpacks the archive; returns its images by name, and its manifest.

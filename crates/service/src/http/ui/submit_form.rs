@@ -31,9 +31,6 @@ const LABELS: &str = "labels";
 /// Settings of the passes that differ from those of the mode, each on a line: `ncu.max_launches=3`.
 const PROFILING: &str = "profiling";
 
-/// Prompt of images without one.
-const DEFAULT_PROMPT: &str = "Convert the document to markdown.";
-
 /// Text of every field.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SubmitForm(BTreeMap<String, String>);
@@ -115,10 +112,10 @@ impl SubmitForm {
         self.0.get(PROMPT).map(String::as_str).filter(|prompt| !prompt.is_empty())
     }
 
-    /// Samples of images that the form has.
+    /// Fields of the samples that the form has.
     pub fn samples(&self) -> UploadedSamples {
         let each_image = self.0.get(EACH_IMAGE).is_some_and(|text| !text.is_empty());
-        UploadedSamples { prompt: Some(self.prompt().unwrap_or(DEFAULT_PROMPT).into()), each_image }
+        UploadedSamples { prompt: self.prompt().map(str::to_owned), each_image }
     }
 
     /// The body of the submission, without empty fields. A prompt without images is a part of it.

@@ -16,6 +16,9 @@ use crate::{
     },
 };
 
+/// Prompt of images without one and without a manifest.
+const DEFAULT_PROMPT: &str = "Convert the document to markdown.";
+
 /// Fields and images of a form.
 pub(super) struct ReceivedForm {
     pub fields: Fields,
@@ -54,8 +57,11 @@ impl FormImages {
     pub async fn check(
         self,
         app: &App,
-        samples: UploadedSamples,
+        mut samples: UploadedSamples,
     ) -> Result<PendingInputs, ApiError> {
+        if self.upload.manifest.is_none() {
+            samples.prompt.get_or_insert_with(|| DEFAULT_PROMPT.into());
+        }
         let upload = InputsUpload { samples, ..self.upload };
         pending::check(app, self.folder, upload, String::new()).await
     }

@@ -17,13 +17,14 @@ fn upload(dir: &Path, names: &[&str], manifest: Option<&str>) -> InputsUpload {
         fs::write(&path, text).unwrap();
         UploadedFile { path, name: "m.yaml".into() }
     });
+    let prompt = manifest.is_none().then(|| "read".to_owned());
     InputsUpload {
         folder: dir.to_owned(),
         files,
         manifest,
         is_archive: false,
         stated: None,
-        samples: UploadedSamples { prompt: Some("read".into()), each_image: false },
+        samples: UploadedSamples { prompt, each_image: false },
         limits: UploadLimits { max_bytes: 1 << 20, least_free: 0 },
         known: dir.join("known"),
     }
@@ -55,6 +56,24 @@ fn a_prompt_with_more_placeholders_than_images_is_refused_with_both_counts() {
     assert_eq!(error(plain), format!("samples[0].prompt: {counts}"));
     let text = "prompt: <image><image>\nimages: [{path: a.png}]";
     assert_eq!(error(upload(dir.path(), &["a.png"], Some(text))), format!("prompt: {counts}"));
+}
+
+#[test]
+fn a_manifest_and_fields_of_samples_contradict_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "prompt: x\nimages: [{path: a.png}]";
+    let with = |prompt: Option<&str>, each_image: bool| {
+        let samples = UploadedSamples { prompt: prompt.map(str::to_owned), each_image };
+        stage(&InputsUpload { samples, ..upload(dir.path(), &["a.png"], Some(text)) })
+    };
+    assert!(with(None, false).is_ok());
+    for (prompt, each_image, field) in
+        [(Some("read"), false, "prompt"), (Some(""), true, "prompt"), (None, true, "each_image")]
+    {
+        let error = with(prompt, each_image).unwrap_err().to_string();
+        let named = format!("the manifest m.yaml and `{field}` contradict each other");
+        assert!(error.starts_with(&named), "{error}");
+    }
 }
 
 #[test]

@@ -15,7 +15,10 @@ use crate::{
     http::{
         api::runs::{check_labels, check_revision, deduplicated, submissions::Label},
         error::{ApiError, ErrorCode},
-        extract::bounds::{check_length, check_range},
+        extract::{
+            bounds::{check_length, check_range},
+            upload::set_once,
+        },
     },
 };
 
@@ -45,7 +48,7 @@ impl UploadHash {
 /// Fields of an upload.
 #[derive(Debug, Clone, Default)]
 pub(super) struct UploadFields {
-    pub(super) name: String,
+    pub(super) name: Option<String>,
     model: Option<String>,
     labels: Vec<Label>,
     revision: Option<String>,
@@ -56,7 +59,7 @@ pub(super) struct UploadFields {
     /// Resolved from `statement` by [`Self::check`].
     computes: Option<Box<StatedModel>>,
     /// Check the files only.
-    pub(super) dry_run: bool,
+    pub(super) dry_run: Option<bool>,
 }
 
 impl UploadFields {
@@ -76,24 +79,16 @@ impl UploadFields {
 
     fn add(&mut self, name: &str, text: String) -> Result<(), String> {
         match name {
-            "name" => self.name = text,
-            "model" => {
-                if self.model.replace(text).is_some() {
-                    return Err("model: given more than once".into());
-                }
-            }
-            "revision" => {
-                if self.revision.replace(text).is_some() {
-                    return Err("revision: given more than once".into());
-                }
-            }
+            "name" => set_once(&mut self.name, name, text)?,
+            "model" => set_once(&mut self.model, name, text)?,
+            "revision" => set_once(&mut self.revision, name, text)?,
             "label" => self.labels.push(Label(text)),
             "stage" => self.stages.push(text),
             "include_ranges" => self.include_ranges.push(text),
             "exclude_ranges" => self.exclude_ranges.push(text),
             "dry_run" => {
                 let invalid = |_| format!("dry_run: {text:.20}; expected true or false");
-                self.dry_run = text.parse().map_err(invalid)?;
+                set_once(&mut self.dry_run, name, text.parse().map_err(invalid)?)?;
             }
             _ => {
                 let field = self.statement.field(name).ok_or_else(|| {
@@ -103,9 +98,7 @@ impl UploadFields {
                         ModelStatement::FIELDS.join(", ")
                     )
                 })?;
-                if field.replace(text).is_some() {
-                    return Err(format!("{name}: given more than once"));
-                }
+                set_once(field, name, text)?;
             }
         }
         Ok(())
@@ -127,7 +120,7 @@ impl UploadFields {
             .map(Box::new);
         check_labels(&self.labels)?;
         check_revision(self.revision.as_deref())?;
-        check_length("name", &self.name, 0..=MAX_TEXT)?;
+        check_length("name", self.name.as_deref().unwrap_or_default(), 0..=MAX_TEXT)?;
         if let Some(model) = &self.model {
             check_length("model", model, 1..=MAX_TEXT)?;
             if model.chars().any(char::is_control) {

@@ -75,7 +75,7 @@ pub(super) async fn inspect(
 
 /// The client's name of a file.
 fn name_of(file: &ReceivedFile, fields: &UploadFields) -> String {
-    let names = [file.name.clone(), plain_name(&fields.name)];
+    let names = [file.name.clone(), plain_name(fields.name.as_deref().unwrap_or_default())];
     names.into_iter().find(|name| !name.is_empty()).unwrap_or_else(|| "capture".into())
 }
 

@@ -264,7 +264,7 @@ pub(crate) async fn import(
     let import = inspect::inspect(intake, folder.path(), received.files, &fields).await?;
     let waited =
         (waits || app.measuring.is_active()).then(|| waited(started.elapsed(), app.upload_wait()));
-    let is_dry = fields.dry_run;
+    let is_dry = fields.dry_run.unwrap_or_default();
     let spec = fields.spec(import);
     if is_dry {
         return Ok(dry_run::answer(app, spec).await?.into_response());

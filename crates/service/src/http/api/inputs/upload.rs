@@ -37,7 +37,7 @@ use crate::{
         extract::{
             body::{content_length, header_text, media_type},
             params::Params,
-            upload::{ReceivedBody, ReceivedFile, Upload, UploadPace, UploadRules},
+            upload::{ReceivedBody, ReceivedFile, Upload, UploadPace, UploadRules, set_once},
         },
         state::{App, UploadFolder},
         traffic::Refusal,
@@ -78,11 +78,12 @@ pub struct InputsForm {
     /// absent.
     #[serde(default)]
     pub manifest: Option<InputFileBytes>,
-    /// Prompt of an upload without a manifest.
+    /// Prompt of an upload without a manifest; refused next to one.
     #[serde(default)]
     #[schema(max_length = 65536)]
     pub prompt: Option<String>,
-    /// Without a manifest: each image is a sample of its own. Otherwise all are one sample.
+    /// `true`: each image is a sample of its own, in an upload without a manifest. Otherwise all
+    /// are one sample.
     #[serde(default)]
     pub each_image: Option<bool>,
     /// Name in lists; of the first image when absent.
@@ -111,7 +112,8 @@ pub struct InputsQuery {
     /// Prompt of an archive without a manifest; a longer one belongs into a form or a manifest.
     #[param(max_length = 1000)]
     pub prompt: Option<String>,
-    /// Without a manifest: each image is a sample of its own. Otherwise all are one sample.
+    /// `true`: each image is a sample of its own, in an upload without a manifest. Otherwise all
+    /// are one sample.
     pub each_image: Option<bool>,
     /// Name in lists; of the first image when absent.
     #[param(min_length = 1, max_length = 200, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
@@ -149,6 +151,7 @@ pub async fn upload(
     body: Body,
 ) -> Result<Response, ApiError> {
     let _slot = app.access.upload_slot(&caller)?;
+    query.check_name()?;
     if query.prompt.as_ref().is_some_and(|prompt| prompt.chars().count() > MAX_QUERY_PROMPT) {
         let message = format!(
             "the parameter prompt is longer than {MAX_QUERY_PROMPT} characters; send a longer one \
@@ -156,10 +159,8 @@ pub async fn upload(
         );
         return Err(ApiError::new(ErrorCode::InvalidParameter, message));
     }
-    let mut fields = InputsFields::default();
-    fields.add(&query)?;
     let pending = tokio::select! {
-        pending = receive(&app, fields, &headers, body) => pending?,
+        pending = receive(&app, query, &headers, body) => pending?,
         () = app.closing.cancelled() => {
             let message = "cannot receive the inputs: the service is stopping; retry later";
             return Err(ApiError::new(ErrorCode::Unavailable, message).retry_after(10));
@@ -177,48 +178,29 @@ pub async fn upload(
     Ok((status, location, Json(view)).into_response())
 }
 
-/// Text fields of an upload.
-#[derive(Debug, Default)]
-struct InputsFields {
-    name: String,
-    samples: UploadedSamples,
-}
-
-impl InputsFields {
-    fn add(&mut self, query: &InputsQuery) -> Result<(), ApiError> {
-        let InputsQuery { prompt, each_image, name } = query;
-        self.samples.prompt = prompt.clone().or(self.samples.prompt.take());
-        self.samples.each_image |= each_image.unwrap_or(false);
-        if let Some(name) = name {
-            check_name(name).map_err(|why| ApiError::new(ErrorCode::InvalidRequest, why))?;
-            name.clone_into(&mut self.name);
-        }
-        Ok(())
+impl InputsQuery {
+    fn check_name(&self) -> Result<(), ApiError> {
+        let checked = self.name.as_deref().map_or(Ok(()), check_name);
+        checked.map_err(|why| ApiError::new(ErrorCode::InvalidRequest, why))
     }
 
-    fn add_form(&mut self, fields: Vec<(String, String)>) -> Result<(), ApiError> {
-        let invalid = |message: String| ApiError::new(ErrorCode::InvalidRequest, message);
+    /// Adds the fields of a form; each is given once.
+    fn add_form(&mut self, fields: Vec<(String, String)>) -> Result<(), String> {
         for (field, text) in fields {
-            let mut query = InputsQuery::default();
             match field.as_str() {
-                "prompt" => query.prompt = Some(text),
-                "name" => query.name = Some(text),
-                "each_image" => match text.as_str() {
-                    "true" => query.each_image = Some(true),
-                    "false" => query.each_image = Some(false),
-                    _ => {
-                        let message = format!("each_image: {text:.20}; expected true or false");
-                        return Err(invalid(message));
-                    }
-                },
+                "prompt" => set_once(&mut self.prompt, &field, text)?,
+                "name" => set_once(&mut self.name, &field, text)?,
+                "each_image" => {
+                    let invalid = |_| format!("each_image: {text:.20}; expected true or false");
+                    set_once(&mut self.each_image, &field, text.parse().map_err(invalid)?)?;
+                }
                 _ => {
-                    return Err(invalid(format!(
+                    return Err(format!(
                         "unknown field {field:.40}; expected image, manifest, prompt, each_image \
                          or name"
-                    )));
+                    ));
                 }
             }
-            self.add(&query)?;
         }
         Ok(())
     }
@@ -227,7 +209,7 @@ impl InputsFields {
 /// Receives a body by its content type, and checks the inputs.
 async fn receive(
     app: &App,
-    mut fields: InputsFields,
+    mut fields: InputsQuery,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<PendingInputs, ApiError> {
@@ -248,10 +230,13 @@ async fn receive(
         receive_form(receiver, headers, body).await
     };
     let received = count_slow(app, received)?;
-    fields.add_form(received.fields)?;
+    let invalid = |message: String| ApiError::new(ErrorCode::InvalidRequest, message);
+    fields.add_form(received.fields).map_err(invalid)?;
+    fields.check_name()?;
+    let InputsQuery { prompt, each_image, name } = fields;
+    let samples = UploadedSamples { prompt, each_image: each_image.unwrap_or(false) };
     let upload = files_of(app, &folder, received.files, is_archive)?;
-    let upload = InputsUpload { samples: fields.samples, ..upload };
-    pending::check(app, folder, upload, fields.name).await
+    pending::check(app, folder, InputsUpload { samples, ..upload }, name.unwrap_or_default()).await
 }
 
 /// The receiver of a body with inputs.

@@ -90,6 +90,14 @@ pub fn plain_name(name: &str) -> String {
     if matches!(kept.trim(), "." | "..") { String::new() } else { kept }
 }
 
+/// Sets a field of a form that may be given once, in its query or as a part.
+pub fn set_once<T>(field: &mut Option<T>, name: &str, value: T) -> Result<(), String> {
+    match field.replace(value) {
+        Some(_) => Err(format!("{name}: given more than once; send it once")),
+        None => Ok(()),
+    }
+}
+
 impl UploadRules {
     fn invalid(&self, message: impl Into<String>) -> ApiError {
         ApiError::new(self.invalid, message)
