@@ -1,5 +1,4 @@
-//! Hostile, contradictory and interrupted uploads of inputs: refused in one line, and nothing is left
-//! of them.
+//! Hostile, contradictory and interrupted uploads of inputs: refused in one line without a trace.
 
 use std::time::Duration;
 
