@@ -4,6 +4,7 @@ use llmprof_core::trace::{
     clocks::UnequalClock,
     engine_steps::StepClass,
     inferred_steps::InferredStep,
+    stage::StageRules,
     timeline::{Timeline, process_of},
 };
 use proptest::prelude::*;
@@ -135,6 +136,21 @@ fn a_whole_pass_is_a_prefill_and_the_one_decode_that_follows_it_on_its_thread() 
         range 1 execute_context_0(0)_generation_1(1) 10..20";
     assert_eq!(wall(engine), None, "steps of an engine serve several requests");
     assert_eq!(wall(&engine.replace("range", "cross")), None, "in start/end ranges as well");
+}
+
+#[test]
+fn the_recorded_steps_of_a_decode_that_the_recording_cuts_are_no_whole_pass() {
+    let mut trace =
+        capture("range 1 prefill 0..10\nrange 1 decode_step 12..20\nrange 1 decode_step 20..30");
+    let steps = of(&trace);
+    assert_eq!((steps.wall_ms.map(|it| it.n), steps.decode_steps), (Some(1), Some(2)));
+    let mut decode = range_of("decode_all", 11, 12);
+    decode.end_ns = None;
+    trace.ranges.insert(1, decode);
+    let cut = of(&trace.with_rules(StageRules::default()));
+    assert_eq!((cut.wall_ms, cut.decode_steps), (None, Some(2)));
+    assert_eq!(cut.per_token_ms, steps.per_token_ms);
+    assert_eq!(cut.first_token_ms, steps.first_token_ms);
 }
 
 #[test]
