@@ -2,6 +2,7 @@
 
 use llmprof_core::{
     domain::{
+        device::Device,
         digits::figure,
         finding::{Finding, catalogue},
         profiling::TraceApi,
@@ -10,7 +11,6 @@ use llmprof_core::{
     trace::{
         Trace,
         event::{StageRange, Start},
-        timeline::Timeline,
     },
 };
 use serde::{Deserialize, Serialize};
@@ -109,13 +109,14 @@ pub fn findings(
     (trace, gpus): (&Trace, &[StageGpu]),
     replays: bool,
 ) -> Vec<Finding> {
-    let Some(nsys) = &trace.nsys else { return vec![] };
-    let traced = traced_setting(trace);
+    if trace.nsys.is_none() {
+        return vec![];
+    }
     let high = |record: &OverheadRecord| {
         let pct = record.overhead_pct.filter(|pct| *pct > HIGH_PCT)?;
         let message = format!("Tracing lengthened {} by {pct:.0} %.", in_sentence(&record.stage));
         let gpu = gpus.iter().find(|it| it.stage == record.stage);
-        let lighter = LighterSettings::of(record, gpu, (nsys, traced), replays);
+        let lighter = LighterTrace::of(record, gpu, trace, replays);
         let mut finding = Finding::new(catalogue::OVERHEAD_HIGH, message)
             .with("stage", &record.stage)
             .with("unprofiled ms", format!("{:.3}", record.plain_ms))
@@ -124,11 +125,11 @@ pub fn findings(
             let launch = format!("{} us ({})", figure(us), quantity(launches, "launch"));
             finding = finding.with("added per launch", launch);
         }
-        if lighter.is_mode {
+        if lighter.without_nodes {
             finding = finding.with(MODE_EVIDENCE, LIGHTER_MODE);
         }
-        if lighter.without_os_calls {
-            finding = finding.with(TRACED_EVIDENCE, traced);
+        if let Some(setting) = lighter.without_os_calls {
+            finding = finding.with(TRACED_EVIDENCE, setting);
         }
         let advice = lighter.advice();
         Some(finding.advise(format!("Use the capture for proportions, not for times. {advice}")))
@@ -138,56 +139,48 @@ pub fn findings(
 
 /// The setting with the traced APIs of the pass.
 fn traced_setting(trace: &Trace) -> &'static str {
-    let runner = Events::of(&trace.baseline).start;
-    match runner.map_or(trace.environment.gpus.is_empty(), Start::is_on_cpu) {
-        true => "nsys.trace_on_cpu",
-        false => "nsys.trace",
-    }
+    let by_runner = Events::of(&trace.baseline).start.is_some_and(Start::is_on_cpu);
+    let on_cpu = by_runner || trace.environment.device.as_ref().is_some_and(Device::is_cpu);
+    if on_cpu { "nsys.trace_on_cpu" } else { "nsys.trace" }
 }
 
-/// Settings that make the trace of one stage lighter.
-#[derive(Debug, Default)]
-struct LighterSettings {
-    settings: Vec<String>,
-    /// True if the lighter mode has the first of them.
-    is_mode: bool,
-    /// True if calls of the operating system are traced.
-    without_os_calls: bool,
+/// What makes the trace of one stage lighter.
+#[derive(Debug)]
+struct LighterTrace {
+    /// True if the nodes of graphs are traced.
+    without_nodes: bool,
+    /// The setting with the traced APIs, if they have calls of the operating system.
+    without_os_calls: Option<&'static str>,
+    /// True if decode launches each kernel by itself.
+    decode_as_graph: bool,
     /// Launches of an instance without graphs, and the microseconds that tracing adds to each.
     single: Option<(u64, f64)>,
 }
 
-impl LighterSettings {
-    fn of(
-        record: &OverheadRecord,
-        gpu: Option<&StageGpu>,
-        (nsys, traced): (&Timeline, &str),
-        replays: bool,
-    ) -> Self {
-        let mut found = Self::default();
+impl LighterTrace {
+    fn of(record: &OverheadRecord, gpu: Option<&StageGpu>, trace: &Trace, replays: bool) -> Self {
         let graphs = gpu.map_or(0, |it| it.graph_launches.unwrap_or(0));
-        let has_nodes = gpu.is_some_and(|it| graphs > it.whole_graphs);
-        if has_nodes {
-            found.settings.push("profiling.nsys.cuda_graph_trace graph (as in mode light)".into());
-            found.is_mode = true;
-        }
-        if !nsys.os_calls.is_empty() {
-            found.settings.push(format!("profiling.{traced} without {OS_CALLS}"));
-            found.without_os_calls = true;
-        }
         let launches = gpu.filter(|_| graphs == 0).map_or(0, |it| it.launches);
-        if launches > 0 && record.stage == DECODE && !replays {
-            found.settings.push("decode as a CUDA graph, which is traced as one launch".into());
-        }
         let each = gpu.and_then(|it| launches.checked_div(it.instances)).filter(|it| *it > 0);
-        found.single = each.and_then(|each| {
-            Some((each, ratio(1e3 * (record.traced_ms - record.plain_ms), each as f64)?))
-        });
-        found
+        let has_os_calls = trace.nsys.as_ref().is_some_and(|nsys| !nsys.os_calls.is_empty());
+        Self {
+            without_nodes: gpu.is_some_and(|it| graphs > it.whole_graphs),
+            without_os_calls: has_os_calls.then(|| traced_setting(trace)),
+            decode_as_graph: launches > 0 && record.stage == DECODE && !replays,
+            single: each.and_then(|each| {
+                Some((each, ratio(1e3 * (record.traced_ms - record.plain_ms), each as f64)?))
+            }),
+        }
     }
 
     fn advice(&self) -> String {
-        match (self.settings.as_slice(), self.single) {
+        let nodes = "profiling.nsys.cuda_graph_trace graph (as in mode light)";
+        let without = self.without_os_calls.map(|it| format!("profiling.{it} without {OS_CALLS}"));
+        let graph = "decode as a CUDA graph, which is traced as one launch";
+        let nodes = self.without_nodes.then(|| nodes.to_owned());
+        let graph = self.decode_as_graph.then(|| graph.to_owned());
+        let settings: Vec<String> = nodes.into_iter().chain(without).chain(graph).collect();
+        match (settings.as_slice(), self.single) {
             ([], Some(_)) => {
                 "No setting of the timeline records single launches at less; a longer \
                               prompt or a larger batch hides their cost behind the work."
@@ -201,7 +194,10 @@ impl LighterSettings {
 
 #[cfg(test)]
 mod tests {
-    use llmprof_core::trace::event::Event;
+    use llmprof_core::trace::{
+        event::Event,
+        timeline::{ApiCall, Timeline},
+    };
 
     use super::*;
     use crate::{kernels::tests::capture, stages::StageTiming, stats::Spread};
@@ -289,6 +285,24 @@ mod tests {
         assert!(launch.is_some_and(|it| it.contains("222 us (45 launches)")));
         let (advice, mode, _) = of(gpu(0, 2, 2));
         assert!(advice.contains("already minimal") && mode.is_none(), "{advice}");
+    }
+
+    #[test]
+    fn without_calls_of_the_system_is_a_setting_of_the_device_of_the_pass() {
+        let records = overhead(&decode(10.0, 1), &decode(20.0, 1));
+        let call = ApiCall { name: 0, start_ns: 0, end_ns: 1, global_tid: 1, correlation_id: 0 };
+        let nsys = Timeline { os_calls: [call].into_iter().collect(), ..Timeline::default() };
+        let mut trace = Trace { nsys: Some(nsys), ..Trace::default() };
+        let setting = |trace: &Trace| {
+            let found = findings(&records, (trace, &[]), false).remove(0);
+            let setting = found.evidence[TRACED_EVIDENCE].clone();
+            let advice = found.advice.unwrap();
+            assert!(advice.contains(&format!("profiling.{setting} without osrt.")), "{advice}");
+            setting
+        };
+        assert_eq!(setting(&trace), "nsys.trace");
+        trace.environment.device = Some(Device::cpu());
+        assert_eq!(setting(&trace), "nsys.trace_on_cpu");
     }
 
     #[test]

@@ -85,9 +85,7 @@ impl Start {
     pub fn is_on_cpu(&self) -> bool {
         self.device == "cpu"
     }
-}
 
-impl Start {
     /// Number of sequences that are computed at the same time.
     pub fn batch(&self) -> u64 {
         (self.sequences.len() as u64).max(1)
