@@ -57,13 +57,17 @@ pub enum BadAssignment {
 pub fn assign(tree: &mut Settings, setting: &str) -> Result<(), BadAssignment> {
     let (path, value) =
         setting.split_once('=').ok_or_else(|| BadAssignment::NoValue(setting.to_owned()))?;
-    let (groups, key) = path.rsplit_once('.').unwrap_or(("", path));
-    let group =
-        groups.split('.').filter(|group| !group.is_empty()).try_fold(tree, |tree, group| {
-            tree.entry(group).or_insert_with(|| Settings::new().into()).as_object_mut()
-        });
+    let mut groups: Vec<&str> = path.trim().split('.').collect();
+    let key = groups.pop().unwrap_or_default();
+    let group = groups.into_iter().try_fold(tree, |tree, group| {
+        let group = tree.entry(group).or_insert(Value::Null);
+        if group.is_null() {
+            *group = Settings::new().into();
+        }
+        group.as_object_mut()
+    });
     let group = group.ok_or_else(|| BadAssignment::PartSet(path.to_owned()))?;
-    group.insert(key.to_owned(), parse(value));
+    group.insert(key.to_owned(), parse(value.trim()));
     Ok(())
 }
 
@@ -84,7 +88,7 @@ pub fn assignments(tree: &Settings) -> Vec<String> {
     tree.iter().flat_map(of_one).collect()
 }
 
-/// The settings of `changed` that are not those of `base`: [`merge`] makes `changed` of both.
+/// The settings of `changed` that differ from `base`; [`merge`] of both is `changed`.
 pub fn difference(base: &Settings, changed: Settings) -> Settings {
     let of_one = |(key, value): (String, Value)| match (base.get(&key), value) {
         (Some(Value::Object(base)), Value::Object(changed)) => {
@@ -114,6 +118,7 @@ pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use serde_json::json;
 
     use super::*;
@@ -156,6 +161,34 @@ mod tests {
         );
         let part = BadAssignment::PartSet("ncu.max_launches.x".into());
         assert_eq!(error(&mut tree, "ncu.max_launches.x=1"), part);
+
+        let Value::Object(mut empty) = json!({ "nsys": null }) else {
+            panic!("settings are objects")
+        };
+        assign(&mut empty, " nsys.delay_s = 2 ").unwrap();
+        assert_eq!(Value::from(empty), json!({ "nsys": { "delay_s": 2 } }));
+    }
+
+    proptest! {
+        /// `base` and `changed` have the same keys, as two sets of settings do.
+        #[test]
+        fn the_difference_makes_one_set_of_settings_of_another_also_as_lines(
+            base in prop::array::uniform4(0i64..3), changed in prop::array::uniform4(0i64..3),
+        ) {
+            let tree = |[a, b, c, d]: [i64; 4]| -> Settings {
+                let tree = json!({ "a": a, "b": { "x": b, "y": { "z": [c, 1] } }, "t": d.to_string() });
+                serde_json::from_value(tree).unwrap()
+            };
+            let (base, changed) = (tree(base), tree(changed));
+            let mut lines = Settings::new();
+            for line in assignments(&difference(&base, changed.clone())) {
+                assign(&mut lines, &line).unwrap();
+            }
+            let mut merged = base.clone();
+            merge(&mut merged, lines).unwrap();
+            prop_assert_eq!(&merged, &changed);
+            prop_assert!(difference(&changed, merged).is_empty());
+        }
     }
 
     #[test]

@@ -28,7 +28,7 @@ const PROMPT: &str = "prompt";
 const EACH_IMAGE: &str = "each_image";
 /// Labels separated by commas.
 const LABELS: &str = "labels";
-/// Settings of the passes that differ from those of the mode, each on a line: `ncu.max_launches=3`.
+/// Changes of the mode's settings, each on a line: `ncu.max_launches=3`.
 const PROFILING: &str = "profiling";
 
 /// Text of every field.
@@ -54,7 +54,7 @@ impl SubmitForm {
         form
     }
 
-    /// The form with the settings of a run, of whose mode `presets` has the passes.
+    /// The form with the settings of a run; `presets` has the settings of its mode.
     pub fn from_spec(spec: &RunSpec, presets: &Presets) -> Self {
         let common = serde_json::to_value(&spec.common).unwrap_or_default();
         let workload = serde_json::to_value(spec.workload()).unwrap_or_default();
@@ -93,11 +93,15 @@ impl SubmitForm {
 
     /// The same form with this setting of the passes, in place of one with the same name.
     pub fn with_setting(self, setting: &str) -> Self {
+        if setting.is_empty() {
+            return self;
+        }
         let name = |line: &str| line.split('=').next().unwrap_or_default().trim().to_owned();
-        let before = self.0.get(PROFILING).into_iter().flat_map(|text| text.lines());
-        let others = before.filter(|line| name(line) != name(setting)).map(str::to_owned);
-        let lines: Vec<String> = others.chain([setting.to_owned()]).collect();
-        if setting.is_empty() { self } else { self.with(PROFILING, &lines.join("\n")) }
+        let before = self.0.get(PROFILING).map_or("", String::as_str).lines();
+        let others = before.filter(|line| name(line) != name(setting));
+        let lines: Vec<&str> = others.chain([setting]).collect();
+        let text = lines.join("\n");
+        self.with(PROFILING, &text)
     }
 
     fn with(mut self, field: &str, text: &str) -> Self {
@@ -151,8 +155,8 @@ impl SubmitForm {
     }
 }
 
-/// The settings of a run's passes that differ from those of its mode, as a form has them; none if
-/// the mode is not known any more.
+/// Changes of a run to the settings of its mode, as lines of a form; none if the service no longer
+/// has the mode.
 fn changes(passes: Option<&Passes>, presets: &Presets) -> Vec<String> {
     let changed = passes.and_then(|it| Some((presets.get(&it.mode)?, it.profiling.as_ref()?)));
     let tree = |profiling: &Profiling| match serde_json::to_value(profiling) {
