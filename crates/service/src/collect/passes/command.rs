@@ -5,7 +5,6 @@
 
 use std::{
     fs, io,
-    net::TcpListener,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -31,7 +30,7 @@ use crate::collect::{
     CollectError, Collector, Pass, ProcessLimits,
     gpu::sampler::Sampler,
     host::load::LoadWatch,
-    process::{argv::Argv, orphans},
+    process::{argv::Argv, orphans, ports::free_port},
     tools,
 };
 
@@ -250,11 +249,6 @@ fn recreate(folder: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => fs::create_dir_all(folder),
     }
-}
-
-/// Returns a free port of this host.
-fn free_port() -> io::Result<u16> {
-    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
 
 /// Runs the requested repeats, or as many as the time limit allows.

@@ -8,6 +8,7 @@ pub mod line_stream;
 pub mod loader_errors;
 pub mod orphans;
 pub mod output;
+pub mod ports;
 pub mod resources;
 pub mod stall;
 pub mod start;
