@@ -144,7 +144,7 @@ fn traced_setting(trace: &Trace) -> &'static str {
     if on_cpu { "nsys.trace_on_cpu" } else { "nsys.trace" }
 }
 
-/// What makes the trace of one stage lighter.
+/// Settings that make the trace of one stage lighter.
 #[derive(Debug)]
 struct LighterTrace {
     /// True if the nodes of graphs are traced.

@@ -176,7 +176,8 @@ mod tests {
             base in prop::array::uniform4(0i64..3), changed in prop::array::uniform4(0i64..3),
         ) {
             let tree = |[a, b, c, d]: [i64; 4]| -> Settings {
-                let tree = json!({ "a": a, "b": { "x": b, "y": { "z": [c, 1] } }, "t": d.to_string() });
+                let inner = json!({ "x": b, "y": { "z": [c, 1] } });
+                let tree = json!({ "a": a, "b": inner, "t": d.to_string() });
                 serde_json::from_value(tree).unwrap()
             };
             let (base, changed) = (tree(base), tree(changed));

@@ -75,7 +75,8 @@ findings! {
                  window (nsys.delay_s, duration_s, capture_range), make it contain the range.";
     RANGE_UNCLOSED = "range_unclosed", [Warning],
         fires_on: "a range of the capture has no end, or ends before it starts",
-        advice: "Close the range in the program, or record until it ends; times that need its end are withheld.";
+        advice: "Close the range in the program, or record until it ends; times that need its end \
+                 are withheld.";
     FIGURE_IMPOSSIBLE = "figure_impossible", [Warning],
         fires_on: "a figure is outside its possible bounds: shares, counters, clocks",
         advice: "Check the cause named in the finding; the figure is withheld.";
