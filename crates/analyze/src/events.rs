@@ -2,7 +2,10 @@
 //!
 //! No event is dropped; warm-up events are included.
 
-use std::{cmp::Reverse, collections::BTreeMap};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use llmprof_core::trace::{
     event::{
@@ -137,6 +140,8 @@ pub enum EventSource<'a> {
         untimed_steps: &'a BTreeMap<u32, u64>,
         /// False if a step may have made several tokens of one sequence: by speculation.
         one_token_a_step: bool,
+        /// Repeats with a part of a decode, which the recording cuts.
+        cut: &'a BTreeSet<u32>,
     },
 }
 
@@ -159,6 +164,14 @@ impl<'a> Events<'a> {
         match self.source {
             EventSource::Runner => None,
             EventSource::Capture { untimed_steps, .. } => Some(untimed_steps),
+        }
+    }
+
+    /// True if the repeat has a part of a decode, whose steps are whole.
+    pub fn is_cut(&self, repeat: u32) -> bool {
+        match self.source {
+            EventSource::Runner => false,
+            EventSource::Capture { cut, .. } => cut.contains(&repeat),
         }
     }
 

@@ -8,7 +8,7 @@ mod early_ends;
 mod passes;
 mod steps;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use foldhash::HashMap;
 use llmprof_core::{
@@ -32,7 +32,7 @@ use crate::timeline::{
     device_time::is_operator,
     interval::Interval,
     launches::Cursor,
-    open_ranges::{EXCLUDED, NONE, place},
+    open_ranges::{EXCLUDED, Extent, NONE, place},
     stage_spans::stage_spans,
     steps::{Step, StepSource},
 };
@@ -46,6 +46,8 @@ pub struct CaptureEvents {
     tokens: BTreeMap<u32, u64>,
     /// Decode steps of a repeat, if their times are unknown.
     untimed_steps: BTreeMap<u32, u64>,
+    /// Repeats with a part of a decode.
+    cut: BTreeSet<u32>,
     /// True if a decode step may have made several tokens of one sequence.
     is_speculative: bool,
     /// Stages besides prefill and decode.
@@ -64,6 +66,8 @@ impl CaptureEvents {
         let mut derived = Self { findings, is_speculative, ..Self::default() };
         for (at, repeat) in repeats.iter().enumerate() {
             if let Some(repeat) = *repeat {
+                let is_cut = capture.stages.instances[at].extent == Extent::Cut;
+                derived.cut.extend(is_cut.then_some(repeat));
                 derived.events.push(range(capture.stages.label(at), spans[at], repeat, None));
             }
         }
@@ -78,7 +82,8 @@ impl CaptureEvents {
     pub fn by_kind<'a>(&'a self, trace: &'a Timeline) -> Events<'a> {
         let one_token_a_step = !self.is_speculative;
         let (tokens, untimed_steps) = (&self.tokens, &self.untimed_steps);
-        let source = EventSource::Capture { tokens, untimed_steps, one_token_a_step };
+        let cut = &self.cut;
+        let source = EventSource::Capture { tokens, untimed_steps, one_token_a_step, cut };
         let other_stages = self.other_stages.iter().map(String::as_str).collect();
         let calls = CallList::Ranges(&trace.ranges, &self.calls);
         Events { source, other_stages, calls, ..Events::of(&self.events) }

@@ -52,7 +52,20 @@ named_values! {
     }
 }
 
-/// One stage of the ledger. Times are nanoseconds of one repeat.
+named_values! {
+    /// The part of a program whose time a stage of the ledger has.
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    #[derive(Default)]
+    LedgerUnit {
+        /// One repeat of the stage.
+        #[default]
+        Repeat = "repeat",
+        /// One step of a decode of which the recording has no whole instance.
+        Step = "step",
+    }
+}
+
+/// One stage of the ledger. Times are nanoseconds of one unit.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LedgerStage {
     pub stage: String,
@@ -60,9 +73,11 @@ pub struct LedgerStage {
     pub measured_ns: i64,
     /// Time on the GPU in the traced pass; `None` without a timeline.
     pub traced_ns: Option<i64>,
-    /// Decode steps of one repeat.
+    /// Decode steps of one unit.
     pub steps: Option<u64>,
-    /// Instances that a capture alone shows; `None` for timed repeats, which each have the stage.
+    #[serde(default)]
+    pub unit: LedgerUnit,
+    /// Units that a capture alone shows; `None` for timed repeats, which each have the stage.
     #[serde(default)]
     pub instances: Option<u64>,
     /// `None` if no floor is known.
@@ -226,7 +241,11 @@ pub fn ledger(analysis: &Analysis, input: &LedgerInput) -> Ledger {
         let split = input.splits.stages.iter().find(|it| it.stage == stage);
         let split = split.filter(|_| is_complete(analysis, stage));
         let Some(times) = StageTimes::of(analysis, stage, split) else { continue };
-        let mut floors = Floors::of(stage, input.work.as_deref(), &rates, l2_bytes);
+        let work = input.work.as_deref().filter(|_| times.cut_steps.is_none());
+        let mut floors = Floors::of(stage, work, &rates, l2_bytes);
+        if work.is_none() && input.work.is_some() {
+            floors.missing.push(CUT_DECODE.into());
+        }
         let advice = catalogue::STATED_MODEL_REFUTED.advice.unwrap_or_default();
         floors.missing.extend(analysis.why_refuted().map(|why| format!("{why} {advice}")));
         if times.split.is_none() && !floors.is_model {
@@ -237,6 +256,11 @@ pub fn ledger(analysis: &Analysis, input: &LedgerInput) -> Ledger {
     }
     ledger
 }
+
+/// Why the floor of the model is unknown for a decode of which no instance is whole.
+const CUT_DECODE: &str = "How fast it could be is unknown: the recording has no whole decode, so \
+                          the context of its steps is unknown. Record from a prefill to the end of \
+                          its decode.";
 
 /// True if the timeline of the stage is complete and attributed.
 fn is_complete(analysis: &Analysis, stage: &str) -> bool {
@@ -256,6 +280,8 @@ struct StageTimes<'a> {
     stage: &'a str,
     measured_ns: i64,
     steps: Option<u64>,
+    /// Steps of a decode of which no instance is whole: one of them is the repeat.
+    cut_steps: Option<u64>,
     split: Option<&'a WindowSplit>,
     /// Factor from the sum over all traced windows to one repeat.
     scale: scale::Fraction,
@@ -264,22 +290,28 @@ struct StageTimes<'a> {
 
 impl<'a> StageTimes<'a> {
     fn of(analysis: &Analysis, stage: &'a str, split: Option<&'a WindowSplit>) -> Option<Self> {
-        let steps = analysis.stages.decode_steps.filter(|_| stage == DECODE);
+        let row = analysis.stages.row(stage);
+        let cut_steps = analysis.stages.steps_as_repeats(stage).filter(|_| split.is_some());
+        let steps = match cut_steps {
+            Some(_) => Some(1),
+            None => analysis.stages.decode_steps.filter(|_| stage == DECODE),
+        };
         let overhead = analysis.overhead.iter().find(|it| it.stage == stage);
         let traced_steps = overhead.and_then(|it| it.steps);
         let (steps_of_repeat, steps_of_window) = steps.zip(traced_steps).unwrap_or((1, 1));
         let scale = split.map_or_else(Default::default, |it| {
             let steps = scale::Fraction::new(steps_of_repeat, steps_of_window);
-            steps.times(mean_window(it))
+            let of_steps = cut_steps.map(|steps| scale::Fraction::new(it.instances, steps));
+            steps.times(mean_window(it)).times(of_steps.unwrap_or_default())
         });
         let traced_ns = split.map(|it| scale.of(it.window_ns));
-        let row = analysis.stages.row(stage);
         let measured_ns = row.map(|row| (row.ms.mean * 1e6).round() as i64).or(traced_ns)?;
         let is_only_traced = analysis.only_traced || row.is_none();
         (measured_ns > 0).then_some(Self {
             stage,
             measured_ns,
             steps,
+            cut_steps,
             split,
             scale,
             is_only_traced,

@@ -119,6 +119,8 @@ pub struct Stages {
     pub decode_steps: Option<u64>,
     /// Decode steps of each repeat whose steps are known.
     pub repeat_steps: Vec<u64>,
+    /// Decode steps of the decodes that the recording cuts.
+    pub cut_steps: u64,
     /// Sequences for which each decode step generated a token; `None` if unknown, or if steps of an
     /// engine have different numbers of requests.
     pub sequences: Option<u64>,
@@ -152,6 +154,12 @@ impl Stages {
     /// The row of one stage.
     pub fn row(&self, stage: &str) -> Option<&StageTiming> {
         self.rows.iter().find(|row| row.stage == stage)
+    }
+
+    /// Steps of a decode of which no instance is whole: each is a repeat, in place of a decode.
+    pub fn steps_as_repeats(&self, stage: &str) -> Option<u64> {
+        let has_parts = stage == DECODE && self.cut_steps > 0 && self.row(stage).is_none();
+        has_parts.then_some(self.cut_steps)
     }
 
     /// Time of a stage over all repeats, milliseconds; `None` if it was not timed.
@@ -189,23 +197,20 @@ impl Stages {
 /// Computes the stage times of one pass.
 pub fn stages(events: &Events) -> Stages {
     let prefill = per_repeat(events, PREFILL);
-    let decode = per_repeat(events, DECODE);
-    let steps = steps_per_repeat(events);
+    let (cut_decode, decode) = apart(events, per_repeat(events, DECODE));
+    let all_steps = steps_per_repeat(events);
+    let (cut_steps, steps) = apart(events, all_steps.clone());
     let wall = wall_times(events);
 
     let decode_steps = common_value(steps.values().copied());
-    let prompts = common_value(events.samples.iter().map(|sample| sample.prompt_tokens));
-    let prompt = match events.samples.as_slice() {
-        [] => events.start.map(|start| start.prompt_tokens),
-        _ => prompts,
-    };
-    let generated: BTreeMap<u32, u64> = steps
+    let generated: BTreeMap<u32, u64> = all_steps
         .iter()
         .filter_map(|(repeat, steps)| Some((*repeat, events.generated(*repeat, *steps)?)))
         .collect();
-    let decoded = common_value(generated.values().copied());
+    let whole = generated.iter().filter(|(repeat, _)| steps.contains_key(repeat));
+    let decoded = common_value(whole.map(|(_, made)| *made));
     let sequences = common_value(
-        generated.iter().filter_map(|(repeat, made)| made.checked_div(*steps.get(repeat)?)),
+        generated.iter().filter_map(|(repeat, made)| made.checked_div(*all_steps.get(repeat)?)),
     );
     let overall_rate = match sequences {
         Some(_) => None,
@@ -226,22 +231,24 @@ pub fn stages(events: &Events) -> Stages {
     };
     let more: Vec<_> = events.other_stages.iter().map(|it| (*it, per_repeat(events, it))).collect();
     let more = more.iter().map(|(stage, times)| (*stage, times, None));
-    let rows = [(PREFILL, &prefill, prompt), (DECODE, &decode, decoded)].into_iter().chain(more);
-    let rows = rows.filter_map(row).collect();
+    let known = [(PREFILL, &prefill, prompt_tokens(events)), (DECODE, &decode, decoded)];
+    let rows = known.into_iter().chain(more).filter_map(row).collect();
 
+    // Steps of a part of a decode are whole.
+    let recorded = || decode.iter().chain(&cut_decode);
     let over_steps = |(repeat, time): (&u32, &Nanos)| {
-        let steps = *steps.get(repeat).filter(|_| events.has_one_token_a_step())?;
+        let steps = *all_steps.get(repeat).filter(|_| events.has_one_token_a_step())?;
         ratio(time.as_ms(), steps as f64)
     };
     // The first token of each sequence is one of prefill.
     let made_per_wall = |(repeat, time): (&u32, &Nanos)| {
-        let (made, steps) = (*generated.get(repeat)?, *steps.get(repeat)?);
+        let (made, steps) = (*generated.get(repeat)?, *all_steps.get(repeat)?);
         ratio((made + made / steps.max(1)) as f64, time.as_secs())
     };
     let made_per_decode =
         |(repeat, time): (&u32, &Nanos)| ratio(*generated.get(repeat)? as f64, time.as_secs());
     let decode_tokens_per_s = match sequences {
-        Some(_) => Spread::of(decode.iter().filter_map(made_per_decode)),
+        Some(_) => Spread::of(recorded().filter_map(made_per_decode)),
         None => Spread::of(overall_rate),
     };
     let mut stages = Stages {
@@ -250,17 +257,26 @@ pub fn stages(events: &Events) -> Stages {
         notes: notes(events, &prefill),
         wall_ms: spread_ms(&wall),
         first_token_ms: spread_ms(&prefill),
-        per_token_ms: Spread::of(decode.iter().filter_map(over_steps)),
+        per_token_ms: Spread::of(recorded().filter_map(over_steps)),
         step_ms: Spread::of(events.measured(DECODE_STEP).map(|step| range_time(step).as_ms())),
         step_curve_ms: step_curve(events),
         decode_steps,
         repeat_steps: steps.values().copied().collect(),
+        cut_steps: cut_steps.values().sum(),
         sequences,
         decode_tokens_per_s,
         tokens_per_s: Spread::of(wall.iter().filter_map(made_per_wall)),
     };
     stages.set_shares();
     stages
+}
+
+/// Tokens of the prompt of each sample; `None` if they differ.
+fn prompt_tokens(events: &Events) -> Option<u64> {
+    match events.samples.as_slice() {
+        [] => events.start.map(|start| start.prompt_tokens),
+        samples => common_value(samples.iter().map(|sample| sample.prompt_tokens)),
+    }
 }
 
 /// Parts of prefill.
@@ -312,6 +328,11 @@ fn range_time(range: &StageRange) -> Nanos {
     Nanos(range.device_ns.unwrap_or(range.end_ns - range.start_ns))
 }
 
+/// The values of parts of a decode, and those of whole repeats.
+fn apart<T>(events: &Events, of_repeats: BTreeMap<u32, T>) -> (BTreeMap<u32, T>, BTreeMap<u32, T>) {
+    of_repeats.into_iter().partition(|(repeat, _)| events.is_cut(*repeat))
+}
+
 /// Decode steps per repeat: counted, else from the tokens after the first.
 fn steps_per_repeat(events: &Events) -> BTreeMap<u32, u64> {
     let mut steps = events.untimed_steps().cloned().unwrap_or_default();
@@ -330,7 +351,7 @@ fn steps_per_repeat(events: &Events) -> BTreeMap<u32, u64> {
 fn step_curve(events: &Events) -> Vec<f64> {
     let mut steps: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
     for range in events.measured(DECODE_STEP) {
-        if let Some(step) = range.step {
+        if let Some(step) = range.step.filter(|_| !events.is_cut(range.repeat)) {
             steps.entry(step).or_default().push(range_time(range).as_ms());
         }
     }

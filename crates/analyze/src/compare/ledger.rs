@@ -8,7 +8,7 @@ use llmprof_core::domain::units::Nanos;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ledger::{Ledger, LedgerCause, LedgerMember},
+    ledger::{Ledger, LedgerCause, LedgerMember, LedgerStage},
     stages::in_sentence,
     stats::ratio,
 };
@@ -44,10 +44,11 @@ pub struct LedgerChange {
 /// Cause, operator and kernel; launch configurations are summed.
 type Part = (LedgerCause, Option<String>, Option<String>);
 
-/// Compares the stages that both ledgers have.
+/// Compares the stages that both ledgers have, in one unit.
 pub fn ledger_changes(a: &Ledger, b: &Ledger) -> Vec<LedgerStageChange> {
-    let change = |it: &crate::ledger::LedgerStage| {
-        let other = b.stages.iter().find(|other| other.stage == it.stage)?;
+    let change = |it: &LedgerStage| {
+        let is_same = |other: &&LedgerStage| other.stage == it.stage && other.unit == it.unit;
+        let other = b.stages.iter().find(is_same)?;
         let mut parts: BTreeMap<Part, (i64, i64)> = BTreeMap::new();
         members(a, &it.stage).for_each(|(part, ns)| parts.entry(part).or_default().0 += ns);
         members(b, &it.stage).for_each(|(part, ns)| parts.entry(part).or_default().1 += ns);
@@ -114,7 +115,6 @@ fn name(it: &LedgerChange) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::LedgerStage;
 
     /// A kernel `k@op` is of the operator `op`.
     fn ledger(measured_ns: i64, members: &[(LedgerCause, &str, i64)]) -> Ledger {

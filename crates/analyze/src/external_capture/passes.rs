@@ -6,16 +6,12 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use llmprof_core::trace::{
-    engine_steps::MIXED,
-    timeline::Timeline,
-    unclosed::{Unclosed, UnclosedOutcome},
-};
+use llmprof_core::trace::engine_steps::MIXED;
 
 use crate::{
     kernels::WARMUP,
     stages::{DECODE, PREFILL},
-    timeline::{capture::Capture, open_ranges::place},
+    timeline::{capture::Capture, open_ranges::Extent},
 };
 
 /// A prefill, and the decode that follows it.
@@ -29,7 +25,9 @@ pub fn repeats(capture: &Capture) -> Vec<Option<u32>> {
     let instances = &capture.stages.instances;
     let counts = |at: usize| {
         let it = &instances[at];
-        capture.stages.label(at) != WARMUP && it.start_ns < it.end_ns && !it.estimated
+        capture.stages.label(at) != WARMUP
+            && it.start_ns < it.end_ns
+            && it.extent != Extent::EstimatedEnd
     };
     let prefill_of = pairs(capture, counts);
     let mut repeats: Vec<Option<u32>> = vec![None; instances.len()];
@@ -43,25 +41,10 @@ pub fn repeats(capture: &Capture) -> Vec<Option<u32>> {
     repeats
 }
 
-/// Start of the first range of each stage that nothing bounds, by place and stage: what follows on
-/// its thread is a part of it.
-fn cut_stages(trace: &Timeline) -> BTreeMap<(i64, &str), i64> {
-    let mut cut = BTreeMap::new();
-    let unbounded = trace.unclosed.iter().filter(|it| it.outcome == UnclosedOutcome::Dropped);
-    for Unclosed { range, .. } in unbounded {
-        if let Some(stage) = trace.rules.ruled_stage(&range.name, &range.domain) {
-            let first = cut.entry((place(range), stage)).or_insert(range.start_ns);
-            *first = range.start_ns.min(*first);
-        }
-    }
-    cut
-}
-
 /// The prefill of each decode that is in a pass.
 fn pairs(capture: &Capture, counts: impl Fn(usize) -> bool) -> BTreeMap<usize, usize> {
     let scheduled = capture.stages.steps.iter().filter(|it| it.is_scheduled);
     let engine: HashSet<(i64, i64)> = scheduled.map(|it| (it.place, it.start_ns)).collect();
-    let cut = cut_stages(capture.trace);
     let mut found = BTreeMap::new();
     let mut open: BTreeMap<i64, OpenPass> = BTreeMap::new();
     for (at, it) in capture.stages.instances.iter().enumerate() {
@@ -69,8 +52,8 @@ fn pairs(capture: &Capture, counts: impl Fn(usize) -> bool) -> BTreeMap<usize, u
         if ![PREFILL, DECODE, WARMUP, MIXED].contains(&stage) {
             continue;
         }
-        let is_cut = cut.get(&(it.place, stage)).is_some_and(|start| *start <= it.start_ns);
-        let is_part = counts(at) && !is_cut && !engine.contains(&(it.place, it.start_ns));
+        let is_whole = it.extent == Extent::Whole;
+        let is_part = counts(at) && is_whole && !engine.contains(&(it.place, it.start_ns));
         match (stage, open.get_mut(&it.place)) {
             (DECODE, Some(pass)) if is_part && pass.decode.is_none() => {
                 let is_after = capture.stages.instances[pass.prefill].end_ns <= it.start_ns;

@@ -139,7 +139,7 @@ fn a_whole_pass_is_a_prefill_and_the_one_decode_that_follows_it_on_its_thread() 
 }
 
 #[test]
-fn the_recorded_steps_of_a_decode_that_the_recording_cuts_are_no_whole_pass() {
+fn the_recorded_steps_of_a_decode_that_the_recording_cuts_are_no_whole_decode() {
     let mut trace =
         capture("range 1 prefill 0..10\nrange 1 decode_step 12..20\nrange 1 decode_step 20..30");
     let steps = of(&trace);
@@ -148,9 +148,34 @@ fn the_recorded_steps_of_a_decode_that_the_recording_cuts_are_no_whole_pass() {
     decode.end_ns = None;
     trace.ranges.insert(1, decode);
     let cut = of(&trace.with_rules(StageRules::default()));
-    assert_eq!((cut.wall_ms, cut.decode_steps), (None, Some(2)));
+    assert_eq!((cut.wall_ms, cut.decode_steps, cut.row("decode_all")), (None, None, None));
+    assert_eq!((cut.cut_steps, cut.steps_as_repeats("decode_all")), (2, Some(2)));
     assert_eq!(cut.per_token_ms, steps.per_token_ms);
     assert_eq!(cut.first_token_ms, steps.first_token_ms);
+}
+
+#[test]
+fn a_decode_before_the_first_prefill_of_a_recording_has_no_start() {
+    let window = "range 1 decode_step 0..8\nrange 1 decode_step 8..16
+         range 1 prefill 20..30\nrange 1 decode_step 30..40";
+    let found = of(&capture(window));
+    assert_eq!(
+        (ns(found.row("decode_all").map(|it| it.ms)), found.decode_steps),
+        (Some(10), Some(1))
+    );
+    assert_eq!((found.cut_steps, found.steps_as_repeats("decode_all")), (2, None));
+    assert_eq!(found.per_token_ms.map(|it| it.n), Some(2));
+    // A step without an end cuts the decode that contains it.
+    let mut trace = capture(window);
+    let mut step = range_of("decode_step", 40, 41);
+    step.end_ns = None;
+    trace.ranges.push(step);
+    let cut = of(&trace.with_rules(StageRules::default()));
+    assert_eq!((cut.row("decode_all"), cut.steps_as_repeats("decode_all")), (None, Some(3)));
+    assert_eq!((ns(cut.per_token_ms), cut.wall_ms), (Some(9), None));
+    // A program of steps alone has nothing that could come before them.
+    let steps = of(&capture("range 1 decode_step 0..8\nrange 1 decode_step 8..16"));
+    assert_eq!((steps.cut_steps, steps.decode_steps), (0, Some(2)));
 }
 
 #[test]
@@ -264,6 +289,54 @@ proptest! {
                 });
                 prop_assert_eq!(between.count(), 0);
             }
+        }
+    }
+}
+
+proptest! {
+    /// Passes without a pause within them, recorded from `from` to `until` by a profiler that lacks
+    /// the ranges opened before, and the ends of those closed after.
+    #[test]
+    fn a_window_has_the_times_of_the_decodes_that_it_contains_whole(
+        passes in prop::collection::vec((2i64..6, prop::collection::vec(2i64..6, 1..5)), 1..5),
+        has_decodes in any::<bool>(),
+        (from, until) in (0i64..40, 1i64..90),
+    ) {
+        let (mut at, mut ranges, mut whole) = (0, Vec::new(), Vec::new());
+        for (prefill, steps) in &passes {
+            let (start, decode) = (2 * at, 2 * (at + prefill));
+            let end = decode + 2 * steps.iter().sum::<i64>();
+            ranges.push(range_of("prefill", start, decode));
+            ranges.extend(has_decodes.then(|| range_of("decode_all", decode, end)));
+            let mut step = decode;
+            for length in steps {
+                ranges.push(range_of("decode_step", step, step + 2 * length));
+                step += 2 * length;
+            }
+            let first = if has_decodes { decode } else { start };
+            if 2 * from <= first && end < 2 * until + 1 {
+                whole.push(end - decode);
+            }
+            at = end / 2;
+        }
+        // The window ends inside a range, or after all.
+        let (from, until) = (2 * from, 2 * until + 1);
+        ranges.retain(|it| from <= it.start_ns && it.start_ns < until);
+        ranges.iter_mut().filter(|it| it.end_ns > Some(until)).for_each(|it| it.end_ns = None);
+        prop_assume!(ranges.iter().any(|it| it.name == "prefill"));
+        let steps: Vec<i64> = ranges
+            .iter()
+            .filter(|it| it.name == "decode_step")
+            .filter_map(|it| Some(it.end_ns? - it.start_ns))
+            .collect();
+        let trace = Timeline { ranges, ..Timeline::default() };
+        let found = of(&trace.with_rules(StageRules::default()));
+        let stated = found.row("decode_all").map(|row| (row.ms.n, (row.ms.total() * 1e6).round()));
+        let expected = (!whole.is_empty()).then(|| (whole.len() as u32, whole.iter().sum::<i64>()));
+        prop_assert_eq!(stated, expected.map(|(n, total)| (n, total as f64)));
+        prop_assert_eq!(found.wall_ms.map_or(0, |it| it.n) as usize <= whole.len(), true);
+        if let Some(step) = found.step_ms.filter(|_| !has_decodes) {
+            prop_assert_eq!(step.n as usize, steps.len());
         }
     }
 }

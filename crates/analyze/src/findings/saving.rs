@@ -46,7 +46,9 @@ struct TracedGpu {
 fn traced_gpu(analysis: &Analysis, stage: &str) -> Option<TracedGpu> {
     let totals = &analysis.stage_gpu.totals;
     let it = totals.iter().find(|it| it.stage == stage && it.instances > 0 && it.devices > 0)?;
-    let repeats = it.repeats.filter(|repeats| *repeats > 0.0)?;
+    let steps = analysis.stages.steps_as_repeats(stage);
+    let each = steps.map_or(1.0, |steps| steps as f64 / it.instances as f64);
+    let repeats = it.repeats.filter(|repeats| *repeats > 0.0)? * each;
     Some(TracedGpu {
         repeats,
         instances: it.instances as f64,

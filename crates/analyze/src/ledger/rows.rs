@@ -8,7 +8,8 @@ use llmprof_core::{
 };
 
 use super::{
-    FloorOf, Ledger, LedgerCause, LedgerInput, LedgerMember, LedgerRow, LedgerStage, StageTimes,
+    FloorOf, Ledger, LedgerCause, LedgerInput, LedgerMember, LedgerRow, LedgerStage, LedgerUnit,
+    StageTimes,
     evidence::{KernelEvidence, SAMPLED_PASS},
     floors::{Floors, OperatorFloor, Rate, Rates},
     work::StageSums,
@@ -84,11 +85,13 @@ impl StageRows<'_> {
             measured_ns,
             traced_ns,
             steps: self.times.steps,
-            instances: self
-                .times
-                .split
-                .filter(|_| self.times.is_only_traced)
-                .map(|it| it.instances),
+            unit: match self.times.cut_steps {
+                Some(_) => LedgerUnit::Step,
+                None => LedgerUnit::Repeat,
+            },
+            instances: self.times.cut_steps.or_else(|| {
+                self.times.split.filter(|_| self.times.is_only_traced).map(|it| it.instances)
+            }),
             floor_of,
             floor_ns: floor_of.map(|_| floor_ns),
             // A floor of a part of the work is not the floor of the stage.
@@ -128,8 +131,8 @@ impl StageRows<'_> {
         let without = percent(sums.without_floor_ns as f64, sums.kernel_ns as f64);
         if let Some(pct) = without.filter(|_| sums.is_any_floor && has_unknown_work(sums)) {
             missing.push(format!(
-                "How fast it could be is unknown, for {pct:.0} % of the kernel time has no known \
-                 FLOPs or bytes: {}.",
+                "The floor is that of a part: {pct:.0} % of the kernel time has no known FLOPs or \
+                 bytes, so how fast all of it could be is unknown: {}.",
                 of(
                     "collect counters of these kernels with ncu",
                     "state the model (`model_config`)"

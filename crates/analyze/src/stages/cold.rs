@@ -40,7 +40,7 @@ use crate::{
         capture::{Capture, Join},
         interval::Interval,
         launches::Cursor,
-        open_ranges::NONE,
+        open_ranges::{Extent, NONE},
         stage_spans::stage_spans,
         steps::Step,
     },
@@ -123,7 +123,7 @@ impl InstanceSize {
 pub fn mark(capture: &mut Capture) -> Vec<ColdInstance> {
     let mut groups: BTreeMap<(usize, i64), Vec<usize>> = BTreeMap::new();
     for (at, it) in capture.stages.instances.iter().enumerate() {
-        if it.label > 0 && it.start_ns < it.end_ns && !it.estimated {
+        if it.label > 0 && it.start_ns < it.end_ns && it.extent == Extent::Whole {
             groups.entry((it.label, process_of(it.place))).or_default().push(at);
         }
     }

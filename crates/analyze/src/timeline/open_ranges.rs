@@ -3,12 +3,15 @@
 //! A push/pop range is open on its thread, a start/end range on all threads of its process. Lookups
 //! use sorted segments, so that millions of queries in order of time are cheap.
 
+mod extents;
 mod groups;
+mod loose_steps;
 mod nests;
 mod unclosed;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
+use self::loose_steps::loose_steps;
 pub use self::{
     groups::{OpenSets, TooDeep},
     nests::{NestHint, OpenNest, RangeNest, nest, nest_ranges},
@@ -85,8 +88,17 @@ pub struct StageInstance {
     pub end_ns: i64,
     /// Thread or process on which it is open.
     pub place: i64,
-    /// True when its end is a bound, because the capture records none.
-    pub estimated: bool,
+    pub extent: Extent,
+}
+
+/// The part of a stage instance that a capture has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    Whole,
+    /// Its end is a bound, because the capture records none.
+    EstimatedEnd,
+    /// Steps of a decode whose start or end the recording lacks.
+    Cut,
 }
 
 /// Stage instances by thread. If several stages are open at once, the first label wins; warm-up is
@@ -136,7 +148,8 @@ impl OpenStages {
         }
         let decode = stages.label_of(DECODE);
         let loose = loose_steps(trace, &open, decode);
-        open.extend(loose.into_iter().map(|(place, runs)| ((place, decode), runs)));
+        let of_decode = loose.iter().map(|(place, runs)| ((*place, decode), runs.clone()));
+        open.extend(of_decode);
         let steps = steps(trace);
         for it in steps.iter().filter(|it| it.source == StepSource::Named) {
             if let Some(stage) = it.stage() {
@@ -154,12 +167,12 @@ impl OpenStages {
                 start_ns,
                 end_ns,
                 place,
-                estimated: false,
+                extent: Extent::Whole,
             };
             stages.instances.extend(outermost(intervals).into_iter().map(instance));
         }
         stages.instances.sort_by_key(|it| (it.start_ns, it.label));
-        stages.mark_estimated(trace);
+        stages.mark_extents(trace, &loose, decode);
         for thread in threads(trace) {
             let (inside, outside) = (on_thread(&included, thread), on_thread(&excluded, thread));
             let counts = |t: i64| {
@@ -180,7 +193,7 @@ impl OpenStages {
             start_ns,
             end_ns,
             place,
-            estimated: false,
+            extent: Extent::Whole,
         };
         let instances: Vec<StageInstance> = times.into_iter().map(of).collect();
         let first = |process| instances.iter().position(|it| process_of(it.place) == process);
@@ -230,18 +243,6 @@ impl OpenStages {
             segments.push(t, if counts(t) { first.unwrap_or(NONE) } else { EXCLUDED });
         }
         segments
-    }
-
-    /// Marks the instances that end at the estimated end of a range without a recorded one.
-    fn mark_estimated(&mut self, trace: &Timeline) {
-        let closed: HashSet<(i64, i64)> = trace
-            .unclosed
-            .iter()
-            .filter_map(|it| Some((place(&it.range), it.outcome.end_ns()?)))
-            .collect();
-        for instance in &mut self.instances {
-            instance.estimated = closed.contains(&(instance.place, instance.end_ns));
-        }
     }
 
     /// Makes instances empty that no thread sees, because of a warm-up or a range filter.
@@ -300,39 +301,6 @@ fn outermost(mut intervals: Vec<Interval>) -> Vec<Interval> {
         is_outer
     });
     intervals
-}
-
-/// Runs of decode steps by thread or process, if no range of decode is around them: a run ends
-/// where another stage or the warm-up starts or ends.
-fn loose_steps(
-    trace: &Timeline,
-    open: &BTreeMap<(i64, usize), Vec<Interval>>,
-    decode: usize,
-) -> PlaceIntervals {
-    let mut steps = PlaceIntervals::new();
-    let is_step = |it: &&Range| trace.rules.is_decode_step(&it.name, &it.domain);
-    for it in trace.ranges.iter().filter(is_step) {
-        steps.entry(place(it)).or_default().push((it.start_ns, end(it)));
-    }
-    steps.retain(|place, _| !open.contains_key(&(*place, decode)));
-    for (place, steps) in &mut steps {
-        let of_place = open.iter().filter(|((at, _), _)| at == place);
-        let mut bounds: Vec<i64> =
-            of_place.flat_map(|(_, all)| all.iter().flat_map(|it| [it.0, it.1])).collect();
-        bounds.sort_unstable();
-        let mut runs: Vec<Interval> = Vec::new();
-        for step in outermost(std::mem::take(steps)) {
-            let next = |run: &Interval| bounds.get(bounds.partition_point(|it| *it < run.1));
-            match runs.last_mut() {
-                Some(run) if next(run).is_none_or(|next| *next > step.0) => {
-                    run.1 = run.1.max(step.1)
-                }
-                _ => runs.push(step),
-            }
-        }
-        *steps = runs;
-    }
-    steps
 }
 
 /// The intervals of a thread and of its process.

@@ -10,7 +10,7 @@ use super::{
     engine_steps::{self, EngineStepRecord},
     gpu::{self, StageGpus, split::WindowSplits},
     graphs::{self, WholeGraph},
-    open_ranges::TooDeep,
+    open_ranges::{Extent, StageInstance, TooDeep},
     processes::{self, Processes},
     regions::{self, Region},
     time_shares::{self, StageWalls},
@@ -204,7 +204,8 @@ impl TimelineTables {
     fn remove_estimated_windows(&mut self, capture: &Capture) {
         let stages = &capture.stages;
         let is_estimated = |stage: &str| {
-            stages.instances.iter().any(|it| it.estimated && stages.labels[it.label] == stage)
+            let is_it = |it: &StageInstance| stages.labels[it.label] == stage;
+            stages.instances.iter().any(|it| it.extent == Extent::EstimatedEnd && is_it(it))
         };
         self.stage_gpu.retain(|stage| !is_estimated(stage));
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use llmprof_analyze::{
     findings,
-    ledger::{LedgerCause, LedgerMember, LedgerRow, LedgerStage},
+    ledger::{LedgerCause, LedgerMember, LedgerRow, LedgerStage, LedgerUnit},
     stages::{DECODE, in_sentence},
 };
 use llmprof_core::domain::{
@@ -176,7 +176,8 @@ fn saved(
         let share = saving.share_of(whole)?.text();
         return Some(Cited::of("This saves at most {} of {}.", [share, base.clone()]));
     }
-    if let Some(steps) = stage.steps.filter(|it| *it > 1 && stage.stage == DECODE) {
+    let is_step = stage.unit == LedgerUnit::Step;
+    if let Some(steps) = stage.steps.filter(|it| is_step || *it > 1 && stage.stage == DECODE) {
         let steps = row_of(stage).count("steps", steps);
         let [saving, whole] = [saving.over(&steps)?.short(), whole.over(&steps)?.short()];
         return Some(Cited::of(

@@ -12,6 +12,7 @@ use llmprof_core::trace::{engine_steps::StepClass, stage::WARMUP};
 use super::{
     AnswerRecords,
     cited::{Cited, Figure, Row},
+    on_findings::why_unended,
     outliers, times,
 };
 use crate::format::{count, share as short_share};
@@ -32,7 +33,11 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     let mut all = of_batches(records.step_batches, records.ledger);
     all.extend(outliers::of_batches(records));
     let has_steps = !records.step_batches.is_empty();
-    all.extend(records.stage_shares.iter().find_map(|it| outside(it, has_steps)));
+    let stages = match why_unended(records.findings) {
+        Some(_) => "the stages that the recording has whole",
+        None => "the stages",
+    };
+    all.extend(records.stage_shares.iter().find_map(|it| outside(it, has_steps, stages)));
     all.extend(records.stage_shares.iter().find_map(warmup));
     all
 }
@@ -180,16 +185,16 @@ fn warmup(it: &StageShare) -> Option<Cited> {
     ))
 }
 
-/// The time outside all stages, if some work ran in it, or much of it lies between the steps of an
-/// engine.
-fn outside(it: &StageShare, has_steps: bool) -> Option<Cited> {
+/// The time outside all `stages`, if some work ran in it, or much of it lies between the steps of
+/// an engine.
+fn outside(it: &StageShare, has_steps: bool, stages: &'static str) -> Option<Cited> {
     let is_much = |pct: f64| has_steps && pct >= STATED_WALL_PCT;
     let is_stated = it.device_share_pct.is_some_and(|pct| pct >= STATED_PCT)
         || it.wall_share_pct.is_some_and(is_much);
     if it.stage != OUTSIDE_STAGES || !is_stated {
         return None;
     }
-    let row = Row::of("stage_shares").with("stage", &it.stage);
+    let (row, stages) = (Row::of("stage_shares").with("stage", &it.stage), Cited::words(stages));
     let share = |column, pct: Option<f64>| Some(row.figure(column, pct?).shown(short_share));
     let device = share("device_share_pct", it.device_share_pct.filter(|pct| *pct > 0.0));
     let place = |(ms, column, place): (Option<f64>, &'static str, &'static str)| {
@@ -202,14 +207,14 @@ fn outside(it: &StageShare, has_steps: bool) -> Option<Cited> {
         .unwrap_or_default();
     match (share("wall_share_pct", it.wall_share_pct), device) {
         (Some(wall), Some(device)) => Some(Cited::of(
-            "{} of all wall time and {} of all device time are outside the stages{}.",
-            [wall, device, place],
+            "{} of all wall time and {} of all device time are outside {}{}.",
+            [wall, device, stages, place],
         )),
         (Some(wall), None) => {
-            Some(Cited::of("{} of all wall time is outside the stages{}.", [wall, place]))
+            Some(Cited::of("{} of all wall time is outside {}{}.", [wall, stages, place]))
         }
         (None, device) => {
-            Some(Cited::of("{} of all device time is outside the stages.", [device?]))
+            Some(Cited::of("{} of all device time is outside {}.", [device?, stages]))
         }
     }
 }
@@ -299,7 +304,8 @@ mod tests {
             before_ms: Some(before_ms),
             after_ms: Some(0.0),
         };
-        let text = |it: &StageShare, has_steps| Some(outside(it, has_steps)?.to_string());
+        let text =
+            |it: &StageShare, has_steps| Some(outside(it, has_steps, "the stages")?.to_string());
         assert_eq!(
             text(&share(0.0, 1.0), true).as_deref(),
             Some("67 % of all wall time is outside the stages.")

@@ -7,7 +7,7 @@ use super::{
     outliers,
 };
 use llmprof_analyze::{
-    ledger::{FloorOf, Ledger, LedgerCause, LedgerRow, LedgerStage},
+    ledger::{FloorOf, Ledger, LedgerCause, LedgerRow, LedgerStage, LedgerUnit},
     stages::{
         BETWEEN_STEPS, DECODE, NO_STAGE, PREFILL, StageTiming, in_sentence, step_times::StepTimes,
     },
@@ -51,7 +51,12 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
             steps: steps.map(|it| cells.count("steps", it)),
             row: records.stages.iter().find(|row| row.stage == stage.stage),
         };
-        all.extend(of_stage(records, &time));
+        match (stage.unit, stage.instances) {
+            (LedgerUnit::Step, Some(steps)) => {
+                all.push(cut_decode(time.ms.clone(), cells.count("instances", steps)))
+            }
+            _ => all.extend(of_stage(records, &time)),
+        }
         all.extend(floor(stage, time.steps));
     }
     for row in without_ledger(records) {
@@ -68,6 +73,11 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         };
         all.extend(of_stage(records, &time));
     }
+    let is_cut = |it: &&StepTimes| it.are_steps() && !is_timed(records, &it.stage);
+    all.extend(records.step_times.iter().find(is_cut).map(|it| {
+        let row = row_of_steps(it);
+        cut_decode(row.figure("ms.mean", it.ms.mean), row.count("ms.n", it.ms.n.into()))
+    }));
     all.extend(records.stages.iter().filter(|row| is_idle(&row.stage)).filter_map(|row| {
         let has_batches = outliers::batches(records, &row.stage).next().is_some();
         let cells = Row::of("stages").with("stage", &row.stage);
@@ -76,6 +86,20 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         (!has_batches).then(|| Cited::of("{} without work: {} ms on average.", [n, mean]))
     }));
     all
+}
+
+/// True if the ledger or a row has the time of a stage.
+fn is_timed(records: &AnswerRecords, stage: &str) -> bool {
+    records.ledger.stages.iter().any(|it| it.stage == stage)
+        || records.stages.iter().any(|it| it.stage == stage)
+}
+
+/// The time of a step, from decodes of which none is whole.
+fn cut_decode(step: Figure, steps: Figure) -> Cited {
+    Cited::of(
+        "Decode takes {} ms per step (mean of {}; the recording has no whole decode).",
+        [step.short(), steps.quantity("step")],
+    )
 }
 
 /// True for the idle steps of an engine, which need no work.

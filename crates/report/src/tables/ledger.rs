@@ -2,7 +2,7 @@
 
 use llmprof_analyze::{
     Analysis,
-    ledger::{Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage},
+    ledger::{Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage, LedgerUnit},
     stages::in_sentence,
 };
 
@@ -94,6 +94,7 @@ pub fn stage_columns() -> Vec<TableColumn<LedgerStage>> {
         nanos("measured_ns", "Measured ms", |it| it.measured_ns.into()),
         nanos("traced_ns", "Traced ms", |it| it.traced_ns.into()),
         count("steps", "Steps", |it| it.steps.into()),
+        text("unit", "Unit", |it: &LedgerStage| it.unit.as_str().into()),
         count("instances", "Instances", |it| it.instances.into()),
         text("floor_of", "Floor of", |it| it.floor_of.map(|of| of.as_str()).into()),
         nanos("floor_ns", "Floor ms", |it| it.floor_ns.into()),
@@ -120,6 +121,10 @@ pub fn ledger(analysis: &Analysis) -> ReportTable {
         &all.rows,
     );
     for stage in &all.stages {
+        if stage.unit == LedgerUnit::Step {
+            let name = in_sentence(&stage.stage);
+            table.note(format!("{name}: one step, for the recording has no whole {name}."));
+        }
         notes(all, stage).into_iter().for_each(|note| table.note(note));
     }
     table.or_gap(

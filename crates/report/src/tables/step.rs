@@ -56,6 +56,12 @@ pub fn decode_step(analysis: &Analysis) -> ReportTable {
             );
         }
     }
+    if analysis.stages.step_ms.is_some() {
+        return table.or_gap(
+            "No operator, kernel or graph of a decode step is recorded.",
+            "Record the CUDA API (nsys profile -t cuda,nvtx) on a host with a GPU.",
+        );
+    }
     table.or_gap(
         "No decode step was identified: none has a range of its own with work inside.",
         "Put a range decode_step (NVTX, or record_function of PyTorch) around each step, inside \

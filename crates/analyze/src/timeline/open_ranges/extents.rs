@@ -1,0 +1,72 @@
+//! The part of each stage instance that a capture has.
+
+use std::collections::{BTreeMap, HashSet};
+
+use llmprof_core::trace::{
+    range::Range,
+    timeline::Timeline,
+    unclosed::{Unclosed, UnclosedOutcome},
+};
+
+use super::{Extent, OpenStages, PlaceIntervals, StageInstance, place};
+use crate::stages::PREFILL;
+
+impl OpenStages {
+    /// Marks the instances that are not whole. `loose` are the runs of decode steps without a range
+    /// of decode, whose label is `decode`.
+    pub(super) fn mark_extents(&mut self, trace: &Timeline, loose: &PlaceIntervals, decode: usize) {
+        let closed: HashSet<(i64, i64)> = trace
+            .unclosed
+            .iter()
+            .filter_map(|it| Some((place(&it.range), it.outcome.end_ns()?)))
+            .collect();
+        let of_stage = first_unbounded(trace, |it| trace.rules.ruled_stage(&it.name, &it.domain));
+        let of_steps = first_unbounded(trace, |it| {
+            trace.rules.is_decode_step(&it.name, &it.domain).then_some(())
+        });
+        let is_prefill = |it: &&StageInstance| self.labels[it.label] == PREFILL;
+        let mut prefills: HashSet<i64> =
+            self.instances.iter().filter(is_prefill).map(|it| it.place).collect();
+        prefills.extend(of_stage.keys().filter(|(_, it)| *it == PREFILL).map(|(place, _)| place));
+        let mut seen = HashSet::new();
+        for at in 0..self.instances.len() {
+            let it = self.instances[at];
+            let is_loose = it.label == decode && loose.contains_key(&it.place);
+            // The prefill of a first decode lies before the recording.
+            let lacks_start = seen.insert(it.place) && prefills.contains(&it.place);
+            let lacks_end = |step: &i64| {
+                let mut later =
+                    self.instances[at + 1..].iter().filter(|next| next.place == it.place);
+                it.start_ns <= *step && later.next().is_none_or(|next| *step < next.start_ns)
+            };
+            let is_cut_run = lacks_start || of_steps.get(&(it.place, ())).is_some_and(lacks_end);
+            let unbounded = of_stage.get(&(it.place, self.labels[it.label].as_str()));
+            let is_cut =
+                is_loose && is_cut_run || unbounded.is_some_and(|start| *start <= it.start_ns);
+            self.instances[at].extent = if is_cut {
+                Extent::Cut
+            } else if closed.contains(&(it.place, it.end_ns)) {
+                Extent::EstimatedEnd
+            } else {
+                Extent::Whole
+            };
+        }
+    }
+}
+
+/// Start of the first range of each kind that nothing bounds, by place: what follows on its thread
+/// is a part of it.
+fn first_unbounded<'a, T: Ord>(
+    trace: &'a Timeline,
+    kind: impl Fn(&'a Range) -> Option<T>,
+) -> BTreeMap<(i64, T), i64> {
+    let mut first = BTreeMap::new();
+    let unbounded = trace.unclosed.iter().filter(|it| it.outcome == UnclosedOutcome::Dropped);
+    for Unclosed { range, .. } in unbounded {
+        if let Some(kind) = kind(range) {
+            let start = first.entry((place(range), kind)).or_insert(range.start_ns);
+            *start = range.start_ns.min(*start);
+        }
+    }
+    first
+}
