@@ -6,6 +6,7 @@ mod checks;
 mod limit;
 mod overview;
 mod steps;
+mod stored;
 
 pub use limit::SlowerVerdict;
 use limit::{PER_TOKEN, WHOLE_PASS};
@@ -16,8 +17,8 @@ use llmprof_analyze::{
         diff,
         ledger::{LedgerStageChange, ledger_changes},
     },
-    kernels::KernelRecord,
-    ledger::Ledger,
+    kernels::{OUTSIDE, StageKernels},
+    ledger::{Ledger, LedgerUnit},
     stages::{NO_STAGE, cold::COLD_PART, in_sentence},
     stats::Spread,
 };
@@ -27,12 +28,15 @@ use minijinja::{
     value::{Serde, Value},
 };
 use serde::{Deserialize, Serialize};
+use stored::subject;
+pub use stored::{ReadJson, StoredError, StoredReport, stored};
 
 use super::{
+    answer::why_unended,
     engine,
     format::{UNKNOWN, count, decimals, known, ms},
     json,
-    profile::{KernelsFile, LLMProfileReport, SCHEMA_VERSION},
+    profile::LLMProfileReport,
     tables::ReportTable,
 };
 
@@ -41,57 +45,21 @@ const DIFF_VERSION: u32 = 2;
 /// Rows of a table for people.
 const ROWS: usize = 60;
 
-/// Reason why a stored report cannot be compared.
-#[derive(Debug, thiserror::Error)]
-pub enum StoredError {
-    #[error("not a report of a run: {0}")]
-    NotAReport(#[from] serde_json::Error),
-    #[error(
-        "schema version {found} is newer than {SCHEMA_VERSION}, the newest known; use a newer \
-         llmprof"
-    )]
-    TooNew { found: u64 },
-}
-
-/// The stored files of a run that a comparison needs.
-#[derive(Debug, Clone, PartialEq)]
-pub struct StoredReport {
-    pub report: LLMProfileReport,
-    /// All kernels; if the file is missing, the report's longest ones replace them.
-    pub kernels: Option<Vec<KernelRecord>>,
-}
-
-/// Reads a stored file with its fields under their current names.
-pub type ReadJson = fn(&[u8]) -> Result<serde_json::Value, serde_json::Error>;
-
-/// Reads `report.json` and, if it exists, `kernels.json`.
-pub fn stored(
-    report: &[u8],
-    kernels: Option<&[u8]>,
-    read: ReadJson,
-) -> Result<StoredReport, StoredError> {
-    let value = read(report)?;
-    match value["schema_version"].as_u64() {
-        Some(found) if found > u64::from(SCHEMA_VERSION) => {
-            return Err(StoredError::TooNew { found });
-        }
-        _ => {}
-    }
-    let kernels = kernels
-        .map(|bytes| serde_json::from_value::<KernelsFile>(read(bytes)?))
-        .transpose()?
-        .map(|file| file.kernels);
-    Ok(StoredReport { report: serde_json::from_value(value)?, kernels })
-}
-
 /// Changes from run A to run B.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct RunDiff {
     #[cfg_attr(feature = "schema", schema(example = 2))]
     pub schema_version: u32,
+    /// Zeros for a capture that `llmprof analyze` read: it has no id, but a name.
     pub a: RunId,
     pub b: RunId,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(example = "vllm-h200"))]
+    pub a_name: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(example = "vllm-h200-graphs"))]
+    pub b_name: Option<String>,
     /// Earlier runs of the same kind as A, the source of the noise between runs.
     #[serde(default)]
     pub history: Vec<RunId>,
@@ -115,16 +83,19 @@ pub struct RunDiff {
 #[cfg_attr(feature = "schema", schema(as = DiffLeftOut))]
 pub struct LeftOut {
     pub run: RunId,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(example = "vllm-h200"))]
+    pub name: Option<String>,
     pub why: String,
 }
 
 /// Compares two runs by their stored reports; `history` are earlier runs of the same kind as A.
 pub fn run_diff(a: &StoredReport, b: &StoredReport, history: &[StoredReport]) -> RunDiff {
     let (mut used, mut history_left_out) = (Vec::new(), Vec::new());
-    for run in history
-        .iter()
-        .filter(|run| ![a.report.run_id, b.report.run_id].contains(&run.report.run_id))
-    {
+    let is_other = |run: &&StoredReport| {
+        run.name().is_some() || [a, b].iter().all(|it| it.report.run_id != run.report.run_id)
+    };
+    for run in history.iter().filter(is_other) {
         let why: Vec<String> = checks::checks(&a.report, &run.report)
             .iter()
             .filter_map(ComparabilityCheck::obstacle)
@@ -132,19 +103,24 @@ pub fn run_diff(a: &StoredReport, b: &StoredReport, history: &[StoredReport]) ->
         if why.is_empty() {
             used.push(run)
         } else {
-            history_left_out.push(LeftOut { run: run.report.run_id, why: why.join("; ") })
+            let (run, name) = (run.report.run_id, run.name());
+            history_left_out.push(LeftOut { run, name, why: why.join("; ") })
         }
     }
     // Kernels are compared per repeat only if every side knows its repeats.
     let all = || [a, b].into_iter().chain(used.iter().copied());
-    let per_repeat = |stage: &str| all().all(|run| repeats(&run.report, stage).is_some());
+    let unit = |stage: &str| {
+        let has_steps = all().any(|run| unit_of(&run.report, stage) == LedgerUnit::Step);
+        let unit = if has_steps { LedgerUnit::Step } else { LedgerUnit::Repeat };
+        all().all(|run| units(&run.report, stage, unit).is_some()).then_some(unit)
+    };
     // The time per token of equally many steps repeats the time of decode.
     let steps = |run: &StoredReport| {
         let it = &run.report.aggregates;
         (it.decode_steps, it.per_token_ms.is_some())
     };
     let has_per_token = steps(a).0.is_none() || steps(a) != steps(b);
-    let side = |run| side(run, has_per_token, &per_repeat);
+    let side = |run| side(run, has_per_token, &unit);
     let earlier: Vec<ComparedRun> = used.iter().map(|run| side(run)).collect();
     let diff = diff(checks::checks(&a.report, &b.report), &side(a), &side(b), &earlier);
     let claims = overview::claims(a, b, &diff);
@@ -153,6 +129,8 @@ pub fn run_diff(a: &StoredReport, b: &StoredReport, history: &[StoredReport]) ->
         schema_version: DIFF_VERSION,
         a: a.report.run_id,
         b: b.report.run_id,
+        a_name: a.name(),
+        b_name: b.name(),
         history,
         history_left_out,
         diff,
@@ -169,12 +147,32 @@ fn ledger(report: &LLMProfileReport) -> Ledger {
     }
 }
 
-/// Times that a stage ran in the capture.
-fn repeats(report: &LLMProfileReport, stage: &str) -> Option<u64> {
-    report.stage_gpu.iter().find(|it| it.stage == stage).map(|it| it.instances).filter(|it| *it > 0)
+/// Units of a stage in the capture: `unit` is a step if one side has no whole decode.
+fn units(report: &LLMProfileReport, stage: &str, unit: LedgerUnit) -> Option<u64> {
+    let gpu = report.stage_gpu.iter().find(|it| it.stage == stage)?;
+    let units = match (unit, unit_of(report, stage)) {
+        (LedgerUnit::Repeat, _) => Some(gpu.instances),
+        (LedgerUnit::Step, LedgerUnit::Repeat) => {
+            report.aggregates.decode_steps.and_then(|steps| gpu.instances.checked_mul(steps))
+        }
+        (LedgerUnit::Step, LedgerUnit::Step) => {
+            report.ledger_stages.iter().find(|it| it.stage == stage)?.instances
+        }
+    };
+    units.filter(|it| *it > 0)
 }
 
-fn side(of: &StoredReport, has_per_token: bool, per_repeat: &impl Fn(&str) -> bool) -> ComparedRun {
+/// The unit of a stage in the ledger of a report.
+fn unit_of(report: &LLMProfileReport, stage: &str) -> LedgerUnit {
+    let of_stage = report.ledger_stages.iter().find(|it| it.stage == stage);
+    of_stage.map_or(LedgerUnit::Repeat, |it| it.unit)
+}
+
+fn side(
+    of: &StoredReport,
+    has_per_token: bool,
+    unit: &impl Fn(&str) -> Option<LedgerUnit>,
+) -> ComparedRun {
     let report = &of.report;
     let mut stages = RunFigures::new();
     let mut add = |stage: &str, name: &str, measured| {
@@ -211,15 +209,18 @@ fn side(of: &StoredReport, has_per_token: bool, per_repeat: &impl Fn(&str) -> bo
         )
     });
     let mut kernels = RunFigures::new();
-    // If the capture lacks kernels of a stage, their sums are not comparable.
+    // If the capture lacks kernels of a stage, their sums are not comparable, and neither is what
+    // lies outside the stages if one of them has no end.
+    let is_cut = why_unended(&report.findings).is_some();
     let partial = |stage: &str| {
-        report.stage_kernels.iter().any(|it| it.stage == stage && it.kernel_ms.is_none())
+        let lacks = |it: &StageKernels| it.stage == stage && it.kernel_ms.is_none();
+        report.stage_kernels.iter().any(lacks) || is_cut && [OUTSIDE, ""].contains(&stage)
     };
     for it in
         of.kernels.as_ref().unwrap_or(&report.kernels_topk).iter().filter(|it| !partial(&it.stage))
     {
-        let repeats = repeats(report, &it.stage).filter(|_| per_repeat(&it.stage));
-        let measured = Measured::over_calls(&it.launch_ns, repeats);
+        let units = unit(&it.stage).and_then(|unit| units(report, &it.stage, unit));
+        let measured = Measured::over_calls(&it.launch_ns, units);
         kernels
             .entry((it.stage.clone(), it.kernel_name.clone()))
             .and_modify(|sum| *sum = sum.and(measured))
@@ -248,14 +249,16 @@ impl RunDiff {
         engine::render(name, self.page())
     }
 
-    /// Values of the templates: `a`, `b`, `comparable`, `obstacles`, `history`, `rule`, `verdict`,
-    /// `bars`, `tables`, and of the page `changed`, `unchanged` and `checks`.
+    /// Values of the templates: `a`, `b`, `from`, `to`, `comparable`, `obstacles`, `history`,
+    /// `rule`, `verdict`, `bars`, `tables`, and of the page `changed`, `unchanged` and `checks`.
     pub fn page(&self) -> Value {
         let obstacles: Vec<String> =
             self.diff.checks.iter().filter_map(ComparabilityCheck::obstacle).collect();
         context! {
             a => self.a.to_string(),
             b => self.b.to_string(),
+            from => subject(self.a, self.a_name.as_deref()),
+            to => subject(self.b, self.b_name.as_deref()),
             comparable => self.diff.comparable,
             obstacles => obstacles,
             history => self.history_text(),
@@ -270,7 +273,7 @@ impl RunDiff {
     /// The source of the noise between runs.
     fn history_text(&self) -> String {
         let used = match self.history.len() {
-            0 => "Noise between runs is not known: no other runs of the build of A were given."
+            0 => "Noise between runs is not known: there is no other run of the build of A."
                 .to_owned(),
             1 => "Noise between runs: from A and 1 other run of its build.".to_owned(),
             n => format!("Noise between runs: from A and {n} other runs of its build."),
@@ -278,7 +281,8 @@ impl RunDiff {
         let left_out = self
             .history_left_out
             .iter()
-            .map(|it| format!(" Run {} was left out: {}.", it.run, it.why));
+            .map(|it| (subject(it.run, it.name.as_deref()), &it.why))
+            .map(|(run, why)| format!(" Left out is {run}: {why}."));
         used + &left_out.collect::<String>()
     }
 
@@ -319,10 +323,10 @@ impl RunDiff {
         }
         let host =
             "Host time of operators per repeat of the unprofiled pass, layers rolled up (*).";
-        let device = "Device time of kernels per repeat of their stage in the traced pass; ± is \
-                      the 95 % interval by the kernel's own calls. \
-                      Calls are those of the whole capture. Outside every stage, the time of all \
-                      calls.";
+        let device = "Device time of kernels per repeat of their stage in the traced pass, per \
+                      step of a decode that a recording cuts; ± is the 95 % interval by the \
+                      kernel's own calls. Calls are those of the whole capture. Outside every \
+                      stage, the time of all calls.";
         let mut tables = vec![checks];
         tables.extend((!self.ledger.is_empty()).then(|| overview::ledger_table(&self.ledger)));
         tables.extend([

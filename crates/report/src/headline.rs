@@ -110,8 +110,10 @@ fn identity(report: &LLMProfileReport) -> SeriesIdentity {
         }
         _ => None,
     };
-    let inputs: Vec<&str> = report.inputs.iter().map(|it| it.sha256.as_str()).collect();
-    let inputs = workload.map(|it| format!("{} {}", it.inputs_manifest, inputs.join(" ")));
+    let images: Vec<&str> = report.inputs.iter().map(|it| it.sha256.as_str()).collect();
+    let images = workload.map(|it| format!("{} {}", it.inputs_manifest, images.join(" ")));
+    // Reports of earlier versions have the images alone.
+    let inputs = report.inputs_sha256.clone().or(images);
     let graph = model.decode_graph.map(|it| if it { "replayed" } else { "eager" }.to_owned());
     let timed = timed_pass(report);
     let facts: [(&str, Option<String>); 17] = [

@@ -69,6 +69,8 @@ pub struct RunFacts<'a> {
     /// Findings of the collection.
     pub findings: &'a [Finding],
     pub inputs: &'a [InputFile],
+    /// Hash of the prompts and images.
+    pub inputs_sha256: Option<&'a str>,
     /// Stages of a part that was aligned with the whole model.
     pub part: &'a [part::PartStage],
     /// The command that ran in place of the model runner.

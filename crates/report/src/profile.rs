@@ -242,6 +242,14 @@ pub struct LLMProfileReport {
     /// Worst first.
     pub findings: Vec<Finding>,
     pub inputs: Vec<InputFile>,
+    /// SHA-256 of the prompts and of the hashes of their images: runs with an equal one read the
+    /// same inputs, whatever their names. `null` if another program ran.
+    #[serde(default)]
+    #[cfg_attr(
+        feature = "schema",
+        schema(example = "5924de6aa56e7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")
+    )]
+    pub inputs_sha256: Option<String>,
     pub steps: Vec<StepRecord>,
 }
 

@@ -3,21 +3,24 @@
 use std::{fs, path::Path, process::Command};
 
 use anyhow::{Result, ensure};
-use llmprof_core::domain::state::RunState;
+use llmprof_analyze::parse::aliases;
+use llmprof_core::domain::{input_manifest::InputManifest, state::RunState};
+use llmprof_report::diff::{run_diff, stored};
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use crate::{
-    api::router::Api,
+    api::{router::Api, series::point},
     support::captures::{MOCK, capture},
 };
 
-fn golden(name: &str) -> Result<Value> {
+pub fn golden(name: &str) -> Result<Value> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     Ok(serde_json::from_str(&fs::read_to_string(path)?)?)
 }
 
 /// Executes `llmprof diff` over two reports.
-fn diff(a: &Value, b: &Value, format: &str) -> Result<String> {
+pub fn diff(a: &Value, b: &Value, format: &str) -> Result<String> {
     let folder = tempfile::tempdir()?;
     for (name, report) in [("a", a), ("b", b)] {
         fs::create_dir(folder.path().join(name))?;
@@ -255,7 +258,7 @@ fn other_devices_are_not_comparable_and_newer_reports_are_refused() -> Result<()
     Ok(())
 }
 
-/// A run that ended with this report.
+/// A run that ended with this report, in one series and build with the others.
 async fn ended(api: &Api, report: &Value) -> String {
     let id = api.submit(json!({})).await;
     let run = api.start().await;
@@ -266,7 +269,8 @@ async fn ended(api: &Api, report: &Value) -> String {
     let files = [("report.json", report.to_string()), ("kernels.json", kernels.to_string())];
     let files: Vec<(&str, &str)> =
         files.iter().map(|(name, text)| (*name, text.as_str())).collect();
-    api.end(&run, RunState::Succeeded, &files).await;
+    let point = Box::new(point("H200", Some(10.0)));
+    api.end_in_series(&run, RunState::Succeeded, &files, Some(point)).await;
     id
 }
 
@@ -297,6 +301,56 @@ async fn the_service_compares_two_runs_in_the_requested_format() {
         "{}",
         markdown.text()
     );
+}
+
+#[tokio::test]
+async fn other_runs_of_the_build_are_the_history_of_every_comparison_that_names_none() {
+    let (api, report) = (Api::new().await, golden("gpu-report.json").unwrap());
+    let a = ended(&api, &report).await;
+    let (b, other) = (ended(&api, &report).await, ended(&api, &report).await);
+    let of = async |query: &str| api.get(&format!("/runs/{a}/diff/{b}{query}")).await;
+    let history = async |query: &str| of(query).await.json()["history"].clone();
+    assert_eq!(history("").await, json!([other]));
+    assert_eq!(history("?history=").await, json!([]));
+    assert_eq!(history(&format!("?history={b},{other}")).await, json!([other]));
+    let page = api.get(&format!("/ui/diff?a={a}&b={b}")).await.text();
+    let text = "Noise between runs: from A and 1 other run of its build.";
+    assert!(page.contains(text) && of("?format=md").await.text().contains(text), "{page}");
+}
+
+#[test]
+fn inputs_are_the_same_by_their_prompts_and_images_and_not_by_their_names() -> Result<()> {
+    let run = golden("cpu-report.json")?;
+    let with = |manifest: &str, prompt: &str| {
+        let content = InputManifest { prompt: Some(prompt.into()), ..InputManifest::default() };
+        let mut run = run.clone();
+        run["spec"]["subject"]["workload"]["inputs_manifest"] = json!(manifest);
+        run["inputs_sha256"] = json!(content.content_sha256().unwrap());
+        run
+    };
+    let asked = |a: &Value, b: &Value| obstacles(a, b).unwrap();
+    let first = with("t.yaml", "Why is the sky blue?");
+    assert_eq!(asked(&first, &with("an id", "Why is the sky blue?")), (true, vec![]));
+    let other = with("t.yaml", "How is the sea green");
+    assert_eq!(asked(&first, &other), (false, vec!["inputs".to_owned()]));
+    // A report of an earlier version has no such hash.
+    let mut old = run.clone();
+    old.as_object_mut().unwrap().remove("inputs_sha256");
+    assert_eq!(asked(&old, &run), (true, vec![]));
+    Ok(())
+}
+
+#[test]
+fn captures_without_an_id_are_compared_by_name_and_are_each_a_history() -> Result<()> {
+    let mut captures = ["d10", "d21", "d22"].map(|name| imported(name, None, &[]).unwrap());
+    captures.iter_mut().for_each(|it| it["run_id"] = json!(Uuid::nil()));
+    let [a, b, other] = captures;
+    let text = diff(&a, &b, "md")?;
+    assert!(text.starts_with("# From capture d10 to capture d21\n"), "{text}");
+    let stored = |it: &Value| stored(it.to_string().as_bytes(), None, aliases::read).unwrap();
+    let found = run_diff(&stored(&a), &stored(&b), &[stored(&other)]);
+    assert_eq!(found.history.len() + found.history_left_out.len(), 1);
+    Ok(())
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ pub mod connections;
 mod contract_yaml;
 pub mod cost;
 pub mod diff;
+mod diff_cut;
 mod gates;
 mod history;
 mod hostile;

@@ -15,6 +15,7 @@ use axum::{
 use llmprof_core::{
     domain::{
         device::Device,
+        headline::SeriesPoint,
         ids::RunId,
         outcome::Outcome,
         state::{RunState, Step},
@@ -295,6 +296,17 @@ impl Api {
 
     /// Ends a run with `files`: path and text.
     pub async fn end(&self, run: &ClaimedRun, state: RunState, files: &[(&str, &str)]) {
+        self.end_in_series(run, state, files, None).await;
+    }
+
+    /// Ends a run with `files`, as a point of a series.
+    pub async fn end_in_series(
+        &self,
+        run: &ClaimedRun,
+        state: RunState,
+        files: &[(&str, &str)],
+        series: Option<Box<SeriesPoint>>,
+    ) {
         let dir = self.folder(&run.id.to_string());
         for (path, text) in files {
             let path = dir.join(path);
@@ -303,14 +315,8 @@ impl Api {
         }
         let artifacts = manifest::seal(&dir, u64::MAX, &SlicedWork::default()).unwrap().artifacts;
         let failed_step = (state == RunState::Failed).then_some(Step::Baseline);
-        let outcome = Outcome {
-            state,
-            failed_step,
-            message: None,
-            findings: vec![],
-            artifacts,
-            series: None,
-        };
+        let outcome =
+            Outcome { state, failed_step, message: None, findings: vec![], artifacts, series };
         assert!(self.store.finish(run, &outcome).await.unwrap());
     }
 

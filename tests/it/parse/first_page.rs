@@ -53,6 +53,7 @@ fn report(timeline: Timeline) -> Vec<u8> {
         steps: &[],
         findings: &[],
         inputs: &[],
+        inputs_sha256: None,
         part: &[],
         command: None,
         state: RunState::Succeeded,

@@ -273,6 +273,7 @@ impl ReportInput {
             steps: &self.steps,
             findings: &self.findings,
             inputs: &self.inputs,
+            inputs_sha256: None,
             command: None,
             part: &[],
             state,

@@ -23,6 +23,8 @@ pub struct SavedRun {
     /// The resolved request of the model runner; `None` if another program ran.
     pub request: Option<RunnerRequest>,
     pub inputs: Vec<InputFile>,
+    /// Hash of the prompts and images; `None` if the run does not state them.
+    pub inputs_sha256: Option<String>,
     /// Steps of the last attempt.
     pub steps: Vec<StepRecord>,
     /// Findings of the collection in the last attempt.
@@ -40,20 +42,23 @@ pub fn read(dir: &Path) -> Result<SavedRun, ParseError> {
     let has_runner = spec.kind().has_runner();
     let is_old = !dir.join(layout::RUNNER).exists();
     let request = if is_old { layout::CONFIG } else { layout::RUNNER };
+    let (inputs, inputs_sha256) = if has_runner { inputs(dir)? } else { Default::default() };
     Ok(SavedRun {
         spec,
         request: has_runner
             .then(|| yaml(dir, request, "a request of the model runner"))
             .transpose()?,
-        inputs: if has_runner { inputs(dir)? } else { Vec::new() },
+        inputs,
+        inputs_sha256,
         steps,
         findings,
         command: command::plan(dir)?,
     })
 }
 
-/// The images of a run: of its manifest, or the list that version 0.1 wrote.
-fn inputs(dir: &Path) -> Result<Vec<InputFile>, ParseError> {
+/// The images of a run and the hash of its inputs: of its manifest, or the list of images that
+/// version 0.1 wrote.
+fn inputs(dir: &Path) -> Result<(Vec<InputFile>, Option<String>), ParseError> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Inputs {
@@ -62,11 +67,14 @@ fn inputs(dir: &Path) -> Result<Vec<InputFile>, ParseError> {
     }
     let what = "a run's inputs";
     match yaml(dir, layout::INPUTS, what)? {
-        Inputs::Files(files) => Ok(files),
-        Inputs::Manifest(manifest) => manifest.files().ok_or_else(|| ParseError::Foreign {
-            path: dir.join(layout::INPUTS),
-            what: format!("not {what}: an image lacks its hash or size"),
-        }),
+        Inputs::Files(files) => Ok((files, None)),
+        Inputs::Manifest(manifest) => {
+            let files = manifest.files().ok_or_else(|| ParseError::Foreign {
+                path: dir.join(layout::INPUTS),
+                what: format!("not {what}: an image lacks its hash or size"),
+            })?;
+            Ok((files, manifest.content_sha256()))
+        }
     }
 }
 

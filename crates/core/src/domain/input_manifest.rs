@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::{
     inputs::{MAX_IMAGES, MAX_NAME, MAX_PROMPT, MAX_SAMPLE_IMAGES, MAX_SAMPLES},
@@ -172,6 +173,20 @@ impl InputManifest {
         let all = ManifestSamples { seed, samples };
         all.check()?;
         Ok(all)
+    }
+
+    /// SHA-256 of the prompts and of the hashes of their images: equal for manifests that state the
+    /// same inputs, whatever their names. `None` if an image has no hash.
+    pub fn content_sha256(&self) -> Option<String> {
+        let samples = self.clone().samples().ok()?.samples;
+        let of = |it: ManifestSample| {
+            let images: Option<Vec<_>> = it.images.into_iter().map(|image| image.sha256).collect();
+            Some((it.prompt, images?))
+        };
+        let content: Vec<(String, Vec<String>)> =
+            samples.into_iter().map(of).collect::<Option<_>>()?;
+        let bytes = serde_json::to_vec(&content).ok()?;
+        Some(Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
     /// The images in order, as a report lists them; `None` if one lacks its facts.

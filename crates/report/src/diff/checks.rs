@@ -6,7 +6,7 @@ use llmprof_analyze::compare::{ComparabilityCheck, RUN_DRIFT_PCT, VerdictEffect}
 use llmprof_core::domain::subject::Subject;
 
 use crate::{
-    format::count,
+    format::{count, quantity},
     headline::{self, device},
     profile::LLMProfileReport,
 };
@@ -45,7 +45,7 @@ pub fn checks(a: &Report, b: &Report) -> Vec<ComparabilityCheck> {
             Some(rules(it, |rules| &rules.1, "everything"))
         }),
         both("exclude_ranges", WhereDifferent, |it| Some(rules(it, |rules| &rules.2, "nothing"))),
-        both("inputs", WhereDifferent, inputs),
+        inputs_check(a, b),
         both("prompt positions", WhereDifferent, prompt),
         both("decode steps", WhereDifferent, |it| it.aggregates.decode_steps.map(count)),
         both("seed", Never, |it| Some(it.spec.workload()?.seed.to_string())),
@@ -121,6 +121,21 @@ fn rules(report: &Report, list: fn(&Rules) -> &Vec<String>, none: &str) -> Strin
     let mut names = stated.or_else(asked).map(|rules| list(&rules).clone()).unwrap_or_default();
     names.sort();
     if names.is_empty() { none.to_owned() } else { names.join(", ") }
+}
+
+/// Inputs are the same if their prompts and images are. A report of an earlier version has the
+/// hashes of the images alone.
+fn inputs_check(a: &Report, b: &Report) -> ComparabilityCheck {
+    let hashed = |it: &Report| {
+        let hash = it.inputs_sha256.as_ref()?;
+        let images = quantity(it.inputs.len() as u64, "image");
+        Some(format!("{images}, sha256 {}", hash.get(..12).unwrap_or(hash)))
+    };
+    let (of_a, of_b) = match (hashed(a), hashed(b)) {
+        (Some(a), Some(b)) => (Some(a), Some(b)),
+        _ => (inputs(a), inputs(b)),
+    };
+    ComparabilityCheck::of("inputs", of_a, of_b, VerdictEffect::WhereDifferent)
 }
 
 /// The images by hash and the manifest's name; `None` if the run states no inputs.

@@ -279,6 +279,7 @@ fn import_of_files(
         spec,
         request: None,
         inputs: vec![],
+        inputs_sha256: None,
         steps: vec![],
         findings: vec![],
         command: None,
@@ -372,6 +373,7 @@ impl Analyzed {
             steps,
             findings: &self.saved.findings,
             inputs: &self.saved.inputs,
+            inputs_sha256: self.saved.inputs_sha256.as_deref(),
             part: &self.part,
             command: self.saved.command.as_ref(),
             state: if steps.iter().any(lost) || self.lost_records() {

@@ -89,6 +89,7 @@ pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfi
             notes: narrative::narrative(analysis, is_of_cpu(facts, analysis)),
             findings: all_findings(facts, trace, analysis),
             inputs: facts.inputs.to_vec(),
+            inputs_sha256: facts.inputs_sha256.map(str::to_owned),
             steps: facts.steps.to_vec(),
         }
     )

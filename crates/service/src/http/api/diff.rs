@@ -14,6 +14,7 @@ use utoipa::IntoParams;
 use super::{
     report::example_report,
     runs::{find_ended, read_listed},
+    series::RECENT,
 };
 use crate::{
     http::{
@@ -40,8 +41,8 @@ pub struct DiffQuery {
     /// `html`, `md` or `json`; by `Accept` when absent.
     #[param(value_type = Option<String>, pattern = "^(html|md|json)$")]
     format: Option<TableFormat>,
-    /// Ids of up to 20 earlier runs of the same kind as `a`, separated by commas, from which the
-    /// noise between runs is estimated.
+    /// Ids of up to 20 other runs of the build of `a`, separated by commas, from which the noise
+    /// between runs is estimated. When absent, the latest 5 of its series; when empty, none.
     #[param(
         max_length = 739,
         pattern = "^([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\
@@ -52,6 +53,8 @@ pub struct DiffQuery {
 
 /// Maximum number of earlier runs, whose reports are read in full.
 const MAX_HISTORY: usize = 20;
+/// Maximum number of earlier runs when a request names none.
+const DEFAULT_HISTORY: usize = 5;
 
 /// The comparison of the example's report with itself, each list cut to its first record.
 fn example() -> RunDiff {
@@ -64,8 +67,8 @@ fn example() -> RunDiff {
 
 /// Compare two runs: their comparability, then changes by stage, operator and kernel
 ///
-/// The largest changes come first. A change is significant by Welch's t-test; without `history` a
-/// change of a kernel by at most 5 % has no verdict.
+/// The largest changes come first. A change is significant by Welch's t-test; without other runs
+/// of the build of `a`, a change of a kernel by at most 5 % has no verdict.
 #[utoipa::path(get, path = "/runs/{a}/diff/{b}", tag = "artifacts", operation_id = "diff_runs",
     params(("a" = RunId, Path), ("b" = RunId, Path), DiffQuery),
     responses(
@@ -88,8 +91,8 @@ pub async fn diff(
     let (a, b) = (parse_id(&a)?, parse_id(&b)?);
     let offered = [TableFormat::Json, TableFormat::Html, TableFormat::Md];
     let format = content_negotiation::requested_format(query.format, &headers, &offered)?;
-    let history = parse_history(query.history.as_deref().unwrap_or_default())?;
-    let text = compare(&app, (a, b), &history, move |diff| match format {
+    let history = query.history.as_deref().map(parse_history).transpose()?;
+    let text = compare(&app, (a, b), history, move |diff| match format {
         TableFormat::Html => diff.html(),
         TableFormat::Md => diff.markdown(),
         TableFormat::Json | TableFormat::Csv => diff.json(),
@@ -108,21 +111,45 @@ fn parse_history(text: &str) -> Result<Vec<RunId>, ApiError> {
     Ok(ids)
 }
 
-/// Compares two ended runs and renders the result by `render`.
+/// Compares two ended runs and renders the result by `render`. Without a `history`, it is that of
+/// the build of `a`.
 pub(crate) async fn compare<T: Send + 'static>(
     app: &App,
     (a, b): (RunId, RunId),
-    history: &[RunId],
+    history: Option<Vec<RunId>>,
     render: impl FnOnce(&RunDiff) -> T + Send + 'static,
 ) -> Result<T, ApiError> {
+    let history = match history {
+        Some(history) => history,
+        None => runs_of_build(app, a, b).await?,
+    };
     let (a, b) = (read_report(app, a).await?, read_report(app, b).await?);
     let mut earlier = Vec::new();
     for id in history {
-        earlier.push(read_report(app, *id).await?);
+        earlier.push(read_report(app, id).await?);
     }
     // Rendering tables of hundreds of rows would block the async threads.
     let rendered = runtime::blocking(move || render(&run_diff(&a, &b, &earlier)));
     rendered.await.map_err(|error| ApiError::internal(&error))
+}
+
+/// Other runs of the build of `a` with a report: their variation is the noise between runs.
+async fn runs_of_build(app: &App, a: RunId, b: RunId) -> Result<Vec<RunId>, ApiError> {
+    let Some((_, point)) = app.store.points_of(&[a], false).await?.pop() else {
+        return Ok(Vec::new());
+    };
+    let Some(series) = &point.series else { return Ok(Vec::new()) };
+    let changes = app.store.change_points(series).await?;
+    let build = point.build_key(&changes);
+    let mut runs = Vec::new();
+    for it in app.store.points(series, None, RECENT).await? {
+        let is_other = it.run != a && it.run != b && it.build_key(&changes) == build;
+        let has_report = is_other
+            && runs.len() < DEFAULT_HISTORY
+            && app.store.artifact(it.run, layout::REPORT_JSON).await?.is_some();
+        runs.extend(has_report.then_some(it.run));
+    }
+    Ok(runs)
 }
 
 async fn read_report(app: &App, id: RunId) -> Result<StoredReport, ApiError> {

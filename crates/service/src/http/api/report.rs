@@ -83,6 +83,7 @@ pub(super) fn example_report() -> LLMProfileReport {
         steps: &steps,
         findings: &[],
         inputs: &[],
+        inputs_sha256: None,
         part: &[],
         command: None,
         state: RunState::Succeeded,

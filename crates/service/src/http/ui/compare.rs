@@ -1,7 +1,6 @@
 //! Page that compares two runs.
 
 use axum::{Extension, extract::State};
-use llmprof_core::{domain::ids::RunId, layout};
 use minijinja::value::Value;
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +10,6 @@ use crate::{
         api::{
             diff,
             runs::{RunSummary, list},
-            series::RECENT,
         },
         auth::access::Caller,
         error::ApiError,
@@ -23,8 +21,6 @@ use crate::{
 
 /// Maximum number of offered runs.
 const MAX_OFFERED: u32 = 50;
-/// Maximum number of runs from which the noise between runs is estimated.
-const MAX_HISTORY: usize = 5;
 
 /// The two runs of the form; empty if not chosen.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
@@ -67,25 +63,5 @@ pub async fn compare(
 
 async fn render_diff(app: &App, query: &ComparePageQuery) -> Result<Value, ApiError> {
     let (a, b) = (parse_id(&query.a)?, parse_id(&query.b)?);
-    let history = runs_of_build(app, a, b).await?;
-    diff::compare(app, (a, b), &history, |diff| diff.page()).await
-}
-
-/// Other runs of the build of `a` with a report: their variation is the noise between runs.
-async fn runs_of_build(app: &App, a: RunId, b: RunId) -> Result<Vec<RunId>, ApiError> {
-    let Some((_, point)) = app.store.points_of(&[a], false).await?.pop() else {
-        return Ok(Vec::new());
-    };
-    let Some(series) = &point.series else { return Ok(Vec::new()) };
-    let changes = app.store.change_points(series).await?;
-    let build = point.build_key(&changes);
-    let mut runs = Vec::new();
-    for it in app.store.points(series, None, RECENT).await? {
-        let is_other = it.run != a && it.run != b && it.build_key(&changes) == build;
-        let has_report = is_other
-            && runs.len() < MAX_HISTORY
-            && app.store.artifact(it.run, layout::REPORT_JSON).await?.is_some();
-        runs.extend(has_report.then_some(it.run));
-    }
-    Ok(runs)
+    diff::compare(app, (a, b), None, |diff| diff.page()).await
 }

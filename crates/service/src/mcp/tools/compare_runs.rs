@@ -29,7 +29,8 @@ pub struct Arguments {
     /// Id of the run after it
     #[schemars(length(max = 40))]
     b: String,
-    /// Ids of earlier runs like `a`, from which the noise between runs is estimated
+    /// Ids of earlier runs like `a`, from which the noise between runs is estimated; by default the
+    /// latest of its series
     #[serde(default)]
     #[schemars(length(max = 20))]
     history: Vec<String>,
@@ -42,8 +43,8 @@ pub fn tool() -> Tool {
         "Compares run a (before) with run b (after): whether they are comparable, the change of \
          each stage, and the change of each cause with its kernel and operator, largest first: the \
          first entry of `causes` names the culprit of a regression. A verdict is slower, faster, \
-         within noise or unknown; unknown means too few repeats, never no change. Give earlier \
-         runs of the same kind as history to judge small changes.",
+         within noise or unknown; unknown means too few repeats, never no change. Small \
+         changes are judged by other runs of the build of a.",
         Effect::Reads,
     )
 }
