@@ -30,7 +30,7 @@ const ALL_ROWS: usize = 500;
 pub(super) struct ReportView<'a> {
     /// `None` for a capture without a run.
     id: Option<String>,
-    name: &'a str,
+    name: String,
     description: String,
     mode: Option<String>,
     labels: &'a [String],
@@ -249,7 +249,7 @@ pub(super) fn page<'a>(
     let LinkedTables { six: six_cut, ledger_members, counters, sampled_kernels, roofline } = linked;
     ReportView {
         id: (!facts.id.0.is_nil()).then(|| facts.id.to_string()),
-        name: facts.spec.name(),
+        name: facts.spec.title(),
         description: facts.description(),
         mode: facts.spec.mode().map(Mode::to_string),
         labels: &facts.spec.common.labels,

@@ -94,6 +94,27 @@ async fn a_truncated_packed_file_ends_its_response_early() {
 }
 
 #[tokio::test]
+async fn runs_of_a_part_displace_no_run_of_its_model() {
+    let api = Api::configured(|config| config.retention.keep_newest = 1).await;
+    let ended = async |settings: Value| {
+        let id = api.submit(settings).await;
+        let run = api.start().await;
+        api.end(&run, RunState::Succeeded, &[("report.md", "# report")]).await;
+        id
+    };
+    ended(json!({})).await;
+    let part = json!({ "target": "decoder.layers.3.self_attn" });
+    let displaced = ended(part.clone()).await;
+    assert_eq!(api.get("/retention").await.json()["pack"], json!([]));
+    ended(part).await;
+    let planned = &api.get("/retention").await.json()["pack"];
+    assert_eq!((planned.as_array().unwrap().len(), &planned[0]["run_id"]), (1, &json!(displaced)));
+    assert_eq!(planned[0]["name"], "decoder.layers.3.self_attn of deepseek-ocr-tiny");
+    let listed = api.get("/runs?limit=1").await.json();
+    assert_eq!(listed["runs"][0]["name"], planned[0]["name"]);
+}
+
+#[tokio::test]
 async fn planned_removals_are_listed_and_a_pinned_run_stays() {
     let api = Api::configured(|config| {
         (config.retention.keep_newest, config.retention.max_runs) = (1, 1)

@@ -179,6 +179,22 @@ impl RunSpec {
         }
     }
 
+    /// Name for readers: a part is named with its model.
+    pub fn title(&self) -> String {
+        match &self.subject {
+            Subject::Part(it) => format!("{} of {}", it.part.0, it.workload.model),
+            _ => self.name().to_owned(),
+        }
+    }
+
+    /// The path of a part of a model that ran by itself.
+    pub fn part(&self) -> Option<&str> {
+        match &self.subject {
+            Subject::Part(it) => Some(&it.part.0),
+            _ => None,
+        }
+    }
+
     /// Name of the model; `None` for commands, and for captures without one.
     pub fn model(&self) -> Option<&str> {
         match &self.subject {

@@ -14,6 +14,8 @@ use crate::{format::count, profile::ModelIdentity};
 /// The records that name the subject of a run.
 pub struct Subject<'a> {
     pub model: &'a ModelIdentity,
+    /// Path of the part of the model that ran by itself.
+    pub part: Option<&'a str>,
     /// Name of the command that ran in place of the model runner.
     pub command: Option<&'a str>,
     pub environment: &'a Environment,
@@ -47,7 +49,12 @@ pub fn ran(subject: &Subject) -> Option<Cited> {
     let steps = steps.map(|it| Row::of("aggregates").count("decode_steps", it));
     facts.extend(steps.map(|it| it.quantity("decode step")));
     let command = || subject.command.map(|name| format!("The command {name}"));
-    let name = model.name.clone().or_else(command).unwrap_or_else(|| "The program".to_owned());
+    let of_part = |model: &String| match subject.part {
+        Some(part) => format!("{part} of {model}"),
+        None => model.clone(),
+    };
+    let name = model.name.as_ref().map(of_part).or_else(command);
+    let name = name.unwrap_or_else(|| "The program".to_owned());
     let facts = match facts.is_empty() {
         true => Cited::default(),
         false => Cited::of(" ({})", [Cited::list(facts, ", ")]),

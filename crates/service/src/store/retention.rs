@@ -60,7 +60,9 @@ impl Store {
 
     async fn kept(&self) -> Result<Vec<KeptRun>, StoreError> {
         let rows = sqlx::query(
-            "select id, name, mode, coalesce(ended_at, queued_at) as ended, pinned,
+            "select id, mode,
+                    coalesce(json_extract(spec, '$.subject.part') || ' of ', '') || name as name,
+                    coalesce(ended_at, queued_at) as ended, pinned,
                     packed_at is not null as packed, state in ('succeeded', 'partial') as well,
                     exists (select 1 from labels where run_id = id) as labelled,
                     coalesce((select bytes from sizes where run_id = id), 0) as bytes

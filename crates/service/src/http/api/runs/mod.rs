@@ -83,7 +83,7 @@ pub struct RunView {
     /// The sweep that made it.
     #[schema(value_type = Option<uuid::Uuid>)]
     pub sweep: Option<SweepId>,
-    /// Name of the model, of the command or of the capture.
+    /// Name of the model, of the command or of the capture; of a part, `PART of MODEL`.
     #[schema(example = "deepseek-ocr-tiny")]
     pub name: String,
     pub spec: RunSpec,
@@ -126,7 +126,7 @@ impl RunView {
             state: run.state,
             owner: run.owner,
             sweep: run.sweep,
-            name: run.spec.name().to_owned(),
+            name: run.spec.title(),
             spec: run.spec,
             attempts: run.attempts,
             queue_position: run.queue_position,
@@ -156,7 +156,7 @@ pub struct RunSummary {
     pub state: RunState,
     /// Name of the token that submitted it; `null` if none was required.
     pub owner: Option<String>,
-    /// Name of the model, of the command or of the capture.
+    /// Name of the model, of the command or of the capture; of a part, `PART of MODEL`.
     #[schema(example = "deepseek-ocr-tiny")]
     pub name: String,
     /// Name of the model; `null` if unknown.
@@ -189,7 +189,7 @@ impl From<StoredRun> for RunSummary {
             kind: run.spec.kind(),
             state: run.state,
             owner: run.owner,
-            name: run.spec.name().to_owned(),
+            name: run.spec.title(),
             model: run.spec.model().map(str::to_owned),
             mode: run.spec.mode().cloned(),
             pinned: run.pinned,
