@@ -8,6 +8,7 @@ mod latencies;
 mod on_cpu;
 mod on_findings;
 mod outliers;
+mod overhead;
 mod ran;
 mod reasons;
 mod steps;
@@ -37,16 +38,14 @@ use llmprof_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use self::cited::Row;
-pub(crate) use self::ran::is_on_cpu;
 pub use self::{
     cited::{Cited, Source},
     reasons::Reason,
 };
+pub(crate) use self::{on_findings::why_unended, ran::is_on_cpu};
 use super::{
     RunFacts,
     charts::waterfall::waterfall,
-    format::pct,
     profile::{ModelIdentity, gather::identity},
 };
 
@@ -188,6 +187,7 @@ pub fn of_analysis(facts: &RunFacts, analysis: &Analysis) -> Answer {
         on_cpu: is_on_cpu(&model, facts.environment),
         ran: ran::ran(&ran::Subject {
             model: &model,
+            part: facts.spec.part(),
             command: facts.spec.call().map(|it| it.command.as_str()),
             environment: facts.environment,
             steps: analysis.stages.decode_steps,
@@ -237,6 +237,7 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
         ran: subject.and_then(|(model, environment)| {
             ran::ran(&ran::Subject {
                 model,
+                part: it.spec.as_ref().and_then(RunSpec::part),
                 command,
                 environment,
                 steps: it.aggregates.decode_steps,
@@ -293,11 +294,12 @@ fn answer(records: &AnswerRecords) -> Answer {
     if records.only_traced && !(records.stages.is_empty() && ledger.stages.is_empty()) {
         overhead.push(Cited::words(PROFILED));
     }
-    let own = ledger.rows.iter().filter_map(|it| own_work(ledger, it));
+    let own = ledger.rows.iter().filter_map(|it| overhead::own_work(ledger, it));
     let (most, part): (Vec<_>, Vec<_>) = own.partition(|it| it.0 >= LEAD_PCT);
     sentences.extend(most.into_iter().map(|it| it.1));
     overhead.extend(part.into_iter().map(|it| it.1));
-    overhead.extend(records.overhead.iter().filter_map(overhead_text));
+    let text = |it| overhead::of_stage(it, records.stages);
+    overhead.extend(records.overhead.iter().filter_map(text));
     overhead.extend(on_findings::conditions(records.findings));
     if !whole::is_without_stages(records) {
         overhead.extend(on_findings::why_unended(records.findings).map(Cited::name));
@@ -333,46 +335,6 @@ fn unknown(ledger: &Ledger) -> Vec<String> {
         }
     };
     texts.into_iter().map(text).collect()
-}
-
-/// The profiler's own work, if it is a part of a stage that matters, and its share, percent.
-fn own_work(ledger: &Ledger, row: &LedgerRow) -> Option<(f64, Cited)> {
-    const STATED_PCT: f64 = 5.0;
-    let stage = ledger.stages.iter().find(|it| it.stage == row.stage)?;
-    let is_own = row.cause == LedgerCause::ProfilerOverhead;
-    let time = is_own.then(|| times::row_of_cause(row).ns("ns", row.ns))?;
-    let share = time.share_of(&times::row_of(stage).ns("measured_ns", stage.measured_ns))?;
-    (share.pct() >= STATED_PCT).then(|| {
-        let pct = share.pct();
-        let parts = [share.text(), Cited::name(in_sentence(&row.stage))];
-        let text = "{} of {} is the profiler's own work, which an unprofiled run lacks.";
-        (pct, Cited::of(text, parts))
-    })
-}
-
-/// A traced pass that is shorter by more than this percentage shows that the times vary.
-const UNEVEN_PCT: f64 = 25.0;
-
-/// Tracing shortens nothing: a shorter pass is noise.
-fn overhead_text(it: &OverheadRecord) -> Option<Cited> {
-    let share = it.overhead_pct?;
-    let row = Row::of("overhead").with("stage", &it.stage);
-    let stage = Cited::name(in_sentence(&it.stage));
-    let [traced, plain] = [("traced_ms", it.traced_ms), ("plain_ms", it.plain_ms)]
-        .map(|(column, ms)| row.figure(column, ms).short());
-    if share < -UNEVEN_PCT {
-        let text = "The times of {} are uncertain: {} ms under the profiler and {} ms without \
-                    differ by more than tracing explains. Raise warmup and repeats.";
-        return Some(Cited::of(text, [stage, traced, plain]));
-    }
-    if share < 0.0 || traced.as_str() == plain.as_str() {
-        let parts = [stage, traced, plain];
-        return Some(Cited::of("Tracing did not slow {}: {} ms traced, {} ms unprofiled.", parts));
-    }
-    Some(Cited::of(
-        "Tracing made {} {} longer: {} ms instead of {} ms.",
-        [stage, row.figure("overhead_pct", share).shown(pct), traced, plain],
-    ))
 }
 
 fn chart(ledger: &Ledger, stage: &LedgerStage) -> StageChart {

@@ -8,7 +8,7 @@ use llmprof_core::{
     trace::Trace,
 };
 
-use super::{Rule, saving::stage_saving};
+use super::Rule;
 use crate::{
     Analysis,
     events::Events,
@@ -113,7 +113,7 @@ fn high_variance(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     command.chain(stages).filter_map(noisy).collect()
 }
 
-fn warmup_short(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+fn warmup_short(_: &Analysis, trace: &Trace) -> Vec<Finding> {
     let baseline = Events::of(&trace.baseline);
     if !baseline.samples.is_empty() {
         return vec![]; // the first sample differs from the others
@@ -132,13 +132,12 @@ fn warmup_short(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
              others.",
             stage = in_sentence(stage)
         );
-        let mean = analysis.stages.row(stage)?.ms.mean;
+        // A longer warm-up changes what is measured, and saves nothing.
         Some(
             Finding::new(catalogue::WARMUP_SHORT, message)
                 .with("first ms", format!("{:.3}", first.1))
                 .with("slowest other ms", format!("{:.3}", others.max))
-                .with("stage", stage)
-                .saves(stage_saving(analysis, stage, mean - others.mean)),
+                .with("stage", stage),
         )
     };
     STAGES.iter().filter_map(cold).collect()

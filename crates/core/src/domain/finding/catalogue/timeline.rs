@@ -118,8 +118,7 @@ findings! {
     WARMUP_SHORT = "warmup_short", [Warning],
         fires_on: "the first repeat of a stage takes at least 1.2 times the slowest of two or \
                    more others",
-        advice: "Raise warmup: one-time work is timed with the rest.",
-        saving: "the stage's mean less the mean of the other repeats";
+        advice: "Raise warmup: one-time work may be timed with the rest.";
     COLD_FIRST_INSTANCE = "cold_first_instance", [Info],
         fires_on: "no warm-up is marked, and the first instance of a stage takes at least 1.5 \
                    times the median of the others, not on the device, and does something for \

@@ -1,0 +1,105 @@
+//! Sentences on the cost of tracing.
+
+use llmprof_analyze::{
+    ledger::{Ledger, LedgerCause, LedgerRow},
+    stages::{StageTiming, in_sentence, overhead::OverheadRecord},
+    stats::Spread,
+};
+
+use super::{
+    cited::{Cited, Row},
+    times,
+};
+use crate::format::pct;
+
+/// The profiler's own work, if it is a part of a stage that matters, and its share, percent.
+pub fn own_work(ledger: &Ledger, row: &LedgerRow) -> Option<(f64, Cited)> {
+    const STATED_PCT: f64 = 5.0;
+    let stage = ledger.stages.iter().find(|it| it.stage == row.stage)?;
+    let is_own = row.cause == LedgerCause::ProfilerOverhead;
+    let time = is_own.then(|| times::row_of_cause(row).ns("ns", row.ns))?;
+    let share = time.share_of(&times::row_of(stage).ns("measured_ns", stage.measured_ns))?;
+    (share.pct() >= STATED_PCT).then(|| {
+        let pct = share.pct();
+        let parts = [share.text(), Cited::name(in_sentence(&row.stage))];
+        let text = "{} of {} is the profiler's own work, which an unprofiled run lacks.";
+        (pct, Cited::of(text, parts))
+    })
+}
+
+/// A traced pass that is shorter by more than this percentage shows that the times vary.
+const UNEVEN_PCT: f64 = 25.0;
+
+/// The cost of tracing a stage. Tracing shortens nothing: a shorter pass is noise, and so is one
+/// within the unprofiled repeats.
+pub fn of_stage(it: &OverheadRecord, stages: &[StageTiming]) -> Option<Cited> {
+    let share = it.overhead_pct?;
+    let row = Row::of("overhead").with("stage", &it.stage);
+    let stage = Cited::name(in_sentence(&it.stage));
+    let [traced, plain] = [("traced_ms", it.traced_ms), ("plain_ms", it.plain_ms)]
+        .map(|(column, ms)| row.figure(column, ms).short());
+    if share < -UNEVEN_PCT {
+        let text = "The times of {} are uncertain: {} ms under the profiler and {} ms without \
+                    differ by more than tracing explains. Raise warmup and repeats.";
+        return Some(Cited::of(text, [stage, traced, plain]));
+    }
+    let repeats = stages.iter().find(|row| row.stage == it.stage).map(|row| row.ms);
+    // Without a cold repeat, and of as many steps.
+    let is_of_all = |ms: &Spread| (ms.mean - it.plain_ms).abs() <= 0.01 * ms.mean;
+    let repeats = repeats.filter(|ms| it.steps.is_none() && is_of_all(ms));
+    let around = repeats.filter(|ms| ms.n > 1 && ms.min <= it.traced_ms && it.traced_ms <= ms.max);
+    if let Some(ms) = around {
+        let row = Row::of("stages").with("stage", &it.stage);
+        let [least, most] =
+            [("ms.min", ms.min), ("ms.max", ms.max)].map(|(of, ms)| row.figure(of, ms).short());
+        if least.as_str() != most.as_str() {
+            let text = "The cost of tracing {} is within the variation of its repeats: {} ms \
+                        traced, {} to {} ms unprofiled.";
+            return Some(Cited::of(text, [stage, traced, least, most]));
+        }
+    }
+    if share < 0.0 || traced.as_str() == plain.as_str() {
+        let parts = [stage, traced, plain];
+        return Some(Cited::of("Tracing did not slow {}: {} ms traced, {} ms unprofiled.", parts));
+    }
+    Some(Cited::of(
+        "Tracing made {} {} longer: {} ms instead of {} ms.",
+        [stage, row.figure("overhead_pct", share).shown(pct), traced, plain],
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cost_within_the_differences_of_the_repeats_is_not_stated() {
+        let record = |traced_ms: f64, steps| OverheadRecord {
+            stage: "decode_all".into(),
+            plain_ms: 1_100.0,
+            traced_ms,
+            overhead_pct: Some(100.0 * (traced_ms / 1_100.0 - 1.0)),
+            steps,
+        };
+        let row = |times: &[f64]| StageTiming {
+            stage: "decode_all".into(),
+            ms: Spread::of(times.iter().copied()).unwrap(),
+            share_pct: None,
+            tokens: None,
+            tokens_per_s: None,
+        };
+        let text = |record: &OverheadRecord, times: &[f64]| {
+            of_stage(record, &[row(times)]).unwrap().to_string()
+        };
+        let uneven = [700.0, 1_200.0, 1_400.0];
+        assert_eq!(
+            text(&record(1_206.0, None), &uneven),
+            "The cost of tracing decode is within the variation of its repeats: 1,206 ms traced, \
+             700 to 1,400 ms unprofiled."
+        );
+        assert_eq!(text(&record(1_206.0, Some(8)), &uneven)[..12], *"Tracing made");
+        let even = [1_099.0, 1_100.0, 1_101.0];
+        assert_eq!(text(&record(1_206.0, None), &even)[..12], *"Tracing made");
+        assert_eq!(text(&record(1_090.0, None), &even)[..20], *"Tracing did not slow");
+    }
+}
