@@ -161,8 +161,9 @@ fn capture_incomplete(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         let mut incomplete = Finding::new(catalogue::CAPTURE_INCOMPLETE, message)
             .with("ranges captured", nsys.ranges.len())
             .advise(
-                "Capture again; if it persists, update nsys to the driver's version and read the \
-                 step's log.",
+                "Capture again, without a window (nsys.delay_s, duration_s) or with one that \
+                 contains the range; if it persists, update nsys to the driver's version and read \
+                 the step's log.",
             );
         for (index, text) in nsys.diagnostics.iter().take(QUOTED_MESSAGES).enumerate() {
             incomplete = incomplete.with(&format!("nsys message ({})", index + 1), text);

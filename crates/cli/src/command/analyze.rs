@@ -204,11 +204,20 @@ fn capture(path: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// A run's folder is named by its id.
+/// The id of a run's folder: its name, else that of the report in it.
 fn run_id(dir: &Path) -> Result<RunId> {
     let dir = dir.canonicalize().with_context(|| format!("cannot read {}", dir.display()))?;
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
-    name.parse().with_context(|| {
-        format!("{} is not the folder of a run: its name is not a run id", dir.display())
+    let of_report = || -> Option<RunId> {
+        let report = std::fs::read(dir.join(layout::REPORT_JSON)).ok()?;
+        let report: serde_json::Value = serde_json::from_slice(&report).ok()?;
+        report["run_id"].as_str()?.parse().ok()
+    };
+    name.parse().ok().or_else(of_report).with_context(|| {
+        format!(
+            "{0} has no id of a run: name the folder by the run's id, or keep its {1}",
+            dir.display(),
+            layout::REPORT_JSON
+        )
     })
 }

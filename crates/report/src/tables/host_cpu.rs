@@ -10,6 +10,7 @@ use super::{
     run_tables::RunTable,
     schema::{TableColumn, count, flag, id, millis, percent, summed, text},
 };
+use crate::format::ms;
 
 /// The tables of one capture.
 pub fn run_tables(host: &HostCpuTables) -> [RunTable<'_>; 4] {
@@ -115,9 +116,13 @@ pub fn host_threads(analysis: &Analysis) -> ReportTable {
         Some(false) => "Threads of the profiled command and of the programs that it started",
         None => "Recorded threads",
     };
+    let recorded = analysis.host_cpu.as_ref().and_then(|it| it.recorded_ms);
+    let span = recorded.map_or_else(String::new, |span| {
+        format!(", in the {} ms from the first recorded switch to the last", ms(span))
+    });
     let caption = format!(
-        "{scope}, longest on cores first, over the whole recording. The function is the innermost \
-         one of most samples of the thread."
+        "{scope}, longest on cores first{span}. The function is the innermost one of most samples \
+         of the thread."
     );
     let shown = [
         "process_name",

@@ -30,7 +30,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 #[derive(Debug, thiserror::Error)]
 pub enum FolderLockError {
-    #[error("{} is in use by another llmprof", path.display())]
+    #[error("{} is in use by another llmprof: stop it, or use another folder (--data DIR)",
+        path.display())]
     InUse { path: PathBuf },
     #[error("cannot lock {}", path.display())]
     Lock { path: PathBuf, source: io::Error },

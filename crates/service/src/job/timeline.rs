@@ -257,9 +257,10 @@ fn without_samples(settings: &NsysSettings, trace: &Timeline) -> Option<Finding>
         (true, true) => "samples of the CPU and switches of threads",
     };
     let message = format!("nsys was to record {missing}, and its report has none");
-    let remedy = "read the log of the nsys step; permit it (sudo sysctl -w \
-                  kernel.perf_event_paranoid=0, or CAP_SYS_ADMIN for the service); a program that \
-                  ends within a millisecond has none";
+    // `cpu_sampling_denied` is the finding of a kernel that forbids it.
+    let remedy = "read the log of the nsys step; a program that ends within a millisecond has \
+                  none, and a container's seccomp profile may forbid perf_event_open (in Docker: \
+                  --security-opt seccomp=unconfined)";
     Some(Finding::new(catalogue::CPU_SAMPLES_MISSING, message).advise(remedy))
 }
 

@@ -169,7 +169,12 @@ async fn listen(
 ) -> Result<(TcpListener, SocketAddr)> {
     let listen = &config.server.listen;
     let listener =
-        TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
+        TcpListener::bind(listen).await.with_context(|| match listen.rsplit_once(':') {
+            Some((host, _)) => {
+                format!("cannot listen on {listen}; choose another (--listen {host}:PORT)")
+            }
+            None => format!("cannot listen on {listen}; expected ADDRESS:PORT"),
+        })?;
     let address = listener.local_addr()?;
     let valid_token = store.tokens().await?.iter().any(|token| token.valid);
     check_address(address, config, encrypted, valid_token)?;

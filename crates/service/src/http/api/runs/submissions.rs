@@ -1,6 +1,8 @@
 //! Bodies of submissions: a named object per kind of subject, so that generated clients know the
 //! fields of each.
 
+use std::fmt;
+
 use llmprof_core::domain::{
     command::CommandCall,
     dtype::Dtype,
@@ -12,7 +14,10 @@ use llmprof_core::domain::{
     run_config::ResolvedConfig,
     settings::Settings,
 };
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{MapAccess, Visitor, value::MapAccessDeserializer},
+};
 use utoipa::ToSchema;
 
 /// A label to find runs by.
@@ -41,15 +46,39 @@ pub enum SubmitRun {
 pub struct InputsName(pub String);
 
 /// Inputs of a submission.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(
-    untagged,
-    expecting = "expected the id of stored inputs, the name of a manifest, or an object \
-                 {prompt, images} as a manifest has it"
-)]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[serde(untagged)]
 pub enum SubmittedInputs {
     Name(InputsName),
     Inline(InlineInputs),
+}
+
+/// By the type of the value, so that errors name the field of the object.
+impl<'de> Deserialize<'de> for SubmittedInputs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(OfType)
+    }
+}
+
+struct OfType;
+
+impl<'de> Visitor<'de> for OfType {
+    type Value = SubmittedInputs;
+
+    fn expecting(&self, text: &mut fmt::Formatter) -> fmt::Result {
+        text.write_str(
+            "the id of stored inputs, the name of a manifest, or an object {prompt, images} or \
+             {prompt, samples} as a manifest has it",
+        )
+    }
+
+    fn visit_str<E>(self, name: &str) -> Result<Self::Value, E> {
+        Ok(SubmittedInputs::Name(InputsName(name.to_owned())))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        InlineInputs::deserialize(MapAccessDeserializer::new(map)).map(SubmittedInputs::Inline)
+    }
 }
 
 /// A prompt with its images, or several samples: a manifest as an object, such as the `inputs.yaml`

@@ -78,8 +78,14 @@ pub(super) async fn resolve(
             name.clone()
         }
         (None, None, None) => defaults::inputs_manifest(reads_images),
-        _ => {
-            let message = "inputs and inputs_manifest contradict each other; send one of them";
+        (_, _, uploaded) => {
+            let message = match uploaded {
+                Some(_) => {
+                    "the files of the form and its stored inputs contradict each other; \
+                            send one of them"
+                }
+                None => "inputs and inputs_manifest contradict each other; send one of them",
+            };
             return Err(ApiError::new(ErrorCode::RequestContradictory, message));
         }
     };
