@@ -53,7 +53,7 @@ pub enum CollectError {
     NoLoad,
     #[error("the server's profiler did not start: {why}; correct gate.start of the command")]
     GateClosed { why: String },
-    #[error("{what} {}{}", ExitReason::QuotaExceeded, list_dropped(dropped))]
+    #[error("{what} {}{}", ExitReason::QuotaExceeded { temporary: 0 }, list_dropped(dropped))]
     TooLarge { what: &'static str, max_bytes: u64, dropped: Vec<(String, u64)> },
     #[error("{what} {}{}", ExitReason::DiskFull, list_dropped(dropped))]
     DiskFull { what: &'static str, free_bytes: u64, dropped: Vec<(String, u64)> },
@@ -129,8 +129,8 @@ impl CollectError {
                 let finding =
                     Finding::new(catalogue::RUN_TOO_LARGE, message).with("limit, bytes", max_bytes);
                 Some(with_dropped(finding, dropped).advise(
-                    "generate fewer tokens, trace less (profiling.nsys: trace, duration_s, \
-                     cuda_graph_trace graph), or raise limits.run_bytes",
+                    "generate fewer tokens, trace less (profiling.nsys: trace, sample, cpuctxsw, \
+                     duration_s, cuda_graph_trace graph), or raise limits.run_bytes",
                 ))
             }
             Self::DiskFull { free_bytes, dropped, .. } => {
@@ -216,7 +216,7 @@ impl CollectError {
             Self::Ended { ended, .. }
             | Self::EndedEarly { ended, .. }
             | Self::NoCounters { ended, .. } => Some(*ended),
-            Self::TooLarge { .. } => Some(ExitReason::QuotaExceeded),
+            Self::TooLarge { .. } => Some(ExitReason::QuotaExceeded { temporary: 0 }),
             Self::DiskFull { .. } => Some(ExitReason::DiskFull),
             Self::Empty { .. } | Self::NotImported { .. } => Some(ExitReason::Exited(0)),
             _ => None,

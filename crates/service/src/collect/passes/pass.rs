@@ -163,7 +163,7 @@ impl<'a> PassFolder<'a> {
         limits: &ProcessLimits,
     ) -> CollectError {
         match ended {
-            ExitReason::QuotaExceeded => self.too_large(what, limits),
+            ExitReason::QuotaExceeded { temporary } => self.too_large(what, limits, temporary),
             ExitReason::DiskFull => self.disk_full(what, limits),
             ended => CollectError::Ended { what, ended, last_words: logs.last_output(LAST_WORDS) },
         }
@@ -194,14 +194,19 @@ impl<'a> PassFolder<'a> {
 
     /// Removes the raw data of the pass and leaves a note. Large files elsewhere in the run's
     /// folder are removed too: they would end every later pass.
-    fn too_large(&self, what: &'static str, limits: &ProcessLimits) -> CollectError {
+    fn too_large(
+        &self,
+        what: &'static str,
+        limits: &ProcessLimits,
+        temporary: u64,
+    ) -> CollectError {
         let max_bytes = limits.quota.as_ref().map_or(0, |quota| quota.max_bytes);
         let why = format!(
             "{what} exceeded the disk quota of a run, {max_bytes} bytes (limits.run_bytes), and \
              was ended; dropped here:"
         );
         let drop = || {
-            let mut dropped = drop_raw(&self.path, &why)?;
+            let mut dropped = drop_raw(&self.path, &why, temporary)?;
             if let Some(quota) = &limits.quota {
                 let others = size_limit::enforce(&quota.dir, max_bytes, &SlicedWork::default())?;
                 let name = |file: &SizedFile| file.path.to_string_lossy().into_owned();
@@ -221,7 +226,7 @@ impl<'a> PassFolder<'a> {
         let why = format!(
             "{what} was ended to keep {free_bytes} bytes free (limits.free_bytes); dropped here:"
         );
-        match drop_raw(&self.path, &why) {
+        match drop_raw(&self.path, &why, 0) {
             Ok(dropped) => CollectError::DiskFull { what, free_bytes, dropped },
             Err(source) => CollectError::Write { path: self.path.clone(), source },
         }

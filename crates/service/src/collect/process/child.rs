@@ -91,8 +91,10 @@ pub enum ExitReason {
     /// Ended by a signal from elsewhere.
     Signalled(i32),
     DeadlinePassed,
-    /// The run exceeded its disk quota.
-    QuotaExceeded,
+    /// The run exceeded its disk quota, with this many bytes of temporary files.
+    QuotaExceeded {
+        temporary: u64,
+    },
     /// The disk of the runs is nearly full.
     DiskFull,
     Stopped,
@@ -122,7 +124,7 @@ impl From<ExitStatus> for ExitReason {
 impl From<QuotaLimit> for ExitReason {
     fn from(limit: QuotaLimit) -> Self {
         match limit {
-            QuotaLimit::Run => Self::QuotaExceeded,
+            QuotaLimit::Run { temporary } => Self::QuotaExceeded { temporary },
             QuotaLimit::Disk => Self::DiskFull,
         }
     }
@@ -137,7 +139,9 @@ impl fmt::Display for ExitReason {
                 Err(_) => write!(f, "was ended by signal {signal}"),
             },
             Self::DeadlinePassed => f.write_str("ran past its deadline and was ended"),
-            Self::QuotaExceeded => f.write_str("exceeded the disk quota of a run and was ended"),
+            Self::QuotaExceeded { .. } => {
+                f.write_str("exceeded the disk quota of a run and was ended")
+            }
             Self::DiskFull => f.write_str("was ended because the disk of the runs is nearly full"),
             Self::Stopped => f.write_str("was stopped"),
         }
@@ -273,7 +277,7 @@ impl RunningChild {
             reason,
             ExitReason::Stopped
                 | ExitReason::DeadlinePassed
-                | ExitReason::QuotaExceeded
+                | ExitReason::QuotaExceeded { .. }
                 | ExitReason::DiskFull
         ) {
             self.group.signal(Signal::SIGTERM);
@@ -281,8 +285,8 @@ impl RunningChild {
         }
         // A fast child may have written too much and exited between two checks.
         let limit = limits.quota.as_ref().and_then(|quota| quota.check(&self.scratch));
-        if let (ExitReason::Exited(_), Some(QuotaLimit::Run)) = (reason, limit) {
-            reason = ExitReason::QuotaExceeded;
+        if let (ExitReason::Exited(_), Some(limit @ QuotaLimit::Run { .. })) = (reason, limit) {
+            reason = limit.into();
         }
         let group = self.group;
         runtime::blocking(move || drop(group)).await?;

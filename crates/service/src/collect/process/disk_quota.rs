@@ -36,8 +36,9 @@ pub struct DiskQuota {
 /// The exceeded limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QuotaLimit {
-    /// The size of the run.
-    Run,
+    /// The size of the run, of which temporary files of its tools, removed with them, have this
+    /// many bytes.
+    Run { temporary: u64 },
     /// The free space of the disk.
     Disk,
 }
@@ -45,8 +46,9 @@ pub enum QuotaLimit {
 impl DiskQuota {
     /// Returns the exceeded limit, if any; `scratch` counts as part of the run.
     pub fn check(&self, scratch: &Path) -> Option<QuotaLimit> {
-        if bytes_in(&self.dir).saturating_add(bytes_in(scratch)) > self.max_bytes {
-            return Some(QuotaLimit::Run);
+        let temporary = bytes_in(scratch);
+        if bytes_in(&self.dir).saturating_add(temporary) > self.max_bytes {
+            return Some(QuotaLimit::Run { temporary });
         }
         // Unknown free space is not a reason to end a run.
         free_bytes(&self.dir).is_ok_and(|free| free < self.free_bytes).then_some(QuotaLimit::Disk)
@@ -89,9 +91,10 @@ fn bytes_in(folder: &Path) -> u64 {
 }
 
 /// Removes the raw data of a pass in its folder and those below, leaves a note in its folder, and
-/// returns the removed files.
-pub fn drop_raw(folder: &Path, why: &str) -> io::Result<Vec<(String, u64)>> {
+/// returns the removed files; `temporary` bytes of others were removed with the tools.
+pub fn drop_raw(folder: &Path, why: &str, temporary: u64) -> io::Result<Vec<(String, u64)>> {
     let mut dropped = Vec::new();
+    dropped.extend((temporary > 0).then(|| ("temporary files of the tool".to_owned(), temporary)));
     for SizedFile { path, bytes, .. } in size_limit::files(folder, &SlicedWork::default())? {
         let raw = path
             .extension()
@@ -128,12 +131,21 @@ mod tests {
         let none = Path::new("/nowhere");
         assert_eq!(
             (quota(2 * SMALL + 37).check(none), quota(2 * SMALL + 38).check(none)),
-            (Some(QuotaLimit::Run), None)
+            (Some(QuotaLimit::Run { temporary: 0 }), None)
         );
+        let scratch = tempfile::tempdir().unwrap();
+        fs::write(scratch.path().join("report.qdstrm"), "1234567").unwrap();
+        let with_scratch = quota(2 * SMALL + 44).check(scratch.path());
+        assert_eq!(with_scratch, Some(QuotaLimit::Run { temporary: 7 }));
         let full = DiskQuota { free_bytes: u64::MAX, ..quota(2 * SMALL + 38) };
         assert_eq!(full.check(none), Some(QuotaLimit::Disk));
-        let dropped = drop_raw(dir.path(), "too much").unwrap();
-        let expected = [("core", SMALL + 1), ("out/deep/map", SMALL + 2), ("run.sqlite", 10)];
+        let dropped = drop_raw(dir.path(), "too much", 7).unwrap();
+        let expected = [
+            ("core", SMALL + 1),
+            ("out/deep/map", SMALL + 2),
+            ("run.sqlite", 10),
+            ("temporary files of the tool", 7),
+        ];
         assert_eq!(dropped, expected.map(|(path, bytes)| (path.to_owned(), bytes)));
         let note = fs::read_to_string(dir.path().join(NOTE)).unwrap();
         let lines = expected.map(|(path, bytes)| format!("{path}: {bytes} bytes\n")).concat();

@@ -206,7 +206,7 @@ head -c 3000000 /dev/zero > "$stem.nsys-rep"; exec sleep 1000"#;
     let mut host = TestHost::new(RUNNER, Some(endless));
     limit_size(&mut host, 2_000_000);
     let error = host.timeline().await.unwrap_err();
-    assert_eq!(error.ended(), Some(ExitReason::QuotaExceeded));
+    assert_eq!(error.ended(), Some(ExitReason::QuotaExceeded { temporary: 0 }));
     assert_eq!(
         error.to_string(),
         "nsys profile exceeded the disk quota of a run and was ended; dropped: run.nsys-rep \
@@ -257,7 +257,12 @@ async fn temporary_files_and_large_exports_count_towards_the_quota() {
         Some(r#"head -c 3000000 /dev/zero > "$TMPDIR/raw"; exec sleep 1000"#),
     );
     limit_size(&mut host, 2_000_000);
-    assert_eq!(host.timeline().await.unwrap_err().ended(), Some(ExitReason::QuotaExceeded));
+    let error = host.timeline().await.unwrap_err();
+    assert_eq!(error.ended(), Some(ExitReason::QuotaExceeded { temporary: 0 }));
+    let finding = error.finding().unwrap();
+    assert_eq!(finding.evidence["temporary files of the tool"], "3000000 bytes, dropped");
+    let note = fs::read_to_string(host.run().join("nsys/dropped.txt")).unwrap();
+    assert!(note.contains("temporary files of the tool: 3000000 bytes"), "{note}");
     let mut host = TestHost::new(
         RUNNER,
         Some(&NSYS.replace(r#"cat "$3" > "$2""#, r#"head -c 3000000 /dev/zero > "$2""#)),
