@@ -29,7 +29,7 @@ use crate::http::{
         targets::CommandView,
     },
     auth::access::Caller,
-    error::ApiError,
+    error::{ApiError, ErrorCode},
     extract::params::{CommandPath, Params, parse_id},
     state::App,
 };
@@ -128,6 +128,7 @@ pub async fn submit(
     let entered = SubmitForm::from_fields(fields.clone());
     let target = call(&name, find_command(&app, &name)?, &fields);
     let submitted = async {
+        forms::check_once(&fields)?;
         let mut body = entered.body(false)?;
         body["target"] = target;
         let body = body.to_string();
@@ -150,7 +151,8 @@ pub async fn start_session(
     let fields = forms::read(request).await?;
     let entered = SubmitForm::from_fields(fields.clone());
     let mut body = call(&name, find_command(&app, &name)?, &fields);
-    let common = match entered.body(false) {
+    let common = forms::check_once(&fields).and_then(|()| entered.body(false));
+    let common = match common.and_then(of_session) {
         Ok(common) => common,
         Err(refused) => {
             return refuse(&app, &caller, &name, (&fields, &entered), &refused).await;
@@ -174,6 +176,16 @@ pub async fn start_session(
         }
         Err(refused) => refuse(&app, &caller, &name, (&fields, &entered), &refused).await,
     }
+}
+
+/// Refuses settings that a session would ignore.
+fn of_session(common: Value) -> Result<Value, ApiError> {
+    if common.get("profiling").is_none() {
+        return Ok(common);
+    }
+    let message = "profiling: a session has the settings of its mode; leave them as they are, or \
+                   choose a mode that has them (docs/runs.md)";
+    Err(ApiError::new(ErrorCode::InvalidRequest, message))
 }
 
 /// `GET` of a button's address: redirects to the form.

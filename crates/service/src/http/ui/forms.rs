@@ -36,6 +36,18 @@ pub(super) fn field<'a>(fields: &'a Fields, name: &str) -> &'a str {
     fields.iter().find(|(field, _)| field == name).map_or("", |(_, text)| text)
 }
 
+/// Refuses a field that is given twice: one of them would be ignored.
+pub(super) fn check_once(fields: &Fields) -> Result<(), ApiError> {
+    let twice = |at: &usize| fields[..*at].iter().any(|earlier| earlier.0 == fields[*at].0);
+    match (0..fields.len()).find(twice) {
+        Some(at) => {
+            let message = format!("{}: given more than once; send it once", fields[at].0);
+            Err(ApiError::new(ErrorCode::InvalidRequest, message))
+        }
+        None => Ok(()),
+    }
+}
+
 /// The idempotency key of `body`, submitted with the form `key`. The same form with other fields
 /// has another key.
 pub(super) fn idempotency_key(key: &str, body: &str) -> String {
@@ -57,4 +69,19 @@ where
     let invalid =
         |error: UnknownName| ApiError::new(ErrorCode::InvalidParameter, error.to_string());
     non_empty(text).map(|state| state.parse()).transpose().map_err(invalid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_that_is_given_twice_is_refused_by_name() {
+        let fields = |names: &[&str]| -> Fields {
+            names.iter().map(|name| ((*name).to_owned(), String::new())).collect()
+        };
+        assert!(check_once(&fields(&["model", "mode"])).is_ok());
+        let error = check_once(&fields(&["model", "mode", "model"])).unwrap_err();
+        assert_eq!(error.message(), "model: given more than once; send it once");
+    }
 }

@@ -206,9 +206,10 @@ pub async fn submit(
     } else {
         (forms::read(Request::from_parts(parts, body)).await?, None)
     };
-    let key = field(&fields, "key").to_owned();
+    let (key, once) = (field(&fields, "key").to_owned(), forms::check_once(&fields));
     let entered = SubmitForm::from_fields(fields);
     let submitted = async {
+        once?;
         let body = entered.body(images.is_some())?.to_string();
         let (uploaded, content) = match images {
             Some(images) => {

@@ -84,7 +84,9 @@ pub(super) fn matched_samples(
     let files = matching.files;
     if let Some(unused) = files.iter().find(|file| file.names.is_empty()) {
         let name = &unused.file.name;
-        return Err(unfit(format!("image {name}: not named in the manifest")));
+        let is_named = files.iter().any(|file| file.file.name == *name && !file.names.is_empty());
+        let why = if is_named { "sent more than once" } else { "not named in the manifest" };
+        return Err(unfit(format!("image {name}: {why}")));
     }
     let before = |file: usize| files[..file].iter().map(|it| it.names.len()).sum::<usize>();
     let sample = |(from, images): (&ManifestSample, Vec<NamedImage>)| InputSample {

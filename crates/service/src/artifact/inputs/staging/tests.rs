@@ -104,6 +104,11 @@ fn a_manifest_names_every_image_of_its_upload() {
     for (names, text, reason) in [
         (vec!["a.png"], "prompt: x\nimages: [{path: b.png}]", "image b.png: not in the upload"),
         (vec!["a.png"], "prompt: x", "image a.png: not named in the manifest"),
+        (
+            vec!["a.png", "a.png"],
+            "prompt: x\nimages: [{path: a.png}]",
+            "image a.png: sent more than once",
+        ),
         (vec!["a.png"], "prompt: x\nimages: [{path: ../a.png}]", "leaves the folder"),
         (
             vec!["a.png"],
