@@ -1,6 +1,7 @@
 //! Alignments over HTTP: refusals, results, and recovery after a restart.
 
 use axum::http::Method;
+use llmprof_core::domain::state::RunState;
 use llmprof_service::http;
 use nix::sys::signal::Signal;
 use rusqlite::Connection;
@@ -257,7 +258,14 @@ async fn invalid_alignments_are_refused_with_the_reason() {
         (409, "run_not_finished".into())
     );
     let run = api.start().await;
-    api.end(&run, llmprof_core::domain::state::RunState::Partial, &[("report.md", "#")]).await;
+    api.end(&run, RunState::Partial, &[("report.md", "#")]).await;
+    let part = json!({ "target": "decoder.layers.3.self_attn", "align_with": "e2e" });
+    let aligned = api.submit(part).await;
+    let run = api.start().await;
+    api.end(&run, RunState::Succeeded, &[("nsys/run.sqlite", "SQLite")]).await;
+    let refused = api.align(&aligned, &e2e, json!({})).await;
+    assert_eq!(refused.error(), (409, "capture_unavailable".into()));
+    assert!(refused.text().contains("the part without align_with"), "{}", refused.text());
     assert_eq!(
         api.align(&waiting, &e2e, json!({})).await.error(),
         (409, "capture_unavailable".into())

@@ -12,6 +12,7 @@ use llmprof_core::{
     domain::{
         alignment::{AlignmentSpec, AlignmentState},
         ids::RunId,
+        subject::{RunSpec, Subject},
     },
     layout,
 };
@@ -119,7 +120,14 @@ pub(crate) async fn queue(
 /// Checks that both runs have a timeline, and that the previous alignment has a report.
 async fn check_runs(app: &App, spec: &AlignmentSpec) -> Result<(), ApiError> {
     for id in [spec.mock, spec.e2e] {
-        find_ended(app, id).await?;
+        let run = find_ended(app, id).await?;
+        if id == spec.mock && has_whole_model(&run.spec) {
+            let message = format!(
+                "run {id} is no mock: its timeline is that of the whole model, with which it was \
+                 aligned already; submit the part without align_with"
+            );
+            return Err(ApiError::new(ErrorCode::CaptureUnavailable, message));
+        }
         if !has_timeline(app, id).await? {
             let message = format!(
                 "run {id} has no timeline ({}); align runs whose nsys step succeeded",
@@ -135,6 +143,11 @@ async fn check_runs(app: &App, spec: &AlignmentSpec) -> Result<(), ApiError> {
         return Err(ApiError::new(ErrorCode::ReportUnavailable, message));
     }
     Ok(())
+}
+
+/// True for a part that was aligned in its own run, next to the whole model.
+fn has_whole_model(spec: &RunSpec) -> bool {
+    matches!(&spec.subject, Subject::Part(part) if part.align_with.is_some())
 }
 
 /// Returns true if a run has a timeline, of nsys or imported traces.
