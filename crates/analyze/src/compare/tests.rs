@@ -74,6 +74,30 @@ fn a_change_of_41_percent_over_three_repeats_is_significant_despite_overlapping_
 }
 
 #[test]
+fn of_many_operators_a_small_p_value_is_no_change_unless_chance_makes_it_rarely() {
+    // Row `at` differs by `at` hundredths of its noise; the last one by far more.
+    let run = |shift: f64| {
+        let operator = |at: u32| {
+            let by = if at == 99 { 50.0 * shift } else { 0.03 * shift * f64::from(at) };
+            let times = [9.0 + by, 10.0 + by, 11.0 + by];
+            let key = ("decode_all".to_owned(), format!("op{at:02}"));
+            (key, Measured::over_repeats(&Spread::of(times).unwrap(), None))
+        };
+        ComparedRun { operators: (0..100).map(operator).collect(), ..ComparedRun::default() }
+    };
+    let found = diff(vec![], &run(0.0), &run(1.0), &[]).operators;
+    let is_slower = |it: &&Change| it.verdict == ChangeVerdict::Slower;
+    let slower: Vec<&str> = found.iter().filter(is_slower).map(|it| &*it.name).collect();
+    assert_eq!(slower, ["op99"]);
+    let small = found.iter().find(|it| it.name == "op98").unwrap();
+    assert!(small.p_value.unwrap() < ALPHA && small.detectable_ms.is_some());
+    assert!(small.reason.contains("as one of so many rows is by chance"), "{}", small.reason);
+    assert_eq!(max_p_of(vec![0.9, 0.01, 0.02]), 0.02);
+    assert_eq!(max_p_of(vec![0.9, 0.04, 0.5]), 0.0);
+    assert_eq!(max_p_of(vec![]), 0.0);
+}
+
+#[test]
 fn within_noise_states_the_smallest_detectable_change_and_the_repeats_that_halve_it() {
     let change = changed(&[9.0, 10.0, 11.0], &[9.1, 10.1, 11.1], &[]);
     assert_eq!((change.verdict, change.repeats_to_halve), (ChangeVerdict::WithinNoise, Some(8)));
@@ -125,7 +149,7 @@ fn every_verdict_has_its_reason() {
     };
     let (steady, once) = (measured(&[1.0, 1.1, 0.9]), measured(&[1.0]));
     let obstacles = ["device of run A is unknown".to_owned()];
-    let judge = |obstacles| VerdictBasis { obstacles, history: &[], drift_pct: 0.0 };
+    let judge = |obstacles| VerdictBasis { obstacles, history: &[], drift_pct: 0.0, max_p: ALPHA };
     let key = (String::new(), "x".to_owned());
     let cases: [(_, _, &[String], _); 5] = [
         (steady, measured(&[2.0, 2.1, 1.9]), &[], "1.00 ms apart (p < 0.001), beyond noise"),
