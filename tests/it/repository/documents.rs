@@ -9,6 +9,7 @@ use std::{
 
 use llmprof_core::layout;
 use llmprof_service::config::Config;
+use regex::Regex;
 
 use super::{
     architecture::ARROWS,
@@ -46,6 +47,33 @@ fn documents_with_commands() -> Vec<(PathBuf, String)> {
     let quickstart = root().join("specs/quickstart.md");
     let text = fs::read_to_string(&quickstart).unwrap();
     documents().into_iter().chain([(quickstart, text)]).collect()
+}
+
+/// Names of lower-case variables that a line of shell assigns, and uses.
+fn variables(line: &str) -> [Vec<String>; 2] {
+    let names = |pattern: &str| -> Vec<String> {
+        let found = Regex::new(pattern).unwrap();
+        found.captures_iter(line).map(|it| it[1].to_owned()).collect()
+    };
+    let mut assigned = names(r"(?:^|[\s;&(])([a-z_]\w*)=");
+    assigned.extend(names(r"for (\w+) in"));
+    let read = names(r"read -r ([\w ]+) <");
+    assigned.extend(read.iter().flat_map(|all| all.split(' ')).map(str::to_owned));
+    [assigned, names(r"\$\{?([a-z_]\w*)")]
+}
+
+#[test]
+fn every_variable_of_a_document_is_set_before_its_use() {
+    for (path, text) in documents_with_commands() {
+        let mut known: BTreeSet<String> = BTreeSet::new();
+        for line in commands(&text) {
+            let [assigned, used] = variables(&line);
+            known.extend(assigned);
+            for name in used {
+                assert!(known.contains(&name), "{}: ${name} is never set: {line}", path.display());
+            }
+        }
+    }
 }
 
 /// Inline code of `text`.
