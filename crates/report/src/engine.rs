@@ -45,6 +45,7 @@ fn engine() -> Environment<'static> {
             value => Ok(out.write_str(&markdown::escape(&value.to_string()))?),
         }
     });
+    engine.add_filter("ended", ended);
     engine.add_filter("prose", |state: &State, text: &str| {
         Value::from_safe_string(match *state.auto_escape() == MARKDOWN {
             true => markdown::prose(text),
@@ -59,6 +60,12 @@ fn engine() -> Environment<'static> {
             .expect("the embedded templates parse: tests render each of them");
     }
     engine
+}
+
+/// A text that others follow in its paragraph: with a full stop, if it has no end.
+fn ended(text: &str) -> String {
+    let is_end = text.trim_end().ends_with(['.', '!', '?', ':']);
+    if is_end || text.is_empty() { text.to_owned() } else { format!("{}.", text.trim_end()) }
 }
 
 const TEMPLATES: [(&str, &str); 15] = [
@@ -78,3 +85,16 @@ const TEMPLATES: [(&str, &str); 15] = [
     ("report.html", include_str!("html/report.html")),
     ("style.css", include_str!("html/style.css")),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_without_an_end_gets_a_full_stop() {
+        assert_eq!(ended("no driver is loaded"), "no driver is loaded.");
+        for text in ["Read the log.", "Is it?", "see:", ""] {
+            assert_eq!(ended(text), text);
+        }
+    }
+}
