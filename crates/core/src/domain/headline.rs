@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{named_values::named_values, savings::Savings};
+use crate::hex;
 
 named_values! {
     /// Name of a headline figure.
@@ -162,7 +163,7 @@ pub type SeriesIdentity = BTreeMap<String, String>;
 pub fn series_id(identity: &SeriesIdentity) -> String {
     let json = serde_json::to_string(identity).unwrap_or_default();
     let digest = Sha256::digest(json.as_bytes());
-    digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    hex(&digest[..16])
 }
 
 /// The point of a run in its series.

@@ -8,10 +8,11 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{
-    inputs::{MAX_IMAGES, MAX_NAME, MAX_PROMPT, MAX_SAMPLE_IMAGES, MAX_SAMPLES},
+    inputs::{MAX_IMAGES, MAX_NAME, MAX_PROMPT, MAX_SAMPLE_IMAGES, MAX_SAMPLES, sample_content},
     json_numbers::{MAX_EXACT, optional_integer},
     run_files::InputFile,
 };
+use crate::hex;
 
 /// A manifest: one sample, or a list of samples.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -179,14 +180,13 @@ impl InputManifest {
     /// same inputs, whatever their names. `None` if an image has no hash.
     pub fn content_sha256(&self) -> Option<String> {
         let samples = self.clone().samples().ok()?.samples;
-        let of = |it: ManifestSample| {
-            let images: Option<Vec<_>> = it.images.into_iter().map(|image| image.sha256).collect();
-            Some((it.prompt, images?))
+        let of = |it: &ManifestSample| {
+            let images: Option<Vec<&str>> =
+                it.images.iter().map(|image| image.sha256.as_deref()).collect();
+            Some(sample_content(&it.prompt, &images?))
         };
-        let content: Vec<(String, Vec<String>)> =
-            samples.into_iter().map(of).collect::<Option<_>>()?;
-        let bytes = serde_json::to_vec(&content).ok()?;
-        Some(Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect())
+        let content: String = samples.iter().map(of).collect::<Option<_>>()?;
+        Some(hex(&Sha256::digest(content)))
     }
 
     /// The images in order, as a report lists them; `None` if one lacks its facts.

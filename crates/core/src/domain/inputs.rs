@@ -101,17 +101,22 @@ impl InputSet {
         let seed = self.seed.filter(|seed| *seed != 0);
         let mut text = seed.map(|seed| format!("seed {seed}\n")).unwrap_or_default();
         for sample in &self.samples {
-            text += &format!("{} {}\n", sample.prompt.len(), sample.images.len());
-            text += &sample.prompt;
-            let hash = |at: &u32| self.images.get(*at as usize).map(|image| &image.sha256);
-            for hash in sample.images.iter().filter_map(hash) {
-                text += "\n";
-                text += hash;
-            }
-            text += "\n";
+            let hash = |at: &u32| Some(self.images.get(*at as usize)?.sha256.as_str());
+            let hashes: Vec<&str> = sample.images.iter().filter_map(hash).collect();
+            text += &sample_content(&sample.prompt, &hashes);
         }
         text
     }
+}
+
+/// Text that is equal for equal prompts with equal images, by their hashes.
+pub fn sample_content(prompt: &str, images: &[&str]) -> String {
+    let mut text = format!("{} {}\n{prompt}", prompt.len(), images.len());
+    for hash in images {
+        text += "\n";
+        text += hash;
+    }
+    text + "\n"
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::{
 
 use llmprof_core::{
     domain::{finding::Finding, run_files::ArtifactRecord},
-    layout,
+    hex, layout,
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -144,11 +144,6 @@ pub(super) fn copy_hashed(
         to.write_all(&slice[..read])?;
         bytes += read as u64;
     }
-}
-
-/// Bytes in lower-case hexadecimal.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Writes a file atomically.

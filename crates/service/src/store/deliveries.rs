@@ -1,10 +1,13 @@
 //! Deliveries of messages: about ended runs, created by the database in the commit that ends a run,
 //! and about regressions. Each has its text, so it outlives the run.
 
-use llmprof_core::domain::{
-    ids::RunId,
-    named_values::named_values,
-    webhook_event::{EventMessage, WebhookEvent},
+use llmprof_core::{
+    domain::{
+        ids::RunId,
+        named_values::named_values,
+        webhook_event::{EventMessage, WebhookEvent},
+    },
+    hex,
 };
 use sha2::{Digest, Sha256};
 use sqlx::{Connection, QueryBuilder, SqliteConnection, sqlite::SqliteRow};
@@ -68,8 +71,7 @@ pub(super) async fn queue_message(
     let mut body = body.clone();
     body.insert("event".into(), event.as_str().into());
     let body = serde_json::Value::from(body).to_string();
-    let hash = Sha256::digest(body.as_bytes());
-    let hash: String = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    let hash = hex(&Sha256::digest(body.as_bytes())[..16]);
     sqlx::query(
         "insert or ignore into deliveries (message_id, run_id, target, body, created_at, next_at)
          select ?1, ?2, target, ?3, ?4, ?4 from subscriptions where event = ?5",

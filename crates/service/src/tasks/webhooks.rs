@@ -11,7 +11,7 @@ mod slack;
 
 use std::time::Duration;
 
-use llmprof_core::domain::webhook_event::WebhookEvent;
+use llmprof_core::{domain::webhook_event::WebhookEvent, hex};
 use reqwest::{Url, redirect};
 use sha2::{Digest, Sha256};
 use tokio::{task::JoinSet, time::sleep};
@@ -235,10 +235,6 @@ async fn send_due(store: &Store, webhooks: &WebhookSender) -> Result<(), StoreEr
 fn retry_in_ms(first_ms: i64, attempts: u32) -> Option<i64> {
     (attempts + 1 < MAX_ATTEMPTS)
         .then(|| first_ms.saturating_mul(4_i64.saturating_pow(attempts)).min(HOUR_MS))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
+use llmprof_core::hex;
 use reqwest::{StatusCode, Url, header};
 use sha2::{Digest, Sha256};
 use tokio::{
@@ -184,5 +185,5 @@ async fn hash_if_sized(path: &Path, bytes: u64) -> Result<Option<String>> {
         }
         hash.update(&block[..read]);
     }
-    Ok(Some(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()))
+    Ok(Some(hex(&hash.finalize())))
 }

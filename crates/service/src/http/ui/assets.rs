@@ -9,6 +9,7 @@ use axum::{
     http::header,
     response::{IntoResponse, Response},
 };
+use llmprof_core::hex;
 use sha2::{Digest, Sha256};
 
 use super::view::{ICON, SCRIPT, STYLES};
@@ -26,8 +27,7 @@ struct Asset {
 
 impl Asset {
     fn of(extension: &str, media_type: &'static str, text: String) -> Self {
-        let hash: String =
-            Sha256::digest(&text).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let hash = hex(&Sha256::digest(&text)[..8]);
         Self { path: format!("{ASSETS}page.{hash}.{extension}"), media_type, text }
     }
 }

@@ -1,11 +1,13 @@
 //! Forms: their fields, and keys that make a repeated submission one.
 
+use std::collections::HashSet;
+
 use axum::{
     Form,
     extract::{FromRequest, Request, rejection::FormRejection},
     http::StatusCode,
 };
-use llmprof_core::domain::named_values::UnknownName;
+use llmprof_core::{domain::named_values::UnknownName, hex};
 use sha2::{Digest, Sha256};
 
 use crate::http::{
@@ -38,10 +40,10 @@ pub(super) fn field<'a>(fields: &'a Fields, name: &str) -> &'a str {
 
 /// Refuses a field that is given twice: one of them would be ignored.
 pub(super) fn check_once(fields: &Fields) -> Result<(), ApiError> {
-    let twice = |at: &usize| fields[..*at].iter().any(|earlier| earlier.0 == fields[*at].0);
-    match (0..fields.len()).find(twice) {
-        Some(at) => {
-            let message = format!("{}: given more than once; send it once", fields[at].0);
+    let mut seen = HashSet::new();
+    match fields.iter().find(|(name, _)| !seen.insert(name)) {
+        Some((name, _)) => {
+            let message = format!("{name}: given more than once; send it once");
             Err(ApiError::new(ErrorCode::InvalidRequest, message))
         }
         None => Ok(()),
@@ -51,8 +53,7 @@ pub(super) fn check_once(fields: &Fields) -> Result<(), ApiError> {
 /// The idempotency key of `body`, submitted with the form `key`. The same form with other fields
 /// has another key.
 pub(super) fn idempotency_key(key: &str, body: &str) -> String {
-    let hash: String =
-        Sha256::digest(format!("{key} {body}")).iter().map(|byte| format!("{byte:02x}")).collect();
+    let hash = hex(&Sha256::digest(format!("{key} {body}")));
     format!("form-{hash}")
 }
 

@@ -3,7 +3,10 @@
 
 use std::io;
 
-use llmprof_core::domain::{ids::InputsId, inputs::InputSet};
+use llmprof_core::{
+    domain::{ids::InputsId, inputs::InputSet},
+    hex,
+};
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 
@@ -100,7 +103,7 @@ impl PendingInputs {
     pub async fn store(&self, app: &App, owner: Option<String>) -> Result<StoredId, ApiError> {
         let id = InputsId::now();
         let content = self.staged.set.content();
-        let sha256 = Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect();
+        let sha256 = hex(&Sha256::digest(content));
         let new = NewInputs {
             id,
             name: self.name.clone(),
