@@ -104,6 +104,11 @@ async fn runs_of_a_part_displace_no_run_of_its_model() {
     };
     ended(json!({})).await;
     let part = json!({ "target": "decoder.layers.3.self_attn" });
+    let mut planned = json!({ "model": "deepseek-ocr-tiny", "dry_run": true });
+    planned["target"] = part["target"].clone();
+    let plan = api.post(&planned).await;
+    let unknown = "no estimate: no run of decoder.layers.3.self_attn of deepseek-ocr-tiny in mode";
+    assert!(plan.text().contains(unknown), "a model's runs take longer: {}", plan.text());
     let displaced = ended(part.clone()).await;
     assert_eq!(api.get("/retention").await.json()["pack"], json!([]));
     ended(part).await;

@@ -12,7 +12,10 @@ use super::{
     legacy::StoredSpec,
     part::{AlignWith, MockChange, PartPath},
 };
-use crate::domain::{dtype::Dtype, mode::Mode, named_values::named_values, profiling::Profiling};
+use crate::{
+    domain::{dtype::Dtype, mode::Mode, named_values::named_values, profiling::Profiling},
+    hex,
+};
 
 named_values! {
     /// Kind of a run's subject.
@@ -158,6 +161,14 @@ pub struct Passes {
     pub profiling: Option<Profiling>,
 }
 
+/// The name of a model, a command or a capture for readers: a part is named with its model.
+pub fn title(name: String, part: Option<String>) -> String {
+    match part {
+        Some(part) => format!("{part} of {name}"),
+        None => name,
+    }
+}
+
 impl RunSpec {
     /// Kind of the subject.
     pub const fn kind(&self) -> SubjectKind {
@@ -181,10 +192,7 @@ impl RunSpec {
 
     /// Name for readers: a part is named with its model.
     pub fn title(&self) -> String {
-        match &self.subject {
-            Subject::Part(it) => format!("{} of {}", it.part.0, it.workload.model),
-            _ => self.name().to_owned(),
-        }
+        title(self.name().to_owned(), self.part().map(str::to_owned))
     }
 
     /// The path of a part of a model that ran by itself.
@@ -271,7 +279,7 @@ impl RunSpec {
     pub fn fingerprint(&self) -> String {
         let facts = serde_json::to_string(&(&self.subject, &self.common.revision));
         let digest = Sha256::digest(facts.unwrap_or_default());
-        digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+        hex(&digest[..16])
     }
 
     /// Number of devices of the run.

@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_analyze::timeline::{device_totals::DeviceTotals, gpu::StageGpu};
 use llmprof_core::{
-    domain::device::{CPU, Device},
+    domain::{
+        device::{CPU, Device},
+        subject::title,
+    },
     trace::environment::Environment,
 };
 
@@ -49,12 +52,8 @@ pub fn ran(subject: &Subject) -> Option<Cited> {
     let steps = steps.map(|it| Row::of("aggregates").count("decode_steps", it));
     facts.extend(steps.map(|it| it.quantity("decode step")));
     let command = || subject.command.map(|name| format!("The command {name}"));
-    let of_part = |model: &String| match subject.part {
-        Some(part) => format!("{part} of {model}"),
-        None => model.clone(),
-    };
-    let name = model.name.as_ref().map(of_part).or_else(command);
-    let name = name.unwrap_or_else(|| "The program".to_owned());
+    let named = model.name.clone().map(|name| title(name, subject.part.map(str::to_owned)));
+    let name = named.or_else(command).unwrap_or_else(|| "The program".to_owned());
     let facts = match facts.is_empty() {
         true => Cited::default(),
         false => Cited::of(" ({})", [Cited::list(facts, ", ")]),

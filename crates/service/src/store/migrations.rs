@@ -39,6 +39,7 @@ const FILES: &[(&str, &str)] = files![
     "0150_gates",
     "0160_sweeps",
     "0170_run_images",
+    "0180_parts",
 ];
 
 /// All migrations, up to the version of this program.

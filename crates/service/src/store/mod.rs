@@ -60,7 +60,7 @@ use llmprof_core::domain::{
     state::{RunState, Scheduled, Step, StepRecord},
     subject::RunSpec,
 };
-pub use queue::{History, StoreFigures, Waiting};
+pub use queue::{History, RunKind, StoreFigures, Waiting};
 pub use read::Filter;
 use reader::Reader;
 pub use recovery::EndedAttempt;

@@ -19,11 +19,29 @@ pub struct Waiting {
     pub started_ms: Option<i64>,
 }
 
-/// Durations of runs of a name in a mode.
+/// Runs that take similarly long: their name, the path of a part, and the mode.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RunKind {
+    pub name: String,
+    pub part: Option<String>,
+    pub mode: Mode,
+}
+
+impl RunKind {
+    /// `None` for an import.
+    pub fn of(spec: &RunSpec) -> Option<Self> {
+        Some(Self {
+            name: spec.name().to_owned(),
+            part: spec.part().map(str::to_owned),
+            mode: spec.mode()?.clone(),
+        })
+    }
+}
+
+/// Durations of runs of one kind.
 #[derive(Debug, Clone, PartialEq)]
 pub struct History {
-    pub name: String,
-    pub mode: String,
+    pub kind: RunKind,
     /// Median of up to 21 of the newest finished runs, milliseconds.
     pub median_ms: i64,
 }
@@ -70,35 +88,32 @@ impl Store {
             .collect()
     }
 
-    /// Durations of earlier runs of each name and mode; none if no run finished.
-    pub async fn history(&self, kinds: &[(String, Mode)]) -> Result<Vec<History>, StoreError> {
+    /// Durations of earlier runs of each kind; none if no run finished.
+    pub async fn history(&self, kinds: &[RunKind]) -> Result<Vec<History>, StoreError> {
         let mut found = Vec::new();
-        for (name, mode) in kinds {
+        for kind in kinds {
             let mut took: Vec<i64> = sqlx::query_scalar(
                 "select ended_at - started_at from runs indexed by runs_done
                  where name = ? and kind <> 'import' and state in ('succeeded', 'partial')
-                      and mode = ?
+                      and mode = ? and part is ?
                  order by id desc limit ?",
             )
-            .bind(name)
-            .bind(mode.as_str())
+            .bind(&kind.name)
+            .bind(kind.mode.as_str())
+            .bind(&kind.part)
             .bind(HISTORY)
             .fetch_all(&mut *self.reader().await?)
             .await
             .map_err(during("list earlier runs"))?;
             took.sort_unstable();
             if let Some(median_ms) = took.get(took.len() / 2) {
-                found.push(History {
-                    name: name.clone(),
-                    mode: mode.as_str().into(),
-                    median_ms: *median_ms,
-                });
+                found.push(History { kind: kind.clone(), median_ms: *median_ms });
             }
         }
         Ok(found)
     }
 
-    /// Durations of earlier runs of the name and mode of `spec`, newest first, in milliseconds.
+    /// Durations of earlier runs of the kind of `spec`, newest first, in milliseconds.
     /// With `same_request`, only of runs whose subject and passes are equal.
     pub async fn durations_of(
         &self,
@@ -109,13 +124,15 @@ impl Store {
         sqlx::query_scalar(
             "select ended_at - started_at from runs indexed by runs_done
              where name = ?1 and kind <> 'import' and state in ('succeeded', 'partial')
-                  and mode = ?2 and (?3 is null or spec -> '$.subject' = json(?3))
+                  and mode = ?2 and part is ?5
+                  and (?3 is null or spec -> '$.subject' = json(?3))
              order by id desc limit ?4",
         )
         .bind(spec.name())
         .bind(spec.mode().map_or("", Mode::as_str))
         .bind(subject)
         .bind(HISTORY)
+        .bind(spec.part())
         .fetch_all(&mut *self.reader().await?)
         .await
         .map_err(during("list earlier runs"))

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use llmprof_core::domain::ids::RunId;
+use llmprof_core::domain::{ids::RunId, subject::title};
 
 use super::{Store, StoreError, column, during, id_of, key, now_ms, steady_ms};
 use crate::config::RetentionSettings;
@@ -15,6 +15,7 @@ const DAY_MS: i64 = 86_400_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptRun {
     pub id: RunId,
+    /// For readers: a part is named with its model.
     pub name: String,
     pub mode: String,
     /// Milliseconds since 1970.
@@ -60,9 +61,7 @@ impl Store {
 
     async fn kept(&self) -> Result<Vec<KeptRun>, StoreError> {
         let rows = sqlx::query(
-            "select id, mode,
-                    coalesce(json_extract(spec, '$.subject.part') || ' of ', '') || name as name,
-                    coalesce(ended_at, queued_at) as ended, pinned,
+            "select id, name, mode, part, coalesce(ended_at, queued_at) as ended, pinned,
                     packed_at is not null as packed, state in ('succeeded', 'partial') as well,
                     exists (select 1 from labels where run_id = id) as labelled,
                     coalesce((select bytes from sizes where run_id = id), 0) as bytes
@@ -75,7 +74,7 @@ impl Store {
             .map(|row| {
                 Ok(KeptRun {
                     id: id_of(column(row, "id")?)?,
-                    name: column(row, "name")?,
+                    name: title(column(row, "name")?, column(row, "part")?),
                     mode: column(row, "mode")?,
                     ended_ms: column(row, "ended")?,
                     bytes: column::<i64>(row, "bytes")?.unsigned_abs(),

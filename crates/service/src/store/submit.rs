@@ -236,8 +236,8 @@ pub(super) async fn insert(
     let (id, spec, now) = (new.id.unwrap_or_else(RunId::now), &new.spec, now_ms());
     sqlx::query(
         "insert into runs (id, kind, name, mode, device, priority, gpus, spec, state, queued_at,
-         owner, session, sweep, fingerprint, rank)
-         values (?1, ?9, ?2, ?10, ?3, ?4, ?5, ?6, 'queued', ?7, ?8, ?11, ?12, ?13,
+         owner, session, sweep, fingerprint, part, rank)
+         values (?1, ?9, ?2, ?10, ?3, ?4, ?5, ?6, 'queued', ?7, ?8, ?11, ?12, ?13, ?14,
                  max(?7, coalesce((select max(rank + priority * 600000)
                       from runs indexed by runs_latest where state = 'queued'), ?7))
                  - ?4 * 600000)",
@@ -255,6 +255,7 @@ pub(super) async fn insert(
     .bind(spec.session().map(|it| it.0.as_bytes().to_vec()))
     .bind(sweep.map(|it| it.0.as_bytes().to_vec()))
     .bind(spec.fingerprint())
+    .bind(spec.part())
     .execute(&mut *tx)
     .await
     .map_err(during("insert a run"))?;

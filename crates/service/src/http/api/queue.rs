@@ -18,7 +18,7 @@ use crate::{
         error::{ApiError, responses::GuardedErrors},
         state::App,
     },
-    store::{History, StoredSession, Waiting},
+    store::{History, RunKind, StoredSession, Waiting},
 };
 
 /// Maximum number of listed runs.
@@ -83,8 +83,7 @@ impl Queue {
         GuardedErrors))]
 pub async fn queue(State(app): State<App>) -> Result<Json<Queue>, ApiError> {
     let runs = app.store.queue(MAX_LISTED).await?;
-    let kind = |it: &Waiting| Some((it.run.spec.name().to_owned(), it.run.spec.mode()?.clone()));
-    let mut kinds: Vec<(String, Mode)> = runs.iter().filter_map(kind).collect();
+    let mut kinds: Vec<RunKind> = runs.iter().filter_map(|it| RunKind::of(&it.run.spec)).collect();
     kinds.sort();
     kinds.dedup();
     let history = app.store.history(&kinds).await?;
@@ -125,9 +124,8 @@ fn estimate(
 
 /// The median duration of past runs like `spec`.
 fn duration_ms(spec: &RunSpec, history: &[History]) -> Option<i64> {
-    let mode = spec.mode()?;
-    let same = |past: &&History| past.name == spec.name() && past.mode == mode.as_str();
-    history.iter().find(same).map(|past| past.median_ms)
+    let kind = RunKind::of(spec)?;
+    history.iter().find(|past| past.kind == kind).map(|past| past.median_ms)
 }
 
 /// The schedule of a device: free now, or at the expected end of its run.
@@ -152,7 +150,7 @@ fn schedule<'a>(
             it.id, device.name, it.expires_at
         )),
         (None, None) => Ok(now),
-        (None, Some(it)) => end(it).ok_or_else(|| no_history(it.run.spec.name())),
+        (None, Some(it)) => end(it).ok_or_else(|| no_history(&it.run.spec.title())),
     };
     DeviceSchedule { device, free_at }
 }
@@ -188,7 +186,7 @@ fn assign(
         (Some(start), _) => {
             let end = duration_ms(spec, history).map(|ms| start + ms);
             for (_, at) in &free {
-                schedules[*at].free_at = end.ok_or_else(|| no_history(spec.name()));
+                schedules[*at].free_at = end.ok_or_else(|| no_history(&spec.title()));
             }
             Ok(start)
         }
@@ -206,7 +204,7 @@ fn queued_run(it: &Waiting, position: u64, start: Result<i64, String>) -> Queued
         run_id: it.run.id,
         position,
         kind: spec.kind(),
-        name: spec.name().to_owned(),
+        name: spec.title(),
         mode: spec.mode().cloned(),
         device: spec.device().map(str::to_owned),
         owner: it.run.owner.clone(),

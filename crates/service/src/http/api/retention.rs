@@ -50,7 +50,7 @@ pub struct RetentionView {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DueRun {
     pub run_id: RunId,
-    /// Name of the model, of the command or of the capture.
+    /// Name of the model, of the command or of the capture; of a part, `PART of MODEL`.
     pub name: String,
     /// `null` for an import.
     pub mode: Option<String>,

@@ -93,7 +93,7 @@ pub(super) async fn estimate(app: &App, spec: &RunSpec) -> Result<DurationEstima
     let basis = if seconds.is_some() { basis } else { EstimateBasis::None };
     let unknown_because = seconds.is_none().then(|| {
         let mode = spec.mode().map_or_else(String::new, |mode| format!(" in mode {mode}"));
-        format!("no estimate: no run of {}{mode} has finished on this host", spec.name())
+        format!("no estimate: no run of {}{mode} has finished on this host", spec.title())
     });
     Ok(DurationEstimate { seconds, basis, runs: durations.len() as u64, unknown_because })
 }
