@@ -109,9 +109,9 @@ pub fn run_diff(a: &StoredReport, b: &StoredReport, history: &[StoredReport]) ->
     }
     // Kernels are compared per repeat only if every side knows its repeats.
     let all = || [a, b].into_iter().chain(used.iter().copied());
+    let is_cut = |stage: &str| all().any(|run| unit_of(&run.report, stage) == LedgerUnit::Step);
     let unit = |stage: &str| {
-        let has_steps = all().any(|run| unit_of(&run.report, stage) == LedgerUnit::Step);
-        let unit = if has_steps { LedgerUnit::Step } else { LedgerUnit::Repeat };
+        let unit = if is_cut(stage) { LedgerUnit::Step } else { LedgerUnit::Repeat };
         all().all(|run| units(&run.report, stage, unit).is_some()).then_some(unit)
     };
     // The time per token of equally many steps repeats the time of decode.
@@ -120,7 +120,7 @@ pub fn run_diff(a: &StoredReport, b: &StoredReport, history: &[StoredReport]) ->
         (it.decode_steps, it.per_token_ms.is_some())
     };
     let has_per_token = steps(a).0.is_none() || steps(a) != steps(b);
-    let side = |run| side(run, has_per_token, &unit);
+    let side = |run| side(run, has_per_token, &is_cut, &unit);
     let earlier: Vec<ComparedRun> = used.iter().map(|run| side(run)).collect();
     let diff = diff(checks::checks(&a.report, &b.report), &side(a), &side(b), &earlier);
     let claims = overview::claims(a, b, &diff);
@@ -162,15 +162,21 @@ fn units(report: &LLMProfileReport, stage: &str, unit: LedgerUnit) -> Option<u64
     units.filter(|it| *it > 0)
 }
 
-/// The unit of a stage in the ledger of a report.
+/// The unit of a stage, by the ledger if it has the stage.
 fn unit_of(report: &LLMProfileReport, stage: &str) -> LedgerUnit {
-    let of_stage = report.ledger_stages.iter().find(|it| it.stage == stage);
-    of_stage.map_or(LedgerUnit::Repeat, |it| it.unit)
+    let has_steps = || report.step_times.iter().any(|it| it.stage == stage && it.are_steps());
+    let is_timed = || report.stages.iter().any(|it| it.stage == stage);
+    match report.ledger_stages.iter().find(|it| it.stage == stage) {
+        Some(it) => it.unit,
+        None if has_steps() && !is_timed() => LedgerUnit::Step,
+        None => LedgerUnit::Repeat,
+    }
 }
 
 fn side(
     of: &StoredReport,
     has_per_token: bool,
+    is_cut: &impl Fn(&str) -> bool,
     unit: &impl Fn(&str) -> Option<LedgerUnit>,
 ) -> ComparedRun {
     let report = &of.report;
@@ -202,7 +208,9 @@ fn side(
     for (name, ms) in steps::rows(&report.step_batches) {
         add("", &name, Measured::over_repeats(&ms, None));
     }
-    let operators = report.operator_repeats.iter().map(|it| {
+    // Parts of decodes are not comparable with each other or with whole ones.
+    let operators = report.operator_repeats.iter().filter(|it| !is_cut(&it.stage));
+    let operators = operators.map(|it| {
         (
             (it.stage.clone(), format!("{} ({})", it.path, it.op)),
             Measured::over_repeats(&it.ms, Some(it.calls)),
@@ -211,10 +219,10 @@ fn side(
     let mut kernels = RunFigures::new();
     // If the capture lacks kernels of a stage, their sums are not comparable, and neither is what
     // lies outside the stages if one of them has no end.
-    let is_cut = why_unended(&report.findings).is_some();
+    let is_unended = why_unended(&report.findings).is_some();
     let partial = |stage: &str| {
         let lacks = |it: &StageKernels| it.stage == stage && it.kernel_ms.is_none();
-        report.stage_kernels.iter().any(lacks) || is_cut && [OUTSIDE, ""].contains(&stage)
+        report.stage_kernels.iter().any(lacks) || is_unended && [OUTSIDE, ""].contains(&stage)
     };
     for it in
         of.kernels.as_ref().unwrap_or(&report.kernels_topk).iter().filter(|it| !partial(&it.stage))
@@ -282,7 +290,7 @@ impl RunDiff {
             .history_left_out
             .iter()
             .map(|it| (subject(it.run, it.name.as_deref()), &it.why))
-            .map(|(run, why)| format!(" Left out is {run}: {why}."));
+            .map(|(run, why)| format!(" Excluded: {run} ({why})."));
         used + &left_out.collect::<String>()
     }
 
@@ -325,8 +333,8 @@ impl RunDiff {
             "Host time of operators per repeat of the unprofiled pass, layers rolled up (*).";
         let device = "Device time of kernels per repeat of their stage in the traced pass, per \
                       step of a decode that a recording cuts; ± is the 95 % interval by the \
-                      kernel's own calls. Calls are those of the whole capture. Outside every \
-                      stage, the time of all calls.";
+                      kernel's own calls. The capture's calls are counted in full, and kernels \
+                      outside every stage are summed over all calls.";
         let mut tables = vec![checks];
         tables.extend((!self.ledger.is_empty()).then(|| overview::ledger_table(&self.ledger)));
         tables.extend([

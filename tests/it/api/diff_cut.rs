@@ -24,6 +24,13 @@ fn a_step_of_a_cut_decode_is_compared_with_a_step_and_never_with_a_whole_decode(
     let stages: Vec<&str> =
         found["ledger"].as_array().unwrap().iter().filter_map(|it| it["stage"].as_str()).collect();
     assert_eq!(stages, ["prefill"]);
+    let operators = |of: &serde_json::Value| {
+        let rows = of["diff"]["operators"].as_array().unwrap().clone();
+        rows.iter().filter(|it| it["stage"] == "decode_all").count()
+    };
+    let equal: serde_json::Value = serde_json::from_str(&diff(&whole, &whole, "json")?)?;
+    assert!(operators(&equal) > 0);
+    assert_eq!(operators(&found), 0, "sums over parts of decodes");
     let kernels = found["diff"]["kernels"].as_array().unwrap();
     let decode = kernels.iter().find(|it| it["stage"] == "decode_all").unwrap();
     // 0.3 ms of 8 steps, and of the 4 that the other recording has.
