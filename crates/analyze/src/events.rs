@@ -140,7 +140,7 @@ pub enum EventSource<'a> {
         untimed_steps: &'a BTreeMap<u32, u64>,
         /// False if a step may have made several tokens of one sequence: by speculation.
         one_token_a_step: bool,
-        /// Repeats with a part of a decode, which the recording cuts.
+        /// Repeats whose decode is cut by the recording.
         cut: &'a BTreeSet<u32>,
     },
 }
@@ -167,7 +167,7 @@ impl<'a> Events<'a> {
         }
     }
 
-    /// True if the repeat has a part of a decode, whose steps are whole.
+    /// True if the recording cuts the decode of a repeat; the recorded steps are whole.
     pub fn is_cut(&self, repeat: u32) -> bool {
         match self.source {
             EventSource::Runner => false,

@@ -46,7 +46,7 @@ pub struct CaptureEvents {
     tokens: BTreeMap<u32, u64>,
     /// Decode steps of a repeat, if their times are unknown.
     untimed_steps: BTreeMap<u32, u64>,
-    /// Repeats with a part of a decode.
+    /// Repeats whose decode is cut by the recording.
     cut: BTreeSet<u32>,
     /// True if a decode step may have made several tokens of one sequence.
     is_speculative: bool,

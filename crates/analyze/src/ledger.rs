@@ -60,7 +60,7 @@ named_values! {
         /// One repeat of the stage.
         #[default]
         Repeat = "repeat",
-        /// One step of a decode of which the recording has no whole instance.
+        /// One decode step: every decode is cut by the recording.
         Step = "step",
     }
 }
@@ -257,7 +257,7 @@ pub fn ledger(analysis: &Analysis, input: &LedgerInput) -> Ledger {
     ledger
 }
 
-/// Why the floor of the model is unknown for a decode of which no instance is whole.
+/// Reason for a decode without a model floor: the recording cuts every decode.
 const CUT_DECODE: &str = "How fast it could be is unknown: the recording has no whole decode, so \
                           the context of its steps is unknown. Record from a prefill to the end of \
                           its decode.";
@@ -280,7 +280,7 @@ struct StageTimes<'a> {
     stage: &'a str,
     measured_ns: i64,
     steps: Option<u64>,
-    /// Steps of a decode of which no instance is whole: one of them is the repeat.
+    /// Recorded decode steps, if the recording cuts every decode: a step is then the repeat.
     cut_steps: Option<u64>,
     split: Option<&'a WindowSplit>,
     /// Factor from the sum over all traced windows to one repeat.

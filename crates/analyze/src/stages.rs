@@ -119,7 +119,7 @@ pub struct Stages {
     pub decode_steps: Option<u64>,
     /// Decode steps of each repeat whose steps are known.
     pub repeat_steps: Vec<u64>,
-    /// Decode steps of the decodes that the recording cuts.
+    /// Recorded steps of cut decodes.
     pub cut_steps: u64,
     /// Sequences for which each decode step generated a token; `None` if unknown, or if steps of an
     /// engine have different numbers of requests.
@@ -156,7 +156,7 @@ impl Stages {
         self.rows.iter().find(|row| row.stage == stage)
     }
 
-    /// Steps of a decode of which no instance is whole: each is a repeat, in place of a decode.
+    /// Recorded decode steps, if the recording cuts every decode: each step is then a repeat.
     pub fn steps_as_repeats(&self, stage: &str) -> Option<u64> {
         let has_parts = stage == DECODE && self.cut_steps > 0 && self.row(stage).is_none();
         has_parts.then_some(self.cut_steps)
@@ -234,7 +234,7 @@ pub fn stages(events: &Events) -> Stages {
     let known = [(PREFILL, &prefill, prompt_tokens(events)), (DECODE, &decode, decoded)];
     let rows = known.into_iter().chain(more).filter_map(row).collect();
 
-    // Steps of a part of a decode are whole.
+    // A cut decode has whole steps.
     let recorded = || decode.iter().chain(&cut_decode);
     let over_steps = |(repeat, time): (&u32, &Nanos)| {
         let steps = *all_steps.get(repeat).filter(|_| events.has_one_token_a_step())?;
@@ -328,7 +328,7 @@ fn range_time(range: &StageRange) -> Nanos {
     Nanos(range.device_ns.unwrap_or(range.end_ns - range.start_ns))
 }
 
-/// The values of parts of a decode, and those of whole repeats.
+/// Splits values by repeat: cut decodes, then whole repeats.
 fn apart<T>(events: &Events, of_repeats: BTreeMap<u32, T>) -> (BTreeMap<u32, T>, BTreeMap<u32, T>) {
     of_repeats.into_iter().partition(|(repeat, _)| events.is_cut(*repeat))
 }

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use candle_core::{DType, Device, Result, Tensor};
-use llmprof_core::trace::event::Steady;
+use llmprof_core::{hex, trace::event::Steady};
 use sha2::{Digest, Sha256};
 
 use crate::{
@@ -72,7 +72,7 @@ impl ComputedOutputs {
                 hash.update(value.to_le_bytes());
             }
         }
-        Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        Ok(hex(&hash.finalize()))
     }
 }
 

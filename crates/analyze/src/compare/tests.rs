@@ -75,7 +75,7 @@ fn a_change_of_41_percent_over_three_repeats_is_significant_despite_overlapping_
 
 #[test]
 fn of_many_operators_a_small_p_value_is_no_change_unless_chance_makes_it_rarely() {
-    // Row `at` differs by `at` hundredths of its noise; the last one by far more.
+    // Row `at` differs by `3 at` hundredths of its standard deviation; the last row by 50 of them.
     let run = |shift: f64| {
         let operator = |at: u32| {
             let by = if at == 99 { 50.0 * shift } else { 0.03 * shift * f64::from(at) };

@@ -131,8 +131,8 @@ impl StageRows<'_> {
         let without = percent(sums.without_floor_ns as f64, sums.kernel_ns as f64);
         if let Some(pct) = without.filter(|_| sums.is_any_floor && has_unknown_work(sums)) {
             missing.push(format!(
-                "The floor is that of a part: {pct:.0} % of the kernel time has no known FLOPs or \
-                 bytes, so how fast all of it could be is unknown: {}.",
+                "How fast the whole stage could be is unknown: the floor leaves out {pct:.0} % of \
+                 the kernel time, whose FLOPs and bytes are unknown; {}.",
                 of(
                     "collect counters of these kernels with ncu",
                     "state the model (`model_config`)"

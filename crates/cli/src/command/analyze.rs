@@ -204,7 +204,7 @@ fn capture(path: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// The id of a run's folder: its name, else that of the report in it.
+/// The run id of a folder: the folder name, or `run_id` of its report.
 fn run_id(dir: &Path) -> Result<RunId> {
     let dir = dir.canonicalize().with_context(|| format!("cannot read {}", dir.display()))?;
     let name = dir.file_name().unwrap_or_default().to_string_lossy();

@@ -94,7 +94,7 @@ fn is_timed(records: &AnswerRecords, stage: &str) -> bool {
         || records.stages.iter().any(|it| it.stage == stage)
 }
 
-/// The time of a step, from decodes of which none is whole.
+/// Decode step time of a recording that cuts every decode.
 fn cut_decode(step: Figure, steps: Figure) -> Cited {
     Cited::of(
         "Decode takes {} ms per step (mean of {}; the recording has no whole decode).",

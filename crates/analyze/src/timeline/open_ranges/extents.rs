@@ -12,8 +12,8 @@ use super::{Extent, OpenStages, PlaceIntervals, StageInstance, place};
 use crate::stages::PREFILL;
 
 impl OpenStages {
-    /// Marks the instances that are not whole. `loose` are the runs of decode steps without a range
-    /// of decode, whose label is `decode`.
+    /// Marks the instances that are not whole. `loose` contains the runs of decode steps that have
+    /// no enclosing decode range; `decode` is the index of the decode label.
     pub(super) fn mark_extents(&mut self, trace: &Timeline, loose: &PlaceIntervals, decode: usize) {
         let closed: HashSet<(i64, i64)> = trace
             .unclosed

@@ -1,4 +1,4 @@
-//! Runs of decode steps without a range of decode around them.
+//! Runs of decode steps that have no enclosing decode range.
 
 use std::collections::BTreeMap;
 

@@ -36,8 +36,7 @@ pub struct DiskQuota {
 /// The exceeded limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QuotaLimit {
-    /// The size of the run, of which temporary files of its tools, removed with them, have this
-    /// many bytes.
+    /// The size of the run, including `temporary` bytes that are removed when its tools end.
     Run { temporary: u64 },
     /// The free space of the disk.
     Disk,

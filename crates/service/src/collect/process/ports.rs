@@ -4,12 +4,12 @@ use std::{fs, io, net::TcpListener, ops::Range};
 
 /// The kernel's range of ports for sockets that ask for any.
 const ANY_PORTS: &str = "/proc/sys/net/ipv4/ip_local_port_range";
-/// First port considered; those of known services are mostly below it.
+/// First port considered; well-known services mostly use lower ports.
 const FIRST: u16 = 10_000;
 const MAX_TRIES: usize = 100;
 
-/// A port of this host that is free now. It is below the kernel's range of ports for any socket, of
-/// which another connection could take it before the program does.
+/// A free port below the kernel's range for automatic ports: another connection could take a port
+/// in that range before the program listens.
 pub fn free_port() -> io::Result<u16> {
     let below = outside(&fs::read_to_string(ANY_PORTS).unwrap_or_default());
     for _ in 0..MAX_TRIES {

@@ -111,8 +111,8 @@ fn parse_history(text: &str) -> Result<Vec<RunId>, ApiError> {
     Ok(ids)
 }
 
-/// Compares two ended runs and renders the result by `render`. Without a `history`, it is that of
-/// the build of `a`.
+/// Compares two ended runs and renders the result by `render`. `history` defaults to other runs of
+/// `a`'s build.
 pub(crate) async fn compare<T: Send + 'static>(
     app: &App,
     (a, b): (RunId, RunId),

@@ -123,8 +123,8 @@ async fn check_runs(app: &App, spec: &AlignmentSpec) -> Result<(), ApiError> {
         let run = find_ended(app, id).await?;
         if id == spec.mock && has_whole_model(&run.spec) {
             let message = format!(
-                "run {id} is no mock: its timeline is that of the whole model, with which it was \
-                 aligned already; submit the part without align_with"
+                "run {id} is not a mock: its timeline shows the whole model, and it already has an \
+                 alignment; submit the part without align_with"
             );
             return Err(ApiError::new(ErrorCode::CaptureUnavailable, message));
         }

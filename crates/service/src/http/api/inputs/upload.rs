@@ -82,8 +82,8 @@ pub struct InputsForm {
     #[serde(default)]
     #[schema(max_length = 65536)]
     pub prompt: Option<String>,
-    /// `true`: each image is a sample of its own, in an upload without a manifest. Otherwise all
-    /// are one sample.
+    /// `true` makes each image a sample, and is refused next to a manifest; `false` makes one
+    /// sample of all images.
     #[serde(default)]
     pub each_image: Option<bool>,
     /// Name in lists; of the first image when absent.
@@ -112,8 +112,8 @@ pub struct InputsQuery {
     /// Prompt of an archive without a manifest; a longer one belongs into a form or a manifest.
     #[param(max_length = 1000)]
     pub prompt: Option<String>,
-    /// `true`: each image is a sample of its own, in an upload without a manifest. Otherwise all
-    /// are one sample.
+    /// `true` makes each image a sample, and is refused next to a manifest; `false` makes one
+    /// sample of all images.
     pub each_image: Option<bool>,
     /// Name in lists; of the first image when absent.
     #[param(min_length = 1, max_length = 200, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
