@@ -19,6 +19,7 @@ use super::{
     damage::{ScrubSubject, replace_damage},
     during, id_of, key,
     run_parts::replace_artifacts,
+    submit::insert_labels,
     word,
 };
 use crate::runtime::work::SlicedWork;
@@ -245,14 +246,7 @@ impl Store {
         .execute(&mut *tx)
         .await
         .map_err(during("insert a lost run"))?;
-        for label in &run.spec.common.labels {
-            sqlx::query("insert or ignore into labels (label, run_id) values (?, ?)")
-                .bind(label)
-                .bind(key(&run.id))
-                .execute(&mut *tx)
-                .await
-                .map_err(during("insert a label"))?;
-        }
+        insert_labels(&mut tx, run.id, &run.spec.common.labels).await?;
         replace_artifacts(&mut tx, run.id, &run.artifacts).await?;
         tx.commit().await.map_err(during("insert a lost run"))
     }

@@ -225,6 +225,23 @@ async fn earlier(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submi
     Ok(run.map(|run| Submitted::Same(Box::new(run))))
 }
 
+/// Adds labels to a run.
+pub(super) async fn insert_labels(
+    tx: &mut SqliteConnection,
+    id: RunId,
+    labels: &[String],
+) -> Result<(), StoreError> {
+    for label in labels {
+        sqlx::query("insert or ignore into labels (label, run_id) values (?, ?)")
+            .bind(label)
+            .bind(key(&id))
+            .execute(&mut *tx)
+            .await
+            .map_err(during("insert a label"))?;
+    }
+    Ok(())
+}
+
 /// Inserts a run; the caller adds its place in the queue after its batch.
 ///
 /// It ranks as submitted no earlier than any queued run, even if the clock was set back.
@@ -262,14 +279,7 @@ pub(super) async fn insert(
     if let Some(stored) = spec.stored_inputs() {
         inputs::use_inputs(tx, id, stored).await?;
     }
-    for label in &spec.common.labels {
-        sqlx::query("insert or ignore into labels (label, run_id) values (?, ?)")
-            .bind(label)
-            .bind(key(&id))
-            .execute(&mut *tx)
-            .await
-            .map_err(during("insert a label"))?;
-    }
+    insert_labels(tx, id, &spec.common.labels).await?;
     if let Some(IdempotencyKey { key: name, body_sha256 }) = &new.idempotency {
         sqlx::query(
             "insert into idempotency (owner, key, body_sha256, run_id) values (?, ?, ?, ?)",
