@@ -4,11 +4,6 @@ pub mod domain;
 pub mod layout;
 pub mod trace;
 
-/// Bytes in lower-case hexadecimal.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// An error with its causes, in one line: the only place where a chain is joined.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

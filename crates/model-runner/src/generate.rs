@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use candle_core::{DType, Device, Result, Tensor};
-use llmprof_core::{hex, trace::event::Steady};
+use llmprof_core::{domain::hex::hex, trace::event::Steady};
 use sha2::{Digest, Sha256};
 
 use crate::{

@@ -7,8 +7,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{named_values::named_values, savings::Savings};
-use crate::hex;
+use super::{hex::hex, named_values::named_values, savings::Savings};
 
 named_values! {
     /// Name of a headline figure.

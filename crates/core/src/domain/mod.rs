@@ -9,6 +9,7 @@ pub mod digits;
 pub mod dtype;
 pub mod finding;
 pub mod headline;
+pub mod hex;
 pub mod ids;
 pub mod image_limits;
 pub mod import;

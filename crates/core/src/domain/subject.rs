@@ -12,9 +12,8 @@ use super::{
     legacy::StoredSpec,
     part::{AlignWith, MockChange, PartPath},
 };
-use crate::{
-    domain::{dtype::Dtype, mode::Mode, named_values::named_values, profiling::Profiling},
-    hex,
+use crate::domain::{
+    dtype::Dtype, hex::hex, mode::Mode, named_values::named_values, profiling::Profiling,
 };
 
 named_values! {

@@ -7,8 +7,8 @@ use std::{
 };
 
 use llmprof_core::{
-    domain::{finding::Finding, run_files::ArtifactRecord},
-    hex, layout,
+    domain::{finding::Finding, hex::hex, run_files::ArtifactRecord},
+    layout,
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};

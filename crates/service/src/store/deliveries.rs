@@ -1,13 +1,11 @@
 //! Deliveries of messages: about ended runs, created by the database in the commit that ends a run,
 //! and about regressions. Each has its text, so it outlives the run.
 
-use llmprof_core::{
-    domain::{
-        ids::RunId,
-        named_values::named_values,
-        webhook_event::{EventMessage, WebhookEvent},
-    },
-    hex,
+use llmprof_core::domain::{
+    hex::hex,
+    ids::RunId,
+    named_values::named_values,
+    webhook_event::{EventMessage, WebhookEvent},
 };
 use sha2::{Digest, Sha256};
 use sqlx::{Connection, QueryBuilder, SqliteConnection, sqlite::SqliteRow};

@@ -11,7 +11,7 @@ mod slack;
 
 use std::time::Duration;
 
-use llmprof_core::{domain::webhook_event::WebhookEvent, hex};
+use llmprof_core::domain::{hex::hex, webhook_event::WebhookEvent};
 use reqwest::{Url, redirect};
 use sha2::{Digest, Sha256};
 use tokio::{task::JoinSet, time::sleep};

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use llmprof_core::hex;
+use llmprof_core::domain::hex::hex;
 use reqwest::{StatusCode, Url, header};
 use sha2::{Digest, Sha256};
 use tokio::{

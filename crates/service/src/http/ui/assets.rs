@@ -9,7 +9,7 @@ use axum::{
     http::header,
     response::{IntoResponse, Response},
 };
-use llmprof_core::hex;
+use llmprof_core::domain::hex::hex;
 use sha2::{Digest, Sha256};
 
 use super::view::{ICON, SCRIPT, STYLES};

@@ -3,10 +3,7 @@
 
 use std::io;
 
-use llmprof_core::{
-    domain::{ids::InputsId, inputs::InputSet},
-    hex,
-};
+use llmprof_core::domain::{hex::hex, ids::InputsId, inputs::InputSet};
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 
