@@ -330,7 +330,7 @@ async fn a_refused_value_is_stated_with_the_accepted_ones() {
         ("/runs", json!({"target": "decoder"}), "missing field `model`: a `target` that is a text"),
         ("/runs", json!({"model": MODEL, "dtype": "f8"}), r#"invalid dtype "f8"; expected one of"#),
         ("/runs", json!({"model": MODEL, "dtype": 4}), "invalid dtype 4; expected a string"),
-        ("/runs", json!({"model": MODEL, "repeats": "3"}), r#"invalid repeats "3"; expected a "#),
+        ("/runs", json!({"model": MODEL, "repeats": "3"}), r#"invalid repeats "3"; expected an "#),
         ("/runs", json!({"model": MODEL, "labels": {}}), "invalid labels (object); expected a "),
         ("/runs", json!({"model": MODEL, "inputs": 4}), "invalid inputs 4; expected the id of "),
         ("/runs", json!({"target": {"cmd": 1}}), "target: unknown field `cmd`; expected one of `"),

@@ -136,6 +136,7 @@ async fn a_dry_run_returns_the_plan_and_keeps_nothing() {
         steps,
         ["preflight", "baseline", "nsys", "gpu_metrics", "ncu", "gemm_log", "analyze", "report"]
     );
+    assert_eq!(plan["notes"], json!([]));
     assert_eq!((&plan["steps"][1]["repeats"], &plan["steps"][1]["warmup"]), (&json!(3), &json!(2)));
     assert!(plan["steps"][3]["skipped_because"].as_str().unwrap().contains("GPU"));
     let why = "no estimate: no run of deepseek-ocr-tiny in mode deep has finished on this host";
@@ -149,6 +150,13 @@ async fn a_dry_run_returns_the_plan_and_keeps_nothing() {
     assert_eq!(api.post(&command).await.status, 200);
     let wrong = json!({ "model": MODEL, "repeats": 0, "dry_run": true });
     assert_eq!(api.post(&wrong).await.error(), (422, "invalid_request".into()));
+    let unused = json!({ "model": MODEL, "mode": "basic", "dry_run": true,
+        "profiling": { "nsys": { "sample": "system-wide" } } });
+    let notes = api.post(&unused).await.json()["notes"].clone();
+    assert!(notes[0].as_str().unwrap().contains("no effect: profiling.nsys.sample"), "{notes}");
+    let late = json!({ "model": MODEL, "mode": "light", "timeout_s": 60, "dry_run": true,
+        "profiling": { "nsys": { "delay_s": 60 } } });
+    assert_eq!(api.post(&late).await.error(), (422, "invalid_request".into()));
     let capture = super::uploads::send_timeline(&api, "?name=a.sqlite.zst&dry_run=true").await;
     assert_eq!(capture.status, 200, "{}", capture.text());
     assert_eq!(capture.json()["spec"]["subject"]["kind"], "import");

@@ -23,6 +23,7 @@ mod mcp;
 pub mod openapi;
 mod placeholders;
 mod quiet;
+mod ranges;
 pub mod router;
 pub mod series;
 pub mod service;

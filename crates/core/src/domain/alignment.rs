@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::domain::{
     ids::{AlignmentId, RunId},
-    json_numbers::{object, objects, optional_integer},
+    json_numbers::{Within, object, objects},
     named_values::named_values,
 };
 
@@ -117,7 +117,7 @@ pub struct AlignmentSpec {
     pub exclude_ranges: Vec<String>,
     /// Required instances (one layer in one forward) on each side; with fewer, the verdict is
     /// inconclusive.
-    #[serde(default, deserialize_with = "optional_integer")]
+    #[serde(default, deserialize_with = "Within::<1, 1_000_000>::optional")]
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 1000000))]
     pub forwards: Option<u32>,
     /// Thresholds that replace the defaults one by one.
@@ -253,4 +253,88 @@ pub struct CheckSummary {
     pub decisive: bool,
     /// Recommended action if it did not pass.
     pub advice: Option<String>,
+}
+
+/// Returns whether all other checks depend on the check `id`.
+pub fn is_precondition(id: &str) -> bool {
+    ["complete", "isolation"].contains(&id)
+}
+
+/// The checks that decide a verdict other than pass: those that fail, or those that are
+/// inconclusive; only preconditions if one of them is.
+pub fn decisive(verdict: Verdict, checks: &[CheckSummary]) -> Vec<&CheckSummary> {
+    let is_blocked =
+        checks.iter().any(|it| is_precondition(&it.id) && it.verdict == Verdict::Inconclusive);
+    let decides =
+        |it: &&CheckSummary| it.decisive && it.verdict == verdict && verdict != Verdict::Pass;
+    let checks = checks.iter().filter(decides);
+    checks.filter(|it| !is_blocked || is_precondition(&it.id)).collect()
+}
+
+/// The verdict in a sentence, with the observation that decides it and its remedy.
+pub fn answer(verdict: Verdict, checks: &[CheckSummary]) -> String {
+    let decisive = decisive(verdict, checks);
+    let observed = decisive.first().map_or("", |it| it.observed.as_str());
+    let advice = decisive.iter().find_map(|it| it.advice.as_deref()).unwrap_or_default();
+    let text = match verdict {
+        Verdict::Pass | Verdict::Warn => {
+            let warned = checks.iter().filter(|it| it.verdict == Verdict::Warn).count();
+            let warned = match warned {
+                0 => String::new(),
+                count => format!(", {count} of them with a warning"),
+            };
+            format!("The mock runs what the whole model runs: {} checks passed{warned}.", {
+                checks.iter().filter(|it| it.verdict != Verdict::Inconclusive).count()
+            })
+        }
+        Verdict::Fail => {
+            let ids: Vec<&str> = decisive.iter().map(|it| it.id.as_str()).collect();
+            let failed = ids.join(", ");
+            format!(
+                "The mock does not run what the whole model runs: {observed} (failed: {failed}). \
+                 {advice}"
+            )
+        }
+        Verdict::Inconclusive => format!("No verdict: {observed}. {advice}"),
+    };
+    text.trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(id: &str, verdict: Verdict) -> CheckSummary {
+        CheckSummary {
+            id: id.into(),
+            verdict,
+            observed: format!("seen by {id}"),
+            threshold: String::new(),
+            decisive: true,
+            advice: (verdict != Verdict::Pass).then(|| format!("Repair {id}.")),
+        }
+    }
+
+    #[test]
+    fn an_answer_has_the_deciding_observation_and_its_remedy() {
+        use Verdict::{Fail, Inconclusive, Pass, Warn};
+        let answer = |verdict, checks: &[(&str, Verdict)]| {
+            let checks: Vec<_> = checks.iter().map(|(id, verdict)| check(id, *verdict)).collect();
+            answer(verdict, &checks)
+        };
+        assert_eq!(
+            answer(Pass, &[("complete", Pass), ("names", Warn), ("clocks", Inconclusive)]),
+            "The mock runs what the whole model runs: 2 checks passed, 1 of them with a warning."
+        );
+        assert_eq!(
+            answer(Fail, &[("complete", Pass), ("names", Fail), ("counts", Fail)]),
+            "The mock does not run what the whole model runs: seen by names (failed: names, \
+             counts). Repair names."
+        );
+        let blocked = [("complete", Inconclusive), ("isolation", Pass), ("names", Inconclusive)];
+        assert_eq!(
+            answer(Inconclusive, &blocked),
+            "No verdict: seen by complete. Repair complete."
+        );
+    }
 }

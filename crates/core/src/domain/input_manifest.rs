@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{
+    hex::hex,
     inputs::{MAX_IMAGES, MAX_NAME, MAX_PROMPT, MAX_SAMPLE_IMAGES, MAX_SAMPLES, sample_content},
-    json_numbers::{MAX_EXACT, optional_integer},
+    json_numbers::{MAX_EXACT, Within},
     run_files::InputFile,
 };
-use crate::hex;
 
 /// A manifest: one sample, or a list of samples.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,7 +23,7 @@ pub struct InputManifest {
     /// Seed of a run that states none.
     #[serde(
         default,
-        deserialize_with = "optional_integer",
+        deserialize_with = "Within::<0, MAX_EXACT>::optional",
         skip_serializing_if = "Option::is_none"
     )]
     pub seed: Option<u64>,
@@ -69,7 +69,7 @@ pub struct ManifestImage {
     /// Facts of the content, for readers; the hash identifies it.
     #[serde(
         default,
-        deserialize_with = "optional_integer",
+        deserialize_with = "Within::<0, MAX_EXACT>::optional",
         skip_serializing_if = "Option::is_none"
     )]
     #[cfg_attr(feature = "schema", schema(minimum = 0, maximum = 9007199254740991i64))]
@@ -77,14 +77,14 @@ pub struct ManifestImage {
     /// Pixels.
     #[serde(
         default,
-        deserialize_with = "optional_integer",
+        deserialize_with = "Within::<0, 4_294_967_295>::optional",
         skip_serializing_if = "Option::is_none"
     )]
     #[cfg_attr(feature = "schema", schema(minimum = 0, maximum = 4294967295i64))]
     pub width: Option<u32>,
     #[serde(
         default,
-        deserialize_with = "optional_integer",
+        deserialize_with = "Within::<0, 4_294_967_295>::optional",
         skip_serializing_if = "Option::is_none"
     )]
     #[cfg_attr(feature = "schema", schema(minimum = 0, maximum = 4294967295i64))]
@@ -217,9 +217,6 @@ impl ManifestSamples {
         }
         if self.images().count() > MAX_IMAGES {
             return Err(format!("its samples name more than {MAX_IMAGES} images"));
-        }
-        if let Some(seed) = self.seed.filter(|seed| *seed > MAX_EXACT) {
-            return Err(format!("seed: {seed} is not between 0 and {MAX_EXACT}"));
         }
         for sample in &self.samples {
             if sample.prompt.len() > MAX_PROMPT {

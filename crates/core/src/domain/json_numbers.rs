@@ -5,31 +5,98 @@ use std::{fmt, marker::PhantomData};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{MapAccess, Visitor, value::MapAccessDeserializer},
+    de::{Error, MapAccess, Unexpected, Visitor, value::MapAccessDeserializer},
 };
+use serde_json::Number;
 
 /// Largest integer that every JSON parser represents exactly.
-pub const MAX_EXACT: u64 = (1 << 53) - 1;
+pub const MAX_EXACT: i64 = (1 << 53) - 1;
 
-/// Deserializes an integer.
-pub fn integer<'de, D: Deserializer<'de>, T: TryFrom<i64>>(deserializer: D) -> Result<T, D::Error> {
-    exactly(&serde_json::Number::deserialize(deserializer)?)
+/// Deserializers of integers from `MIN` to `MAX`, as in
+/// `deserialize_with = "Within::<1, 100>::integer"`. The error has the value and the range; the
+/// field is its path.
+///
+/// Stored values are read by the same rule: do not narrow the range of a stored field.
+pub struct Within<const MIN: i64, const MAX: i64>;
+
+impl<const MIN: i64, const MAX: i64> Within<MIN, MAX> {
+    /// Deserializes an integer.
+    pub fn integer<'de, D: Deserializer<'de>, T: TryFrom<i64>>(
+        deserializer: D,
+    ) -> Result<T, D::Error> {
+        converted(Ranged::<MIN, MAX>::deserialize(deserializer)?)
+    }
+
+    /// Deserializes an integer or `null`.
+    pub fn optional<'de, D: Deserializer<'de>, T: TryFrom<i64>>(
+        deserializer: D,
+    ) -> Result<Option<T>, D::Error> {
+        Option::<Ranged<MIN, MAX>>::deserialize(deserializer)?.map(converted).transpose()
+    }
+
+    /// Deserializes a list of integers.
+    pub fn list<'de, D: Deserializer<'de>, T: TryFrom<i64>>(
+        deserializer: D,
+    ) -> Result<Vec<T>, D::Error> {
+        Vec::<Ranged<MIN, MAX>>::deserialize(deserializer)?.into_iter().map(converted).collect()
+    }
 }
 
-/// Deserializes an integer or `null`.
-pub fn optional_integer<'de, D: Deserializer<'de>, T: TryFrom<i64>>(
-    deserializer: D,
-) -> Result<Option<T>, D::Error> {
-    Option::<serde_json::Number>::deserialize(deserializer)?
-        .map(|number| exactly(&number))
-        .transpose()
+/// An integer from `MIN` to `MAX`.
+struct Ranged<const MIN: i64, const MAX: i64>(i64);
+
+impl<'de, const MIN: i64, const MAX: i64> Deserialize<'de> for Ranged<MIN, MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(RangeVisitor::<MIN, MAX>)
+    }
 }
 
-/// Deserializes a list of integers.
-pub fn integers<'de, D: Deserializer<'de>, T: TryFrom<i64>>(
-    deserializer: D,
-) -> Result<Vec<T>, D::Error> {
-    Vec::<serde_json::Number>::deserialize(deserializer)?.iter().map(exactly).collect()
+struct RangeVisitor<const MIN: i64, const MAX: i64>;
+
+impl<const MIN: i64, const MAX: i64> Visitor<'_> for RangeVisitor<MIN, MAX> {
+    type Value = Ranged<MIN, MAX>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "an integer between {MIN} and {MAX}")
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<Self::Value, E> {
+        ranged(&number.into())
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<Self::Value, E> {
+        ranged(&number.into())
+    }
+
+    fn visit_f64<E: Error>(self, number: f64) -> Result<Self::Value, E> {
+        let wrong = || E::invalid_value(Unexpected::Float(number), &self);
+        if number.fract() != 0.0 {
+            return Err(wrong());
+        }
+        ranged(&Number::from_f64(number).ok_or_else(wrong)?)
+    }
+}
+
+/// A number without a fraction, if it is within the range.
+fn ranged<const MIN: i64, const MAX: i64, E: Error>(
+    number: &Number,
+) -> Result<Ranged<MIN, MAX>, E> {
+    let float = || number.as_f64().filter(|float| float.abs() <= MAX_EXACT as f64);
+    let integer = number.as_i64().or_else(|| float().map(|float| float as i64));
+    let within = integer.filter(|integer| (MIN..=MAX).contains(integer));
+    let shown = || integer.map_or_else(|| number.clone(), Number::from);
+    within.map(Ranged).ok_or_else(|| outside::<MIN, MAX, E>(&shown()))
+}
+
+/// The integer as the type of its field.
+fn converted<const MIN: i64, const MAX: i64, T: TryFrom<i64>, E: Error>(
+    Ranged(integer): Ranged<MIN, MAX>,
+) -> Result<T, E> {
+    integer.try_into().map_err(|_| outside::<MIN, MAX, E>(&integer.into()))
+}
+
+fn outside<const MIN: i64, const MAX: i64, E: Error>(number: &Number) -> E {
+    E::custom(format!("{number} is not between {MIN} and {MAX}"))
 }
 
 /// A value that is deserialized from an object only: a derived `Deserialize` also accepts a list of
@@ -75,14 +142,49 @@ pub fn objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     Ok(Vec::deserialize(deserializer)?.into_iter().map(|Object(value)| value).collect())
 }
 
-fn exactly<T: TryFrom<i64>, E: serde::de::Error>(number: &serde_json::Number) -> Result<T, E> {
-    let integer = number.as_i64().or_else(|| {
-        let float =
-            number.as_f64().filter(|float| float.fract() == 0.0 && float.abs() <= MAX_EXACT as f64);
-        float.map(|float| float as i64)
-    });
-    let integer = integer.and_then(|integer| integer.try_into().ok());
-    integer.ok_or_else(|| {
-        E::custom(format!("{number} is not a whole number within the limits of its field"))
-    })
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Debug, PartialEq, Deserialize)]
+    struct Fields {
+        #[serde(default, deserialize_with = "Within::<-100, 100>::integer")]
+        one: i32,
+        #[serde(default, deserialize_with = "Within::<0, MAX_EXACT>::optional")]
+        some: Option<u64>,
+        #[serde(default, deserialize_with = "Within::<10, 20>::list")]
+        all: Vec<u32>,
+    }
+
+    #[test]
+    fn integers_within_their_ranges_are_read_also_as_floats() {
+        let text = r#"{"one": -100.0, "some": 9007199254740991, "all": [10, 20.0]}"#;
+        let fields: Fields = serde_json::from_str(text).unwrap();
+        assert_eq!(
+            fields,
+            Fields { one: -100, some: Some(9_007_199_254_740_991), all: vec![10, 20] }
+        );
+        let fields: Fields = serde_json::from_value(json!({ "some": null })).unwrap();
+        assert_eq!(fields, Fields { one: 0, some: None, all: vec![] });
+    }
+
+    #[test]
+    fn an_integer_outside_its_range_is_refused_with_value_and_range() {
+        for (fields, expected) in [
+            (json!({ "one": 101 }), "101 is not between -100 and 100"),
+            (json!({ "one": u64::MAX }), "18446744073709551615 is not between -100 and 100"),
+            (json!({ "one": 1e300 }), "300 is not between -100 and 100"),
+            (json!({ "one": 1.5 }), "`1.5`, expected an integer between -100 and 100"),
+            (json!({ "one": "1" }), "expected an integer between -100 and 100"),
+            (json!({ "one": null }), "expected an integer between -100 and 100"),
+            (json!({ "some": -1 }), "-1 is not between 0 and 9007199254740991"),
+            (json!({ "some": 9_007_199_254_740_992_u64 }), "9007199254740992 is not between 0"),
+            (json!({ "all": [10, 9] }), "9 is not between 10 and 20"),
+        ] {
+            let error = serde_json::from_value::<Fields>(fields).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
 }

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::domain::{dtype::Dtype, json_numbers::optional_integer, named_values::named_values};
+use crate::domain::{dtype::Dtype, json_numbers::Within, named_values::named_values};
 
 /// Module path of a part of a model: `decoder.layers.3.self_attn`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,7 +45,7 @@ pub struct MockChange {
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
-        deserialize_with = "optional_integer"
+        deserialize_with = "Within::<1, 1_048_576>::optional"
     )]
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 1048576))]
     pub prompt_tokens: Option<u32>,

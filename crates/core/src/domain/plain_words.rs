@@ -23,7 +23,9 @@ static WORDS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
             "an object",
         ),
         (r"\b(?:(?:internally|adjacently|externally) tagged )?enum [A-Z]\w*", "a known value"),
-        (r"\bexpected [ui](?:8|16|32|64|128|size)\b", "expected an integer"),
+        (r"\bexpected i(?:8|16|32|64|128|size)\b", "expected an integer"),
+        (r"\bexpected u32\b", "expected an integer between 0 and 4294967295"),
+        (r"\bexpected u(?:8|16|64|128|size)\b", "expected an integer of 0 or more"),
         (r"\bexpected f(?:32|64)\b", "expected a number"),
         (r"\bexpected (?:a )?sequence\b", "expected a list"),
         (r"\bexpected (?:a )?map\b", "expected an object"),
@@ -118,7 +120,7 @@ mod tests {
                 "invalid length 1, expected struct A with 2 elements",
                 "invalid length 1, expected an object",
             ),
-            ("invalid type: map, expected u32", "invalid value (object); expected an integer"),
+            ("invalid type: map, expected i32", "invalid value (object); expected an integer"),
             (
                 "labels: invalid type: sequence, expected a map",
                 "invalid labels (list); expected an object",
@@ -129,7 +131,11 @@ mod tests {
             ),
             (
                 "seed: invalid value: integer `-1`, expected u64",
-                "invalid seed -1; expected an integer",
+                "invalid seed -1; expected an integer of 0 or more",
+            ),
+            (
+                "pid: invalid value: integer `-1`, expected u32",
+                "invalid pid -1; expected an integer between 0 and 4294967295",
             ),
             (
                 "data did not match any variant of untagged enum AnyParam",
@@ -153,7 +159,7 @@ mod tests {
         for (error, expected) in cases {
             assert_eq!(plain_words(error), expected);
         }
-        assert_eq!((WORDS.len(), STATED.len()), (16, 4), "every pattern compiles");
+        assert_eq!((WORDS.len(), STATED.len()), (18, 4), "every pattern compiles");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 mod change;
 mod cpu_sampling;
+mod effect;
 mod runner;
 
 use std::{collections::BTreeMap, fmt};
@@ -15,7 +16,7 @@ pub use self::{
     change::ProfilingError,
     runner::{RunnerPass, RunnerSettings},
 };
-use crate::domain::{json_numbers::integers, mode::Mode, named_values::named_values};
+use crate::domain::{json_numbers::Within, mode::Mode, named_values::named_values};
 
 /// Mode and TOML of each bundled preset, deepest first.
 pub const PRESETS: [(Mode, &str); 3] = [
@@ -122,9 +123,11 @@ pub struct NsysSettings {
     pub trace_on_cpu: Vec<TraceApi>,
     /// Delay between the start of the process and the recording, seconds.
     #[cfg_attr(feature = "schema", schema(minimum = 0, maximum = 1800))]
+    #[serde(deserialize_with = "Within::<0, 1800>::integer")]
     pub delay_s: u32,
     /// Duration of the recording, seconds; 0: to the end.
     #[cfg_attr(feature = "schema", schema(minimum = 0, maximum = 1800))]
+    #[serde(deserialize_with = "Within::<0, 1800>::integer")]
     pub duration_s: u32,
     pub cuda_graph_trace: GraphTrace,
     pub sample: CpuScope,
@@ -132,12 +135,15 @@ pub struct NsysSettings {
     pub capture_range: CaptureRange,
     /// Traced repeats, at most as many as in the run.
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 100))]
+    #[serde(deserialize_with = "Within::<1, 100>::integer")]
     pub repeats: u32,
     /// Warm-up repeats before them, at most as many as in the run.
     #[cfg_attr(feature = "schema", schema(minimum = 0, maximum = 100))]
+    #[serde(deserialize_with = "Within::<0, 100>::integer")]
     pub warmup: u32,
     /// Tokens to generate in this pass, at most as many as in the run.
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 4096))]
+    #[serde(deserialize_with = "Within::<1, 4096>::integer")]
     pub max_new_tokens: u32,
 }
 
@@ -148,14 +154,16 @@ pub struct NsysSettings {
 pub struct GpuMetricsSettings {
     pub enabled: bool,
     /// Samples per second, 10 to 200,000; a pass for each.
-    #[serde(deserialize_with = "integers")]
+    #[serde(deserialize_with = "Within::<10, 200_000>::list")]
     #[cfg_attr(feature = "schema", schema(min_items = 1, max_items = 3))]
     pub rates_hz: Vec<u32>,
     /// Repeats of the model in these passes, independent of the run's repeats.
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 100))]
+    #[serde(deserialize_with = "Within::<1, 100>::integer")]
     pub repeats: u32,
     /// Tokens to generate in these passes, at most as many as in the run.
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 4096))]
+    #[serde(deserialize_with = "Within::<1, 4096>::integer")]
     pub max_new_tokens: u32,
 }
 
@@ -168,11 +176,8 @@ impl Default for GpuMetricsSettings {
 
 impl GpuMetricsSettings {
     fn check(&self) -> Result<(), ProfilingError> {
-        check_range("gpu_metrics.repeats", self.repeats, 1, 100)?;
-        check_range("gpu_metrics.max_new_tokens", self.max_new_tokens, 1, 4096)?;
         check_range("length of gpu_metrics.rates_hz", self.rates_hz.len(), 1, 3)?;
         for (at, rate) in self.rates_hz.iter().enumerate() {
-            check_range(&format!("gpu_metrics.rates_hz[{at}]"), *rate, 10, 200_000)?;
             if self.rates_hz[..at].contains(rate) {
                 return Err(ProfilingError::Wrong(format!(
                     "gpu_metrics.rates_hz: {rate} is listed twice; list each rate once"
@@ -196,17 +201,20 @@ pub struct NcuSettings {
     pub target_pct: f64,
     /// Maximum number of launches of all stages.
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 1000))]
-    #[serde(alias = "most_launches")]
+    #[serde(alias = "most_launches", deserialize_with = "Within::<1, 1000>::integer")]
     pub max_launches: u32,
     /// Launches of each kernel and launch configuration, the first ones: launches of one may take
     /// different times, and counters stand for launches of similar duration.
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 64))]
-    #[serde(default = "default_launches_per_config")]
+    #[serde(
+        default = "default_launches_per_config",
+        deserialize_with = "Within::<1, 64>::integer"
+    )]
     pub launches_per_config: u32,
     /// Maximum number of ncu processes; one is enough unless the symbols of the selected kernels
     /// are too long for one command.
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 10))]
-    #[serde(default = "default_max_processes")]
+    #[serde(default = "default_max_processes", deserialize_with = "Within::<1, 10>::integer")]
     pub max_processes: u32,
     /// Also prints ncu's details page, with its advice.
     #[serde(default)]
@@ -254,6 +262,7 @@ pub struct GemmLogSettings {
     pub enabled: bool,
     /// Decode steps to log, at most as many as in the run.
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 64))]
+    #[serde(deserialize_with = "Within::<1, 64>::integer")]
     pub max_new_tokens: u32,
 }
 
@@ -265,10 +274,12 @@ pub struct NvmlSettings {
     pub enabled: bool,
     /// Readings per second; a device that updates them less often is read less often.
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 100))]
+    #[serde(deserialize_with = "Within::<1, 100>::integer")]
     pub hz: u32,
     /// Time for which each stage runs back to back after the last repeat, milliseconds, so that
     /// power readings slower than the stage cover it; 0 skips it.
     #[cfg_attr(feature = "schema", schema(minimum = 0, maximum = 60_000))]
+    #[serde(deserialize_with = "Within::<0, 60_000>::integer")]
     pub steady_ms: u32,
 }
 
@@ -304,23 +315,12 @@ impl Profiling {
         Preset::bundled(mode).map(|it| it.profiling)
     }
 
-    /// Checks bounds and names.
+    /// Checks values that their types do not: shares, lists and names.
     pub fn check(&self) -> Result<(), ProfilingError> {
-        let Self { runner, nsys, gpu_metrics, ncu, gemm_log, nvml } = self;
+        let Self { runner, nsys, gpu_metrics, ncu, .. } = self;
         runner.check()?;
-        check_range("nsys.delay_s", nsys.delay_s, 0, 1800)?;
-        check_range("nsys.duration_s", nsys.duration_s, 0, 1800)?;
-        check_range("nsys.repeats", nsys.repeats, 1, 100)?;
-        check_range("nsys.warmup", nsys.warmup, 0, 100)?;
-        check_range("nsys.max_new_tokens", nsys.max_new_tokens, 1, 4096)?;
         gpu_metrics.check()?;
         check_range("ncu.target_pct", ncu.target_pct, 0.0, 100.0)?;
-        check_range("ncu.max_launches", ncu.max_launches, 1, 1000)?;
-        check_range("ncu.launches_per_config", ncu.launches_per_config, 1, 64)?;
-        check_range("ncu.max_processes", ncu.max_processes, 1, 10)?;
-        check_range("gemm_log.max_new_tokens", gemm_log.max_new_tokens, 1, 64)?;
-        check_range("nvml.hz", nvml.hz, 1, 100)?;
-        check_range("nvml.steady_ms", nvml.steady_ms, 0, 60_000)?;
         for (key, list) in [("nsys.trace", &nsys.trace), ("nsys.trace_on_cpu", &nsys.trace_on_cpu)]
         {
             check_range(&format!("length of {key}"), list.len(), 1, 8)?;

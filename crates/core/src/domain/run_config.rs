@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::{
     dtype::Dtype,
-    json_numbers::integer,
+    json_numbers::{MAX_EXACT, Within},
     model::ModelSpec,
     subject::{RunSpec, Subject},
 };
@@ -21,11 +21,11 @@ pub struct ResolvedConfig {
     #[cfg_attr(feature = "schema", schema(max_items = 64, example = json!(["cpu"])))]
     pub devices: Vec<String>,
     /// Limit on the whole run, seconds: `timeout_s`, or `limits.run_s` if that is less.
-    #[serde(deserialize_with = "integer")]
+    #[serde(deserialize_with = "Within::<0, 4_294_967_295>::integer")]
     #[cfg_attr(feature = "schema", schema(minimum = 0, maximum = 4294967295i64))]
     pub run_s: u32,
     /// Limit on the files of the run, bytes.
-    #[serde(deserialize_with = "integer")]
+    #[serde(deserialize_with = "Within::<0, MAX_EXACT>::integer")]
     #[cfg_attr(feature = "schema", schema(minimum = 0, maximum = 9007199254740991i64))]
     pub run_bytes: u64,
     /// Dtype of a model.

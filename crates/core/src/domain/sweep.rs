@@ -2,15 +2,21 @@
 //!
 //! Plain values: axes with their points, states, and the figures that are kept of a point's run.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{
+        MapAccess, SeqAccess, Visitor,
+        value::{MapAccessDeserializer, SeqAccessDeserializer},
+    },
+};
 
 use super::{
-    command::ParamValue,
-    headline::Headline,
-    json_numbers::{integer, optional_integer},
-    named_values::named_values,
+    command::ParamValue, headline::Headline, json_numbers::Within, named_values::named_values,
 };
 
 named_values! {
@@ -67,15 +73,37 @@ pub const MODEL_AXES: &[(&str, &str)] = &[
 ];
 
 /// Values of an axis: a list, or integers from a first to a last one.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[serde(
-    untagged,
-    expecting = "expected a list of values, or {from, to, step} or {from, to, factor}"
-)]
+#[serde(untagged)]
 pub enum AxisValues {
     List(Vec<ParamValue>),
     Range(AxisRange),
+}
+
+/// By the type of the value, so that errors name the field of a range.
+impl<'de> Deserialize<'de> for AxisValues {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AxisVisitor)
+    }
+}
+
+struct AxisVisitor;
+
+impl<'de> Visitor<'de> for AxisVisitor {
+    type Value = AxisValues;
+
+    fn expecting(&self, text: &mut fmt::Formatter<'_>) -> fmt::Result {
+        text.write_str("a list of values, or {from, to, step} or {from, to, factor}")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Self::Value, A::Error> {
+        Deserialize::deserialize(SeqAccessDeserializer::new(list)).map(AxisValues::List)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Self::Value, A::Error> {
+        AxisRange::deserialize(MapAccessDeserializer::new(fields)).map(AxisValues::Range)
+    }
 }
 
 /// Integers from `from` to at most `to`, by a step or by a factor.
@@ -83,28 +111,28 @@ pub enum AxisValues {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AxisRange {
-    #[serde(deserialize_with = "integer")]
+    #[serde(deserialize_with = "Within::<0, 4_294_967_295>::integer")]
     #[cfg_attr(feature = "schema", schema(minimum = 0, maximum = 4294967295i64))]
-    pub from: u32,
-    #[serde(deserialize_with = "integer")]
+    from: u32,
+    #[serde(deserialize_with = "Within::<0, 4_294_967_295>::integer")]
     #[cfg_attr(feature = "schema", schema(minimum = 0, maximum = 4294967295i64))]
-    pub to: u32,
+    to: u32,
     /// Difference of neighbours; 1 if there is no factor.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
-        deserialize_with = "optional_integer"
+        deserialize_with = "Within::<1, 4_294_967_295>::optional"
     )]
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 4294967295i64))]
-    pub step: Option<u32>,
+    step: Option<u32>,
     /// Quotient of neighbours, in place of a step.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
-        deserialize_with = "optional_integer"
+        deserialize_with = "Within::<2, 4_294_967_295>::optional"
     )]
     #[cfg_attr(feature = "schema", schema(minimum = 2, maximum = 4294967295i64))]
-    pub factor: Option<u32>,
+    factor: Option<u32>,
 }
 
 /// Axes that are refused.
@@ -130,13 +158,10 @@ impl AxesError {
 
 impl AxisRange {
     fn numbers(self) -> Result<impl Iterator<Item = u64>, AxesError> {
-        let malformed = |why: &str| AxesError::Malformed(why.into());
         let unfit = |why: &str| AxesError::Unfit(why.into());
         let (from, to) = (u64::from(self.from), u64::from(self.to));
         let (step, factor) = match (self.step, self.factor) {
             (Some(_), Some(_)) => return Err(unfit("step and factor contradict each other")),
-            (Some(0), None) => return Err(malformed("step: 0 is not 1 or more")),
-            (None, Some(0 | 1)) => return Err(malformed("factor: it is not 2 or more")),
             (None, Some(_)) if from == 0 => return Err(unfit("from: 0 has no multiples")),
             (step, None) => (u64::from(step.unwrap_or(1)), 1),
             (None, Some(factor)) => (0, u64::from(factor)),
@@ -328,12 +353,6 @@ mod tests {
         for (text, kind, reason) in [
             (r#"{"a": []}"#, malformed, "no values"),
             (r#"{"a": {"from": 3, "to": 2}}"#, unfit, "no values"),
-            (r#"{"a": {"from": 3, "to": 9, "step": 0}}"#, malformed, "step: 0 is not 1 or more"),
-            (
-                r#"{"a": {"from": 3, "to": 9, "factor": 1}}"#,
-                malformed,
-                "factor: it is not 2 or more",
-            ),
             (r#"{"a": {"from": 0, "to": 9, "factor": 2}}"#, unfit, "from: 0 has no multiples"),
             (
                 r#"{"a": {"from": 3, "to": 9, "step": 1, "factor": 2}}"#,
@@ -348,6 +367,19 @@ mod tests {
         assert!(matches!(none, AxesError::Malformed(why) if why.starts_with("axes: none")));
         let twice = points(&axes(r#"{"a": [1, 2, 1]}"#)).unwrap_err();
         assert_eq!(twice, unfit("axes.a: 1 is listed twice".into()));
+    }
+
+    #[test]
+    fn a_number_of_a_range_is_refused_with_its_bounds() {
+        for (range, expected) in [
+            (r#"{"from": -1, "to": 9}"#, "-1 is not between 0 and 4294967295"),
+            (r#"{"from": 3, "to": 9, "step": 0}"#, "0 is not between 1 and 4294967295"),
+            (r#"{"from": 3, "to": 9, "factor": 1}"#, "1 is not between 2 and 4294967295"),
+            ("3", "expected a list of values, or {from, to, step} or {from, to, factor}"),
+        ] {
+            let error = serde_json::from_str::<AxisValues>(range).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 
     #[test]

@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CommandKind, CommandTarget, MAX_GPUS, MAX_PARAMS, is_command,
+    CommandKind, CommandTarget, MAX_PARAMS, is_command,
     param::{ParamValue, is_param},
     template::{Template, TemplatePart},
     too_many_params,
 };
-use crate::domain::{ids::SessionId, json_numbers::optional_integer};
+use crate::domain::{ids::SessionId, json_numbers::Within};
 
 /// The command of a request with its parameters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -41,7 +41,7 @@ pub struct CommandCall {
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
-        deserialize_with = "optional_integer"
+        deserialize_with = "Within::<1, 16>::optional"
     )]
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 16))]
     pub gpus: Option<u32>,
@@ -52,16 +52,13 @@ pub struct CommandCall {
 }
 
 impl CommandCall {
-    /// Checks names, sizes and bounds against the contract.
+    /// Checks names and sizes against the contract.
     pub fn check_form(&self) -> Result<(), String> {
         if !is_command(&self.command) {
             return Err(format!("target.command: {:?} is not a valid command name", self.command));
         }
         if self.params.len() > MAX_PARAMS {
             return Err(too_many_params("target.params", self.params.len()));
-        }
-        if let Some(gpus) = self.gpus.filter(|gpus| !(1..=MAX_GPUS).contains(gpus)) {
-            return Err(format!("target.gpus: {gpus} is not between 1 and {MAX_GPUS}"));
         }
         for (name, value) in &self.params {
             if !is_param(name) {

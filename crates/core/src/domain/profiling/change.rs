@@ -135,10 +135,10 @@ mod tests {
             (json!({"nsys": true}), "invalid nsys true; expected"),
             (json!({"ncu": {"max_launches": 0}}), "ncu.max_launches: 0 is not between 1 and 1000"),
             (json!({"ncu": {"max_processes": 1e300}}), "ncu.max_processes"),
-            (json!({"nvml": {"hz": -1}}), "invalid nvml.hz -1; expected an integer"),
+            (json!({"nvml": {"hz": -1}}), "nvml.hz: -1 is not between 1 and 100"),
             (
                 json!({"gpu_metrics": {"rates_hz": [10_000.0, 9.5]}}),
-                "gpu_metrics.rates_hz: 9.5 is not a whole number",
+                "invalid gpu_metrics.rates_hz[1] 9.5; expected an integer between 10 and 200000",
             ),
             (
                 json!({"gpu_metrics": {"rates_hz": [10_000.0, 9.0]}}),

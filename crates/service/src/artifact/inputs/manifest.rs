@@ -86,6 +86,11 @@ mod tests {
             (format!("prompt: x\nimages:\n{}", "- path: a\n".repeat(65)), "more than 64 images"),
             ("prompt: x\nimages: [{path: a, name: \"a\\nb\"}]".into(), "invalid name"),
             ("prompt: x\nseed: 9007199254740992".into(), "seed: 9007199254740992 is not"),
+            ("prompt: x\nseed: -1".into(), "seed: -1 is not between 0 and 9007199254740991"),
+            (
+                "prompt: x\nimages: [{path: a, width: -1}]".into(),
+                "images[0].width: -1 is not between 0 and 4294967295",
+            ),
             ("prompt: x\nimages: [{name: a}]".into(), "neither `path` nor `sha256`"),
             ("prompt: [x".into(), "line"),
         ] {

@@ -13,7 +13,7 @@ use axum::{
 use llmprof_core::domain::{
     command::{CommandCall, ParamValue},
     ids::{RunId, SessionId},
-    json_numbers::optional_integer,
+    json_numbers::Within,
     mode::Mode,
     session::{SessionSpec, SessionState},
 };
@@ -58,7 +58,7 @@ pub struct StartSession {
     pub command: String,
     #[serde(default)]
     pub params: BTreeMap<String, ParamValue>,
-    #[serde(default, deserialize_with = "optional_integer")]
+    #[serde(default, deserialize_with = "Within::<1, 16>::optional")]
     #[schema(minimum = 1, maximum = 16)]
     pub gpus: Option<u32>,
     #[serde(default = "device")]
@@ -70,7 +70,7 @@ pub struct StartSession {
     )]
     pub device: String,
     /// Counts from the start of the server.
-    #[serde(default, deserialize_with = "optional_integer")]
+    #[serde(default, deserialize_with = "Within::<10, 28_800>::optional")]
     #[schema(minimum = 10, maximum = 28_800)]
     pub lifetime_s: Option<u32>,
     #[serde(default)]

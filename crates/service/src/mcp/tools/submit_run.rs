@@ -136,6 +136,9 @@ pub async fn call(api: &impl ServiceApi, arguments: Arguments) -> Result<ToolAns
         let names: Vec<&str> = will_run.map(|it| text(it, "step")).collect();
         answer.line(format!("valid; nothing was queued. Steps: {}", names.join(", ")));
         answer.field("duration", known(&run["duration"], &["seconds", "unknown_because", "basis"]));
+        for note in items(&run["notes"]) {
+            answer.line(note.as_str().unwrap_or_default());
+        }
         answer.list("steps", steps, "POST /runs with dry_run");
         return Ok(answer);
     }

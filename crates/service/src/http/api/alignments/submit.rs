@@ -42,7 +42,6 @@ use crate::{
 const MAX_LIST: usize = 32;
 const MAX_WAIVERS: usize = 100;
 const MAX_TEXT: usize = 500;
-const MAX_FORWARDS: u32 = 1_000_000;
 
 /// Align a mock layer with the whole model: does it launch the same kernels?
 ///
@@ -184,9 +183,6 @@ fn check(spec: &AlignmentSpec) -> Result<(), ApiError> {
         for text in [&waiver.pattern, &waiver.reason, &waiver.impact] {
             check_length("a waiver's text", text, 1..=MAX_TEXT)?;
         }
-    }
-    if let Some(forwards) = spec.forwards {
-        check_range("forwards", forwards, 1..=MAX_FORWARDS)?;
     }
     // Only the expiry of waivers depends on the day.
     Question::of(spec, String::new()).map(|_| ()).map_err(|error| {

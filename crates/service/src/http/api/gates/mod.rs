@@ -8,7 +8,7 @@ use llmprof_analyze::series::{
     gate::{GateVerdict, MAX_RUNS},
     gate_thresholds::RequestedFigures,
 };
-use llmprof_core::domain::{headline::FigureName, ids::RunId, json_numbers::integer};
+use llmprof_core::domain::{headline::FigureName, ids::RunId, json_numbers::Within};
 use llmprof_report::gate::GateReport;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -48,7 +48,7 @@ pub struct SubmitGate {
     #[serde(default)]
     pub fail_on: GateThresholds,
     /// Runs of the candidate after which an open gate is inconclusive.
-    #[serde(default = "default_runs", deserialize_with = "integer")]
+    #[serde(default = "default_runs", deserialize_with = "Within::<1, 5>::integer")]
     #[schema(default = 5, minimum = 1, maximum = 5)]
     pub max_runs: u32,
     /// Accepts a regression, for this reason.
@@ -133,7 +133,6 @@ pub(crate) async fn decide(
     let gate: SubmitGate = parse_object(body)?;
     check_name(&gate.baseline)?;
     check_range("runs", gate.runs.len(), 1..=MAX_RUNS)?;
-    check_range("max_runs", gate.max_runs, 1..=MAX_RUNS as u32)?;
     if let Some(reason) = &gate.accept {
         check_length("accept", reason, 1..=500)?;
     }

@@ -30,10 +30,6 @@ pub(super) fn check_passes(
     request: &PassesRequest,
 ) -> Result<(Passes, Common), ApiError> {
     let invalid = |message: String| ApiError::new(ErrorCode::InvalidRequest, message);
-    check_range("repeats", request.repeats, 1..=100)?;
-    check_range("warmup", request.warmup, 0..=100)?;
-    check_range("timeout_s", request.timeout_s, 1..=1800)?;
-    check_range("priority", request.priority, -100..=100)?;
     check_labels(&request.labels)?;
     check_device(app, &request.device)?;
     let preset = app.presets.get(&request.mode).ok_or_else(|| unknown_mode(app, &request.mode))?;
@@ -42,6 +38,9 @@ pub(super) fn check_passes(
         .with_changes(request.profiling.clone())
         .map_err(|error| invalid(format!("profiling: {error}")))?;
     check_sampling(app, &profiling.nsys)?;
+    if let Some(refusal) = profiling.nsys.late_recording(request.timeout_s) {
+        return Err(invalid(refusal));
+    }
     let passes = Passes {
         mode: request.mode.clone(),
         repeats: request.repeats,

@@ -21,6 +21,8 @@ pub struct DryRun {
     /// Steps in order.
     pub steps: Vec<PlannedStep>,
     pub duration: DurationEstimate,
+    /// Settings without effect, one sentence for each pass that is off.
+    pub notes: Vec<String>,
 }
 
 /// Expected duration of a run, without its time in the queue.
@@ -58,7 +60,7 @@ impl DryRun {
             runs: 3,
             unknown_because: None,
         };
-        Self { spec, steps, duration }
+        Self { spec, steps, duration, notes: Vec::new() }
     }
 }
 
@@ -66,7 +68,15 @@ impl DryRun {
 pub(crate) async fn answer(app: &App, spec: RunSpec) -> Result<impl IntoResponse, ApiError> {
     let steps = run_plan::plan(&spec, facts(app, &spec));
     let duration = estimate(app, &spec).await?;
-    Ok((StatusCode::OK, Json(DryRun { spec, steps, duration })))
+    let notes = notes(app, &spec);
+    Ok((StatusCode::OK, Json(DryRun { spec, steps, duration, notes })))
+}
+
+fn notes(app: &App, spec: &RunSpec) -> Vec<String> {
+    let passes = spec.passes();
+    let preset = passes.and_then(|it| app.presets.get(&it.mode));
+    let profiling = passes.and_then(|it| it.profiling.as_ref());
+    preset.zip(profiling).map(|(preset, it)| it.unused(&preset.profiling)).unwrap_or_default()
 }
 
 pub(super) fn facts(app: &App, spec: &RunSpec) -> PlanFacts {

@@ -7,17 +7,19 @@ use llmprof_core::domain::{
     command::CommandCall,
     dtype::Dtype,
     input_manifest::ManifestImage,
-    json_numbers::{integer, optional_integer, optional_object},
+    json_numbers::{MAX_EXACT, Within, optional_object},
     mode::Mode,
     part::{AlignWith, MockChange, PartPath},
+    plain_words::plain_words,
     profiling::Profiling,
     run_config::ResolvedConfig,
     settings::Settings,
 };
 use serde::{
     Deserialize, Deserializer, Serialize,
-    de::{MapAccess, Visitor, value::MapAccessDeserializer},
+    de::{Error as _, MapAccess, Visitor, value::MapAccessDeserializer},
 };
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 /// A label to find runs by.
@@ -93,7 +95,7 @@ pub struct InlineInputs {
     /// Seed of the run, unless it states another one.
     #[serde(
         default,
-        deserialize_with = "optional_integer",
+        deserialize_with = "Within::<0, MAX_EXACT>::optional",
         skip_serializing_if = "Option::is_none"
     )]
     #[schema(minimum = 0, maximum = 9007199254740991i64)]
@@ -123,15 +125,44 @@ pub struct InlineSample {
 /// An image: `sha256:` and the hash of an image of stored inputs or of a run; a data URL
 /// (`data:image/png;base64,...`), which an object can name; or an object with a `sha256`, as a
 /// manifest has it. Data URLs may have 8 MiB in total, decoded.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(
-    untagged,
-    expecting = "expected sha256:HASH, data:image/...;base64,... or an object with data or a sha256"
-)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(untagged)]
 pub enum InlineImage {
     Text(String),
     Named(NamedImageData),
     OfManifest(ManifestImage),
+}
+
+/// By its fields, so that errors name them: an object with `data` is not an image of a manifest.
+impl<'de> Deserialize<'de> for InlineImage {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ImageVisitor)
+    }
+}
+
+struct ImageVisitor;
+
+impl<'de> Visitor<'de> for ImageVisitor {
+    type Value = InlineImage;
+
+    fn expecting(&self, text: &mut fmt::Formatter) -> fmt::Result {
+        text.write_str("sha256:HASH, data:image/...;base64,... or an object with data or a sha256")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(InlineImage::Text(text.to_owned()))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Self::Value, A::Error> {
+        let fields = Map::<String, Value>::deserialize(MapAccessDeserializer::new(fields))?;
+        let has_data = fields.contains_key("data");
+        let fields = Value::from(fields);
+        let image = match has_data {
+            true => serde_path_to_error::deserialize(fields).map(InlineImage::Named),
+            false => serde_path_to_error::deserialize(fields).map(InlineImage::OfManifest),
+        };
+        image.map_err(|error| A::Error::custom(plain_words(&error.to_string())))
+    }
 }
 
 /// The content of an image with its name.
@@ -174,11 +205,17 @@ macro_rules! submissions {
                 #[schema(default = "deep")]
                 pub mode: Mode,
                 /// Measured repeats of the unprofiled pass.
-                #[serde(default = "defaults::repeats", deserialize_with = "integer")]
+                #[serde(
+                    default = "defaults::repeats",
+                    deserialize_with = "Within::<1, 100>::integer"
+                )]
                 #[schema(default = 3, minimum = 1, maximum = 100)]
                 pub repeats: u32,
                 /// Unmeasured repeats before them.
-                #[serde(default = "defaults::warmup", deserialize_with = "integer")]
+                #[serde(
+                    default = "defaults::warmup",
+                    deserialize_with = "Within::<0, 100>::integer"
+                )]
                 #[schema(default = 2, minimum = 0, maximum = 100)]
                 pub warmup: u32,
                 /// `auto`, `cpu`, `cuda:INDEX` in the order of nvidia-smi, the UUID of a GPU or of
@@ -192,7 +229,10 @@ macro_rules! submissions {
                 )]
                 pub device: String,
                 /// Limit on the whole run, in seconds.
-                #[serde(default = "defaults::timeout_s", deserialize_with = "integer")]
+                #[serde(
+                    default = "defaults::timeout_s",
+                    deserialize_with = "Within::<1, 1800>::integer"
+                )]
                 #[schema(default = 1800, minimum = 1, maximum = 1800)]
                 pub timeout_s: u32,
                 /// Labels to find the run by: up to 16, each up to 64 characters without control
@@ -210,7 +250,7 @@ macro_rules! submissions {
                 )]
                 pub revision: Option<String>,
                 /// Higher runs first. A queued run gains one point every ten minutes.
-                #[serde(default, deserialize_with = "integer")]
+                #[serde(default, deserialize_with = "Within::<-100, 100>::integer")]
                 #[schema(default = 0, minimum = -100, maximum = 100)]
                 pub priority: i32,
                 /// Settings of the passes that override the mode's (`GET /profiling`).
@@ -276,17 +316,20 @@ submissions! {
         #[schema(min_length = 1, max_length = 200, example = "inputs.yaml")]
         pub inputs_manifest: Option<String>,
         /// Tokens to generate after prefill.
-        #[serde(default = "defaults::max_new_tokens", deserialize_with = "integer")]
+        #[serde(
+            default = "defaults::max_new_tokens",
+            deserialize_with = "Within::<1, 4096>::integer"
+        )]
         #[schema(default = 64, minimum = 1, maximum = 4096)]
         pub max_new_tokens: u32,
         /// Sequences generated together, for a whole model. A batch of one measures each sample of
         /// the inputs separately; a larger one has the samples in order, again from the first after
         /// the last.
-        #[serde(default = "defaults::batch", deserialize_with = "integer")]
+        #[serde(default = "defaults::batch", deserialize_with = "Within::<1, 1024>::integer")]
         #[schema(default = 1, minimum = 1, maximum = 1024)]
         pub batch: u32,
         /// Seed of synthetic weights; when absent, the seed of the inputs, or 0 if they state none.
-        #[serde(default, deserialize_with = "optional_integer")]
+        #[serde(default, deserialize_with = "Within::<0, MAX_EXACT>::optional")]
         #[schema(minimum = 0, maximum = 9007199254740991i64)]
         pub seed: Option<u64>,
         /// Dtype; the model's default for the device when absent.

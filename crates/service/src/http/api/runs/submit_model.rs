@@ -2,7 +2,6 @@
 //! and the passes.
 
 use llmprof_core::domain::{
-    json_numbers::MAX_EXACT,
     model::{ModelSpec, parts::has_decode_steps},
     part::{MockChange, PartPath},
     profiling::Profiling,
@@ -20,15 +19,13 @@ use super::{
 use crate::http::{
     api::{inputs::pending::PendingInputs, models::find_model},
     error::{ApiError, ErrorCode},
-    extract::bounds::{check_length, check_range},
+    extract::bounds::check_length,
     state::App,
 };
 
 const MAX_NAME: usize = 200;
 /// Sequences of a batch.
 pub(crate) const MAX_BATCH: u32 = 1024;
-/// Positions of a prompt of any model.
-const MAX_PROMPT: u32 = 1 << 20;
 /// Traced repeats by default if times are compared.
 const TRACED_REPEATS: u32 = 5;
 
@@ -43,11 +40,6 @@ pub(super) async fn check(
     run: SubmitModel,
     uploaded: Option<PendingInputs>,
 ) -> Result<CheckedRun, ApiError> {
-    check_range("max_new_tokens", run.max_new_tokens, 1..=4096)?;
-    check_range("batch", run.batch, 1..=MAX_BATCH)?;
-    if let Some(seed) = run.seed {
-        check_range("seed", seed, 0..=MAX_EXACT)?;
-    }
     check_length("model", &run.model, 1..=MAX_NAME)?;
     if let Some(PartPath(path)) = &run.target {
         check_length("target", path, 1..=MAX_NAME)?;
@@ -203,7 +195,6 @@ fn check_mock(
         return Err(contradictory("mock.prompt_tokens requires a part of a decoder"));
     }
     let max = (model.decoder.max_positions as u64).saturating_sub(run.max_new_tokens.into());
-    check_range("mock.prompt_tokens", tokens, 1..=MAX_PROMPT)?;
     if u64::from(tokens) > max {
         let message = format!(
             "mock.prompt_tokens: {tokens} is too long; {} reads at most {max} in addition to the \

@@ -10,7 +10,7 @@ use axum::{
     response::{AppendHeaders, IntoResponse},
 };
 use llmprof_core::domain::{
-    json_numbers::optional_integer,
+    json_numbers::Within,
     sweep::{AxisValues, count_points, points},
 };
 use serde::{Deserialize, Serialize};
@@ -79,7 +79,7 @@ pub struct SweepLimits {
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
-        deserialize_with = "optional_integer"
+        deserialize_with = "Within::<1, 1440>::optional"
     )]
     #[schema(minimum = 1, maximum = 1440)]
     pub max_minutes: Option<u32>,
@@ -87,7 +87,7 @@ pub struct SweepLimits {
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
-        deserialize_with = "optional_integer"
+        deserialize_with = "Within::<1, 16>::optional"
     )]
     #[schema(minimum = 1, maximum = 16)]
     pub max_queued: Option<u32>,
