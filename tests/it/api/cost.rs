@@ -220,7 +220,7 @@ fn an_invalid_cost_request_is_refused_in_one_line() -> Result<()> {
         (&["--model", "llama-tiny"], "prompt_tokens"),
         (&["--model", "llama-tiny", "--inputs", "one.yaml"], "does not accept images"),
         (&["--model", "llama-tiny", "--inputs", "absent.yaml"], "absent.yaml"),
-        (&["--model", "llama-tiny", "--prompt-tokens", "99999999"], "exceed the context"),
+        (&["--model", "llama-tiny", "--prompt-tokens", "9999999"], "exceed the context"),
         (
             &["--model", "deepseek-ocr", "--inputs", "one.yaml", "--prompt-tokens", "100"],
             "is too small",
@@ -232,6 +232,23 @@ fn an_invalid_cost_request_is_refused_in_one_line() -> Result<()> {
             !output.status.success() && stderr.contains(why) && stderr.lines().count() == 1,
             "{arguments:?}: {stderr}"
         );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_number_of_tokens_outside_its_range_is_refused_with_the_range() -> Result<()> {
+    for (option, value, range) in [
+        ("--prompt-tokens", "0", "0 is not in 1..=16777216"),
+        ("--prompt-tokens", "16777217", "16777217 is not in 1..=16777216"),
+        ("--new-tokens", "16777217", "16777217 is not in 0..=16777216"),
+        ("--batch", "0", "0 is not in 1..=1024"),
+    ] {
+        let arguments = ["--model", "llama-tiny", option, value];
+        let (_folder, output) = run_cost(&arguments)?;
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(option) && stderr.contains(range), "{arguments:?}: {stderr}");
     }
     Ok(())
 }

@@ -178,6 +178,9 @@ async fn the_exit_code_of_a_gate_is_its_verdict_in_every_format() {
     assert!(code == Some(0) && text.starts_with("gate passed"), "{code:?} {text}");
     let (code, text) = gate_command(&service, &["--run", &unclear, "--max-runs", "1"]);
     assert!(code == Some(2) && text.starts_with("gate inconclusive"), "{code:?} {text}");
+    for remedy in ["test more runs of the candidate", "the baseline's build", "`repeats`"] {
+        assert!(text.contains(remedy), "{remedy}: {text}");
+    }
     let (code, _) = gate_command(&service, &["--run", &slow, "--accept", "a known trade"]);
     assert_eq!(code, Some(0));
     for refused in [&["--run", "x"][..], &["--run", &slow, "--fail-on", "size=3"]] {
@@ -202,6 +205,7 @@ async fn the_command_prints_a_requested_figure_that_was_not_measured_in_every_fo
     ] {
         let (found, text) = gate_command(&service, &["--run", &equal, "--fail-on", fail_on]);
         assert!(found == Some(code) && text.contains(mark), "{fail_on}: {found:?} {text}");
+        assert_eq!(text.contains("on both sides or omit it"), code == 2, "{fail_on}: {text}");
     }
     for (format, open, dropped) in [
         ("text", "inconclusive Energy per token: not", "dropped      Wall time: not"),

@@ -152,6 +152,10 @@ async fn a_submission_is_a_file_whose_fields_options_replace() {
         (&["submit", "broken.json"], "is neither JSON nor YAML"),
         (&["submit", "missing.json"], "cannot read missing.json"),
         (&["submit", "--model", "gpt"], "no model gpt"),
+        (
+            &["submit", "--model", "llama-tiny", "--repeats", "-1"],
+            "repeats: -1 is not between 1 and 100",
+        ),
         (&image, "image run.yaml: neither PNG, JPEG nor WebP"),
         (&["fetch", &id, "--into", "x"], "no file"),
         (&["watch", "latest"], "invalid run \"latest\""),
@@ -161,7 +165,10 @@ async fn a_submission_is_a_file_whose_fields_options_replace() {
             refused.assert_refused(&[text]);
         }
     }
-    let usage = with(&["submit"]);
+    let forms = ["submit --model deepseek-ocr-tiny", "submit --command tiny", "submit run.yaml"];
+    with(&["submit"]).assert_refused(&forms);
+    with(&["submit", "--repeats", "2"]).assert_refused(&forms);
+    let usage = with(&["submit", "--no-such-option"]);
     assert_eq!(usage.code, 3, "invalid arguments have the code of bad input: {usage:?}");
 }
 

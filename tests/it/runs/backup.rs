@@ -54,9 +54,10 @@ async fn a_backup_of_a_running_service_restores_to_the_same_responses() {
     let taken = take();
     assert!(taken.status.success(), "{}", printed(&taken));
     let again = take();
-    assert!(printed(&again).contains("0 files with 0 bytes copied"), "{}", printed(&again));
+    assert!(printed(&again).contains("0 files with 0 B copied"), "{}", printed(&again));
     let while_serving = llmprof(&["check"], data.path());
-    assert!(while_serving.status.success(), "{}", printed(&while_serving));
+    let checked = printed(&while_serving);
+    assert!(while_serving.status.success() && checked.contains("B looked at"), "{checked}");
     let repair = llmprof(&["check", "--repair"], data.path());
     assert!(
         !repair.status.success() && printed(&repair).contains("in use by another llmprof"),

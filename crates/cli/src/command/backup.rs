@@ -15,6 +15,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use llmprof_core::domain::ids::RunId;
+use llmprof_report::format;
 use llmprof_service::{
     artifact::{
         backup::{self, BackupOutcome},
@@ -112,11 +113,11 @@ pub fn backup(options: &BackupOptions) -> Result<()> {
             0
         };
         println!(
-            "{} runs with {} files; {} files with {} bytes copied, {pruned} removed",
+            "{} runs with {} files; {} files with {} copied, {pruned} removed",
             copied.seen.len(),
             copied.files,
             copied.new,
-            copied.bytes
+            format::bytes(copied.bytes)
         );
         if copied.faults.is_empty() {
             return Ok(());
@@ -275,7 +276,7 @@ pub fn restore(options: &RestoreOptions) -> Result<()> {
         let inputs = inputs::restore(&store, from, &data, &work).await?;
         (files, bytes, faults) = (files + inputs.0, bytes + inputs.1, faults + inputs.2);
         mark_as_restored(&data).context("cannot end the restore")?;
-        println!("{files} files with {bytes} bytes restored to {}", data.display());
+        println!("{files} files with {} restored to {}", format::bytes(bytes), data.display());
         if faults > 0 {
             bail!(
                 "{faults} files are not in the backup as they were sealed; everything else was \

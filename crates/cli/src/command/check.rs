@@ -16,6 +16,7 @@ use llmprof_core::domain::{
     ids::{AlignmentId, RunId},
     run_files::ArtifactRecord,
 };
+use llmprof_report::format;
 use llmprof_service::{
     artifact::{
         data_folder::{self, FolderLock},
@@ -110,7 +111,8 @@ async fn check(
     };
     check.all().await?;
     let DataCheck { found, repaired, bytes, files, .. } = check;
-    println!("{files} files with {bytes} bytes looked at; {found} faults, {repaired} repaired");
+    let bytes = format::bytes(bytes);
+    println!("{files} files with {bytes} looked at; {found} faults, {repaired} repaired");
     Ok(if found > repaired { ExitCode::from(FAULTY) } else { ExitCode::SUCCESS })
 }
 

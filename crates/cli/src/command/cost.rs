@@ -25,10 +25,11 @@ pub struct CostOptions {
     #[arg(long, value_name = "FILE")]
     inputs: Option<PathBuf>,
     /// Prompt positions, images' positions included
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=16_777_216))]
     prompt_tokens: Option<u64>,
     /// Tokens made after prefill
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", default_value_t = 64,
+        value_parser = clap::value_parser!(u64).range(0..=16_777_216))]
     new_tokens: u64,
     /// Sequences of these inputs, computed at the same time
     #[arg(long, value_name = "N", default_value_t = 1,

@@ -76,7 +76,22 @@ fn compare(options: &DiffOptions) -> Result<ExitCode> {
         GateVerdict::Inconclusive => format!("inconclusive: {limit} % cannot be excluded"),
     };
     eprintln!("llmprof: {}", [vec![summary], judged.reasons, judged.dropped].concat().join("; "));
+    if judged.verdict == GateVerdict::Inconclusive {
+        eprintln!("llmprof: {}", remedy(diff.diff.comparable));
+    }
     Ok(verdict_code(judged.verdict))
+}
+
+/// The remedy of a limit that is not decided.
+fn remedy(is_comparable: bool) -> &'static str {
+    if is_comparable {
+        "to decide it, measure both runs with more repeats (`llmprof submit A/config.yaml \
+         --repeats 20`), add earlier runs of A's build (`--history RUN`, repeatable), or raise the \
+         limit"
+    } else {
+        "to decide it, measure B by the request of A, on the same device: `llmprof submit \
+         A/config.yaml`, of A's folder"
+    }
 }
 
 /// Parses the limit, percent.

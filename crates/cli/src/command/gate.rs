@@ -7,9 +7,12 @@ use std::{fs, io::Write, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use llmprof_analyze::series::{gate::GateVerdict, gate_thresholds::THRESHOLD_PCT};
+use llmprof_analyze::series::{
+    gate::{GateVerdict, MAX_RUNS},
+    gate_thresholds::THRESHOLD_PCT,
+};
 use llmprof_core::domain::subject::RunSpec;
-use llmprof_report::gate::GateReport;
+use llmprof_report::gate::{GateFigure, GateReport};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -74,7 +77,12 @@ pub struct GateOptions {
 pub fn run(options: &GateOptions) -> ExitCode {
     let decided = serve::runtime().and_then(|runtime| runtime.block_on(decide(options)));
     match decided.and_then(|report| print(&report, options.format).map(|()| report)) {
-        Ok(report) => exit_code(&report),
+        Ok(report) => {
+            if let Some(remedy) = remedy(&report) {
+                eprintln!("llmprof: to decide it, {remedy}");
+            }
+            exit_code(&report)
+        }
         Err(error) => {
             eprintln!("llmprof: {error:#}");
             ExitCode::from(BAD_INPUT)
@@ -104,6 +112,46 @@ fn print(report: &GateReport, format: GateFormat) -> Result<()> {
         GateFormat::Markdown => report.markdown(),
     };
     Ok(std::io::stdout().write_all(text.as_bytes())?)
+}
+
+/// The remedies of an inconclusive gate.
+fn remedy(report: &GateReport) -> Option<String> {
+    if report.verdict != GateVerdict::Inconclusive {
+        return None;
+    }
+    if !report.reasons.is_empty() || report.figures.is_empty() {
+        let text = "test runs that ended and have figures against a baseline of the same request \
+                    and device; `POST /baselines` sets one";
+        return Some(text.into());
+    }
+    let is_absent = |it: &&GateFigure| it.baseline.is_none() || it.candidate.is_none();
+    let open: Vec<&GateFigure> =
+        report.figures.iter().filter(|it| it.verdict == GateVerdict::Inconclusive).collect();
+    let absent: Vec<&str> =
+        open.iter().copied().filter(is_absent).map(|it| it.figure.as_str()).collect();
+    let mut remedies = Vec::new();
+    if !absent.is_empty() {
+        let absent = absent.join(", ");
+        remedies.push(format!("measure {absent} on both sides or omit it in --fail-on"));
+    }
+    if open.len() > absent.len() {
+        if report.runs.len() < MAX_RUNS {
+            remedies.push(format!(
+                "test more runs of the candidate (--run ID for each, --max-runs up to {MAX_RUNS})"
+            ));
+        }
+        remedies.push(
+            "add runs of the baseline's build to its series (submit its request again with the \
+             same revision)"
+                .into(),
+        );
+        remedies.push("raise `repeats` of the submission".into());
+        let found = open.iter().filter_map(|it| it.detectable_pct).reduce(f64::max);
+        remedies.extend(found.map(|pct| {
+            format!("or raise the threshold of --fail-on: these runs show changes from {pct:.1} %")
+        }));
+    }
+    Some(remedies.join("; "))
 }
 
 /// Gates the runs, and adds repeats while they may decide.

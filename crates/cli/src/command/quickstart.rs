@@ -17,7 +17,7 @@ use reqwest::{
 use serde_json::{Value, json};
 
 use super::{
-    client::settings::change,
+    client::{settings::change, terminal::escaped},
     serve::{self, LogFormat, Logging, Service},
 };
 
@@ -121,10 +121,14 @@ async fn profile(service: &Service, options: &QuickstartOptions) -> Result<()> {
     followed?;
 
     let run = ask(client.get(format!("{base}/runs/{id}"))).await?;
-    print_steps(&run);
-    let state = run["state"].as_str().unwrap_or_default();
-    if !matches!(state, "succeeded" | "partial") {
-        bail!("the run ended {state}: {}", run["message"].as_str().unwrap_or("see its logs"));
+    let outcome = outcome(&run);
+    print!("{outcome}");
+    if !matches!(run["state"].as_str(), Some("succeeded" | "partial")) {
+        let reason = escaped(run["message"].as_str().unwrap_or("see its logs"));
+        match outcome.contains(&reason) {
+            true => bail!("the run has no result"),
+            false => bail!("the run has no result: {reason}"),
+        }
     }
     let report =
         ask(client.get(format!("{base}/runs/{id}/report")).header("accept", "application/json"))
@@ -202,11 +206,31 @@ fn show(event: &Value, bar: &ProgressBar) {
     }
 }
 
-fn print_steps(run: &Value) {
+/// The state of a run, the steps that succeeded, and the other steps, by their reason with its
+/// remedy.
+fn outcome(run: &Value) -> String {
+    let mut measured = Vec::new();
+    let mut absent: Vec<(String, Vec<String>)> = Vec::new();
     for step in run["steps"].as_array().into_iter().flatten() {
-        let text = |key: &str| step[key].as_str().unwrap_or_default();
-        println!("{:<10} {:<10} {}", text("step"), text("state"), text("message"));
+        let text = |key: &str| escaped(step[key].as_str().unwrap_or_default());
+        let (name, state) = (text("step"), text("state"));
+        if state == "succeeded" {
+            measured.push(name);
+            continue;
+        }
+        let reason = Some(text("message")).filter(|it| !it.is_empty()).unwrap_or(state);
+        match absent.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, steps)) => steps.push(name),
+            None => absent.push((reason, vec![name])),
+        }
     }
+    let state = escaped(run["state"].as_str().unwrap_or_default());
+    let mut text = format!("The run ended {state}.\n");
+    text += &format!("measured  {}\n", measured.join(", "));
+    for (reason, steps) in absent {
+        text += &format!("absent    {}: {reason}\n", steps.join(", "));
+    }
+    text
 }
 
 /// Prints the stage table of the report.
@@ -239,4 +263,33 @@ async fn save_bundle(
     }
     tokio::io::AsyncWriteExt::flush(&mut file).await?;
     Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(name: &str, state: &str, message: Option<&str>) -> Value {
+        json!({ "step": name, "state": state, "message": message })
+    }
+
+    #[test]
+    fn a_partial_run_states_what_is_measured_and_absent_and_each_remedy_once() {
+        let missing = Some("nsys is not installed: install it");
+        let steps = [
+            step("baseline", "succeeded", None),
+            step("nsys", "skipped", missing),
+            step("gpu_metrics", "skipped", missing),
+            step("ncu", "failed", None),
+            step("report", "succeeded", None),
+        ];
+        assert_eq!(
+            outcome(&json!({ "state": "partial", "steps": steps })),
+            "The run ended partial.\nmeasured  baseline, report\n\
+             absent    nsys, gpu_metrics: nsys is not installed: install it\n\
+             absent    ncu: failed\n"
+        );
+        let whole = json!({ "state": "succeeded", "steps": [step("baseline", "succeeded", None)] });
+        assert_eq!(outcome(&whole), "The run ended succeeded.\nmeasured  baseline\n");
+    }
 }

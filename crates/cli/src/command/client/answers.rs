@@ -105,6 +105,8 @@ pub struct SubmittedAnswer {
 pub struct DryRunAnswer {
     pub steps: Vec<PlannedAnswer>,
     pub duration: DurationAnswer,
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 /// A planned step.

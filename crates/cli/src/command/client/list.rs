@@ -12,7 +12,16 @@ use super::{
     terminal::{self, Column, TerminalTable, between, duration, print, since},
 };
 
+/// The rule of the times that stand for a run, which `headline::times` of the report applies.
+const TIMES: &str = "ttft and tpot are means over repeats; medians of a load's requests, of an \
+                     engine's steps, and of steps whose outliers make the mean the time of none \
+                     (`llmprof show ID` states which)";
+
 /// List the runs of a service, newest first
+///
+/// ttft and tpot, the time to first token and per token, are means over repeats; medians of a
+/// load's requests, of an engine's steps, and of steps whose outliers make the mean the time of
+/// none. The first page of `llmprof show ID` states which.
 ///
 /// Not on a terminal, columns are separated by tabs and times are RFC 3339. Exit code 0, or 3: bad
 /// input, or the service refuses or does not answer.
@@ -72,10 +81,21 @@ async fn list(client: &ServiceClient, options: &ListOptions) -> Result<ExitCode>
     } else {
         print(&table(&list.runs, width.is_some()).text(width))?;
     }
-    if list.next_cursor.is_some() && width.is_some() {
-        eprintln!("older runs: --limit, up to 200");
+    if width.is_some() {
+        notes(&list).iter().for_each(|note| eprintln!("{note}"));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Lines below the table on a terminal.
+fn notes(list: &RunListAnswer) -> Vec<&'static str> {
+    let is_timed = |run: &RunSummaryAnswer| {
+        let figures = run.headline.as_ref();
+        figures.is_some_and(|it| ["ttft", "tpot"].iter().any(|name| it.contains_key(*name)))
+    };
+    let times = list.runs.iter().any(is_timed).then_some(TIMES);
+    let older = list.next_cursor.is_some().then_some("older runs: --limit, up to 200");
+    times.into_iter().chain(older).collect()
 }
 
 fn table(runs: &[RunSummaryAnswer], for_people: bool) -> TerminalTable {
@@ -113,4 +133,27 @@ fn table(runs: &[RunSummaryAnswer], for_people: bool) -> TerminalTable {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_list_with_times_states_which_are_means_and_which_are_medians() {
+        let list = |headline: Value| -> RunListAnswer {
+            let run = json!({
+                "run_id": "1", "state": "succeeded", "name": "a", "mode": "deep",
+                "queued_at": "2026-11-20T09:00:00Z", "started_at": null, "ended_at": null,
+                "headline": headline,
+            });
+            serde_json::from_value(json!({ "runs": [run], "next_cursor": null })).unwrap()
+        };
+        assert_eq!(notes(&list(json!({ "tpot": 1.5 }))), [TIMES]);
+        assert!(TIMES.contains("means over repeats") && TIMES.contains("medians"));
+        assert!(notes(&list(json!({ "wall": 3.0 }))).is_empty());
+        assert!(notes(&list(Value::Null)).is_empty());
+    }
 }

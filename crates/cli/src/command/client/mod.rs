@@ -17,7 +17,7 @@ pub mod settings;
 pub mod show;
 pub mod submit;
 pub mod sweep;
-mod terminal;
+pub mod terminal;
 pub mod upload;
 pub mod watch;
 

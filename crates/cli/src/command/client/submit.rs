@@ -23,6 +23,12 @@ use super::{
     watch,
 };
 
+/// The usual forms, for a submission of nothing.
+const NO_SUBJECT: &str = "nothing to submit; name a model (`llmprof submit --model \
+                          deepseek-ocr-tiny`), a command of `GET /targets` (`llmprof submit \
+                          --command tiny-generate`) or a file with the fields of POST /runs \
+                          (`llmprof submit run.yaml`)";
+
 /// Queue a run on a service
 ///
 /// The submission is a FILE, options, or a FILE whose fields options replace. Prints the id of the
@@ -33,7 +39,6 @@ use super::{
 #[derive(Debug, Args)]
 pub struct SubmitOptions {
     /// Submission as of `POST /runs`, JSON or YAML; `-` is standard input
-    #[arg(required_unless_present_any = ["model", "command"])]
     file: Option<PathBuf>,
     /// Model to profile (`GET /models`)
     #[arg(long, conflicts_with = "command")]
@@ -65,17 +70,17 @@ pub struct SubmitOptions {
     #[arg(long)]
     mode: Option<String>,
     /// Measured repeats of the unprofiled pass
-    #[arg(long)]
-    repeats: Option<u32>,
+    #[arg(long, allow_negative_numbers = true)]
+    repeats: Option<i64>,
     /// Unmeasured repeats before them
-    #[arg(long)]
-    warmup: Option<u32>,
+    #[arg(long, allow_negative_numbers = true)]
+    warmup: Option<i64>,
     /// Tokens to generate after prefill
-    #[arg(long)]
-    max_new_tokens: Option<u32>,
+    #[arg(long, allow_negative_numbers = true)]
+    max_new_tokens: Option<i64>,
     /// Sequences generated together
-    #[arg(long)]
-    batch: Option<u32>,
+    #[arg(long, allow_negative_numbers = true)]
+    batch: Option<i64>,
     /// Device (`GET /devices`)
     #[arg(long)]
     device: Option<String>,
@@ -86,8 +91,8 @@ pub struct SubmitOptions {
     #[arg(long)]
     revision: Option<String>,
     /// Priority in the queue
-    #[arg(long, allow_hyphen_values = true)]
-    priority: Option<i32>,
+    #[arg(long, allow_negative_numbers = true)]
+    priority: Option<i64>,
     /// Setting of the passes, as in ncu.max_launches=3
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
@@ -198,11 +203,17 @@ pub fn plan(plan: &DryRunAnswer) -> String {
             text += &format!("{}\n", escaped(reason));
         }
     }
+    for note in &plan.notes {
+        text += &format!("{}\n", escaped(note));
+    }
     text
 }
 
 /// The body of the submission.
 fn submission(options: &SubmitOptions) -> Result<Value> {
+    if options.file.is_none() && options.model.is_none() && options.command.is_none() {
+        bail!(NO_SUBJECT);
+    }
     let mut body = match &options.file {
         Some(path) => read_object(path)?,
         None => Map::new(),
