@@ -46,6 +46,23 @@ pub fn short_ms(value: f64) -> String {
     if value >= 100.0 { decimals(value, 1) } else { ms(value) }
 }
 
+/// A value and half of its interval, each with the decimals of the first digit of the interval, or
+/// of the second if the first is 1: further digits are noise.
+pub fn of_interval(value: f64, half: f64) -> [String; 2] {
+    if !(half.is_normal() && half > 0.0) {
+        return [figure(value), figure(half)];
+    }
+    let magnitude = half.log10().floor();
+    let second = if half / 10f64.powf(magnitude) < 2.0 { 1.0 } else { 0.0 };
+    let places = (second - magnitude).clamp(0.0, 9.0) as usize;
+    [value, half].map(|it| decimals(it, places))
+}
+
+/// The same as a text: `349 ± 106`, `386.0 ± 0.5`.
+pub fn with_interval(value: f64, half: f64) -> String {
+    of_interval(value, half).join(" ± ")
+}
+
 /// A share of a sentence, percent, with its sign.
 pub fn share(value: f64) -> String {
     match value {
@@ -161,6 +178,21 @@ mod tests {
         assert_eq!((short_name("gemm").as_str(), short_name(" ").as_str()), ("gemm", "(no name)"));
         let long = short_name(&"a".repeat(338));
         assert_eq!((long.chars().count(), long.contains('…')), (48, true));
+    }
+
+    #[test]
+    fn digits_beyond_the_interval_are_left_out() {
+        for (value, half, text) in [
+            (349.424, 106.345, "349 ± 106"),
+            (386.0, 0.484, "386.0 ± 0.5"),
+            (2.3543, 0.0413, "2.35 ± 0.04"),
+            (512.34, 1.94, "512.3 ± 1.9"),
+            (2.0, 0.02, "2.00 ± 0.02"),
+            (123_456.7, 4_321.0, "123,457 ± 4,321"),
+            (23.8, 0.0, "23.8 ± 0"),
+        ] {
+            assert_eq!(with_interval(value, half), text);
+        }
     }
 
     #[test]

@@ -20,6 +20,8 @@ async fn a_form_imports_captures_with_revision_and_labels() {
     let text = page(&api.get(PAGE).await, 200);
     assert_contains(&text, &["enctype=\"multipart/form-data\"", "name=\"revision\"", "llama-tiny"]);
     assert!(page(&api.get("/").await, 200).contains("href=\"/ui/import\""));
+    let inputs: Vec<&str> = text.matches("aria-describedby=\"hint-").collect();
+    assert_eq!((inputs.len(), text.matches("<small id=\"hint-").count()), (12, 12), "hints");
     let capture = timeline(MOCK);
     let files: [(&str, &[u8]); 1] = [("mock.sqlite.zst", &capture)];
     let texts = [

@@ -135,7 +135,9 @@ fn steps(analysis: &Analysis) -> String {
     };
     let shown = |step: usize, value: f64| format!("step {}: {} ms", step + 1, ms(value));
     drawn((2..=STEPS).contains(&curve.len()), || {
-        let drawn = ColumnChart { class: DECODE_CLASS, scale: None, values: curve };
+        let ends = format!("steps 1 to {}", curve.len());
+        let class = DECODE_CLASS;
+        let drawn = ColumnChart { class, scale: None, values: curve, unit: "ms", ends: &ends };
         svg::columns("step-columns", "Time of each decode step", &description, &drawn, shown)
     })
 }
@@ -174,8 +176,14 @@ fn experts(analysis: &Analysis) -> Vec<(String, String)> {
             format!("layer {}: {} of {total} experts", layers[at].layer, decimals(value, 1))
         };
         let description = format!("{} layers; a full column is all {total} experts.", layers.len());
-        let drawn =
-            ColumnChart { class: class(stage), scale: Some(f64::from(total)), values: &values };
+        let ends = format!("layers {} to {}", layers.first()?.layer, layers.last()?.layer);
+        let drawn = ColumnChart {
+            class: class(stage),
+            scale: Some(f64::from(total)),
+            values: &values,
+            unit: "experts",
+            ends: &ends,
+        };
         let title = format!("Experts used per forward in {stage}");
         Some((
             title.clone(),
@@ -234,13 +242,13 @@ fn power(analysis: &Analysis) -> (String, String) {
 
 /// Styles of a chart in a file of its own.
 const ALONE: &str = "<style>:root{--ink:#12161c;--dim:#55606e;--critical:#b3261e;\
-    --prefill:#3f6d00;--decode:#0b62b8;--other:#8a94a1}\
+    --line:#dde3ea;--prefill:#3f6d00;--decode:#0b62b8;--other:#8a94a1}\
     @media(prefers-color-scheme:dark){:root{--ink:#e9edf2;--dim:#a0abb8;--critical:#ff8a80;\
-    --prefill:#76b900;--decode:#58a6ff;--other:#7d8794}}\
+    --line:#2a323d;--prefill:#76b900;--decode:#58a6ff;--other:#7d8794}}\
     text{fill:var(--dim);font:500 12.5px ui-monospace,Menlo,Consolas,monospace}\
     .band{opacity:.22}.prefill{fill:var(--prefill)}.decode{fill:var(--decode)}\
     .other{fill:var(--other)}.curve{fill:none;stroke:var(--ink);stroke-width:1.5}\
-    .limit{stroke:var(--critical);stroke-dasharray:4 4}</style>";
+    .grid{stroke:var(--line)}.limit{stroke:var(--critical);stroke-dasharray:4 4}</style>";
 
 /// Power over time as a separate file; `None` if there is nothing to draw.
 pub fn power_drawing(analysis: &Analysis) -> Option<String> {

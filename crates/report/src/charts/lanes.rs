@@ -5,8 +5,8 @@
 
 use std::fmt::Write;
 
-use super::svg;
-use crate::{format::decimals, html::escape as html};
+use super::{axis, svg};
+use crate::html::escape as html;
 
 /// Height of a lane's name, of its slices, and of what lies between two lanes, pixels.
 const NAME: usize = 16;
@@ -59,7 +59,7 @@ pub fn lanes(chart: &LaneChart, lanes: &[ChartLane]) -> String {
         return String::new();
     }
     let height = lanes.len() * (NAME + SLICE + BETWEEN);
-    let mut svg = svg::open(id, title, description, height + 18);
+    let mut svg = svg::open(id, title, description, height + axis::BELOW);
     for (index, lane) in lanes.iter().enumerate() {
         let top = index * (NAME + SLICE + BETWEEN);
         let _ = write!(
@@ -75,16 +75,7 @@ pub fn lanes(chart: &LaneChart, lanes: &[ChartLane]) -> String {
         }
         svg.push_str("</g>");
     }
-    for (part, anchor) in [(0.0, "start"), (0.5, "middle"), (1.0, "end")] {
-        let at = decimals(length * part, if length < 10.0 { 2 } else { 0 });
-        let _ = write!(
-            svg,
-            "<text class=\"value\" x=\"{}%\" y=\"{}\" text-anchor=\"{anchor}\">{at} {}</text>",
-            100.0 * part,
-            height + 10,
-            html(unit)
-        );
-    }
+    axis::across(&mut svg, length, height, unit);
     svg.push_str("</svg>");
     svg
 }

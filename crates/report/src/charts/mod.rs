@@ -1,5 +1,6 @@
 //! Charts as inline SVG: bars, lanes, curves, points under roofs.
 
+pub mod axis;
 pub mod figures;
 pub mod lanes;
 pub mod scatter;

@@ -5,14 +5,16 @@
 
 use std::fmt::Write;
 
+use super::axis;
 use crate::html::escape as html;
 
 /// Height of one bar with its label, pixels.
 const ROW: usize = 46;
-/// Longest label that fits next to a value on a phone, characters.
+/// Longest labels that fit next to a value on a phone and on a desk, characters.
 const LABEL: usize = 32;
+const WIDE_LABEL: usize = 72;
 
-/// One bar: a value, optionally with a part inside it and a spread around its end.
+/// One bar: a time in milliseconds, optionally with a part inside it and a spread around its end.
 #[derive(Debug, Clone, Default)]
 pub struct Bar {
     pub label: String,
@@ -27,23 +29,25 @@ pub struct Bar {
     pub spread: Option<f64>,
 }
 
-/// Draws horizontal bars on one scale from zero.
+/// Draws horizontal bars on one scale of milliseconds from zero.
 pub fn bars(id: &str, title: &str, description: &str, bars: &[Bar]) -> String {
     let scale = bars.iter().map(|bar| bar.value + bar.spread.unwrap_or(0.0)).fold(0.0, f64::max);
     let width =
         |value: f64| if scale > 0.0 { (100.0 * value / scale).clamp(0.0, 100.0) } else { 0.0 };
-    let mut svg = open(id, title, description, bars.len() * ROW);
+    let height = bars.len() * ROW;
+    let mut svg = open(id, title, description, height + axis::BELOW);
+    axis::lines(&mut svg, scale, height);
     for (index, bar) in bars.iter().enumerate() {
         let top = index * ROW;
-        let (label, shown) = (html(&shorten(&bar.label)), html(&bar.shown));
+        let shown = html(&bar.shown);
         let _ = write!(
             svg,
-            "<g><title>{}: {shown}</title><text class=\"label\" x=\"0\" y=\"{}\">{label}</text>\
+            "<g><title>{}: {shown}</title>{}\
              <text class=\"value\" x=\"100%\" y=\"{}\" text-anchor=\"end\">{shown}</text>\
              <rect class=\"track\" x=\"0\" y=\"{}\" width=\"100%\" height=\"14\" rx=\"3\"/>\
              <rect class=\"{}\" x=\"0\" y=\"{}\" width=\"{:.3}%\" height=\"14\" rx=\"3\"/>",
             html(&bar.label),
-            top + 14,
+            label(&bar.label, top + 14),
             top + 14,
             top + 22,
             bar.class,
@@ -76,8 +80,21 @@ pub fn bars(id: &str, title: &str, description: &str, bars: &[Bar]) -> String {
         }
         svg.push_str("</g>");
     }
+    axis::across(&mut svg, scale, height, "ms");
     svg.push_str("</svg>");
     svg
+}
+
+/// The label of a bar: in two lengths if the page's width decides how much of it fits.
+fn label(text: &str, y: usize) -> String {
+    let [narrow, wide] = [LABEL, WIDE_LABEL].map(|max| html(&shorten(text, max)));
+    let drawn = |class: &str, text: &str| {
+        format!("<text class=\"label{class}\" x=\"0\" y=\"{y}\">{text}</text>")
+    };
+    match narrow == wide {
+        true => drawn("", &wide),
+        false => drawn(" narrow", &narrow) + &drawn(" wide", &wide),
+    }
 }
 
 /// Values side by side.
@@ -88,6 +105,10 @@ pub struct ColumnChart<'a> {
     /// Value of a full column; the largest value when absent.
     pub scale: Option<f64>,
     pub values: &'a [f64],
+    /// Unit of the values.
+    pub unit: &'a str,
+    /// Names of the first and the last column, below them.
+    pub ends: &'a str,
 }
 
 /// Draws one column per value, in order, from zero.
@@ -99,11 +120,11 @@ pub fn columns(
     shown: impl Fn(usize, f64) -> String,
 ) -> String {
     const HEIGHT: f64 = 96.0;
-    let ColumnChart { class, values, .. } = *it;
+    let ColumnChart { class, values, unit, ends, .. } = *it;
     let scale = values.iter().copied().fold(it.scale.unwrap_or(0.0), f64::max);
     // Few columns keep their width.
     let step = (100.0 / values.len().max(1) as f64).min(4.0);
-    let mut svg = open(id, title, description, HEIGHT as usize);
+    let mut svg = open(id, title, description, HEIGHT as usize + axis::BELOW);
     for (index, value) in values.iter().enumerate() {
         let height = if scale > 0.0 { (HEIGHT * value / scale).max(1.0) } else { 1.0 };
         let _ = write!(
@@ -116,7 +137,13 @@ pub fn columns(
             html(&shown(index, *value)),
         );
     }
-    svg.push_str("</svg>");
+    axis::up(&mut svg, scale, HEIGHT, unit);
+    let _ = write!(
+        svg,
+        "<text class=\"value\" x=\"0\" y=\"{}\">{}</text></svg>",
+        HEIGHT as usize + axis::BELOW - 6,
+        html(ends)
+    );
     svg
 }
 
@@ -132,15 +159,15 @@ pub fn open(id: &str, title: &str, description: &str, height: usize) -> String {
 }
 
 /// Shortens a long path to its end, which distinguishes operators, and another long name to both
-/// ends.
-fn shorten(label: &str) -> String {
+/// ends: at most `max` characters.
+fn shorten(label: &str, max: usize) -> String {
     let length = label.chars().count();
-    if length <= LABEL {
+    if length <= max {
         return label.to_owned();
     }
-    let head_length = if label.contains('.') { 0 } else { LABEL / 2 };
+    let head_length = if label.contains('.') { 0 } else { max / 2 };
     let head: String = label.chars().take(head_length).collect();
-    let tail: String = label.chars().skip(length - (LABEL - head_length) + 1).collect();
+    let tail: String = label.chars().skip(length - (max - head_length) + 1).collect();
     format!("{head}…{tail}")
 }
 
@@ -169,19 +196,34 @@ mod tests {
                 "y",
                 "t",
                 "d",
-                &ColumnChart { class: "x", scale: None, values: &[0.0] },
+                &ColumnChart { class: "x", scale: None, values: &[0.0], unit: "ms", ends: "1" },
                 |_, _| String::new(),
             );
         assert!(!svg.contains("NaN") && !svg.contains("inf"));
     }
 
     #[test]
+    fn a_chart_has_a_scale_with_a_unit_and_the_whole_name_as_a_tooltip() {
+        let name = "decoder.layers.*.mlp.shared_experts.gate_proj";
+        let bar = Bar { label: name.into(), shown: "3.1 ms".into(), value: 3.1, ..Bar::default() };
+        let svg = bars("x", "t", "d", &[bar]);
+        assert!(svg.contains(&format!("<title>{name}: 3.1 ms</title>")), "{svg}");
+        assert!(svg.contains(&format!("<text class=\"label wide\" x=\"0\" y=\"14\">{name}<")));
+        assert!(svg.contains("label narrow") && svg.contains(">3 ms</text>"), "{svg}");
+        let values = [2.0, 4.0];
+        let it = ColumnChart { class: "x", scale: None, values: &values, unit: "ms", ends: "1, 2" };
+        let svg = columns("x", "t", "d", &it, |_, _| String::new());
+        assert!(svg.contains(">4 ms</text>") && svg.ends_with(">1, 2</text></svg>"), "{svg}");
+    }
+
+    #[test]
     fn a_long_path_keeps_its_end() {
-        let short = shorten("decoder.layers.*.mlp.shared_experts.gate_proj");
+        let short = shorten("decoder.layers.*.mlp.shared_experts.gate_proj", LABEL);
         assert!(short.starts_with('…') && short.ends_with("shared_experts.gate_proj"));
         assert_eq!(short.chars().count(), LABEL);
         let kernel = shorten(
             "sm80_xmma_gemm_f32f32_tilesize32x32x8_stage3_warpsize1x2x1_execute_kernel__5x_cublas",
+            LABEL,
         );
         assert!(
             kernel.starts_with("sm80_xmma_gemm_f…") && kernel.ends_with("_5x_cublas"),

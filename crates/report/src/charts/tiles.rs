@@ -14,7 +14,7 @@ use llmprof_core::trace::engine_steps::StepClass;
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 
 use crate::{
-    format::{decimals, figure, pct, quantity, scaled},
+    format::{decimals, figure, of_interval, pct, quantity, scaled},
     headline::times::{StatedTime, TimeRecords},
     profile::Aggregates,
 };
@@ -172,11 +172,8 @@ impl Headline {
             }
             StatedTime::Mean(it) => {
                 let spread = it.std.map(|std| {
-                    format!(
-                        "deviation {} over {}{samples}",
-                        figure(std),
-                        quantity(it.n.into(), "repeat")
-                    )
+                    let [std, _] = of_interval(std, std);
+                    format!("deviation {std} over {}{samples}", quantity(it.n.into(), "repeat"))
                 });
                 spread.unwrap_or_else(|| "one repeat".into()) + traced
             }

@@ -1,11 +1,11 @@
-//! A curve over time as inline SVG, with the stages shaded behind it.
+//! A curve over time as inline SVG, with the stages shaded behind it and scales on both axes.
 //!
 //! Widths are percentages; the curve alone is stretched, and its stroke is not. Colours are
 //! classes.
 
 use std::fmt::Write;
 
-use super::svg;
+use super::{axis, svg};
 use crate::html::escape as html;
 
 /// Height of the drawing without its scale, pixels.
@@ -37,7 +37,7 @@ pub fn timeline(id: &str, title: &str, description: &str, it: &Timeline) -> Stri
     let across = |second: f64| (second / it.seconds).clamp(0.0, 1.0);
     let down = |value: f64| HEIGHT * (1.0 - (value / top).clamp(0.0, 1.0));
 
-    let mut svg = svg::open(id, title, description, HEIGHT as usize + 20);
+    let mut svg = svg::open(id, title, description, HEIGHT as usize + axis::BELOW);
     for (class, from, to, tooltip) in &it.bands {
         let (x, width) = (100.0 * across(*from), 100.0 * (across(*to) - across(*from)));
         let _ = write!(
@@ -66,15 +66,13 @@ pub fn timeline(id: &str, title: &str, description: &str, it: &Timeline) -> Stri
     for (second, value) in it.points {
         let _ = write!(svg, "{:.1},{:.2} ", WIDTH * across(*second), down(*value));
     }
+    svg.push_str("\"/></svg>");
+    axis::up(&mut svg, top, HEIGHT, it.unit);
+    axis::across(&mut svg, it.seconds, HEIGHT as usize, "s");
     let _ = write!(
         svg,
-        "\"/></svg><text class=\"value\" x=\"0\" y=\"{0}\">0 s</text>\
-         <text class=\"value\" x=\"50%\" y=\"{0}\" text-anchor=\"middle\">peak {highest:.0} \
-         {1}</text>\
-         <text class=\"value\" x=\"100%\" y=\"{0}\" text-anchor=\"end\">{2:.1} s</text></svg>",
-        HEIGHT + 16.0,
+        "<text class=\"value\" x=\"0\" y=\"12\">peak {highest:.0} {}</text></svg>",
         html(it.unit),
-        it.seconds,
     );
     svg
 }
@@ -96,6 +94,14 @@ mod tests {
             near.contains("class=\"limit\"") && near.contains("&lt;b&gt;") && !near.contains("<b>")
         );
         assert!(!drawn(&[(0.0, 100.0), (10.0, 650.0)], 5_000.0).contains("class=\"limit\""));
+    }
+
+    #[test]
+    fn both_axes_have_a_scale_with_a_unit() {
+        let drawn = drawn(&[(0.0, 100.0), (10.0, 650.0)], 5_000.0);
+        for text in [">600 W</text>", ">10 s</text>", ">peak 650 W</text>"] {
+            assert!(drawn.contains(text), "{text}: {drawn}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use llmprof_analyze::{
 };
 use llmprof_core::domain::units::Nanos;
 
-use super::svg;
+use super::{axis, svg};
 use crate::{
     answer::is_shown,
     format::{ms, pct},
@@ -40,7 +40,9 @@ pub fn waterfall(stage: &LedgerStage, rows: &[&LedgerRow]) -> String {
     let title = format!("Gap ledger of {}", in_sentence(&stage.stage));
     let described: Vec<String> =
         steps.iter().map(|it| format!("{} {} ms", it.label, ms(Nanos(it.ns).as_ms()))).collect();
-    let mut drawing = svg::open(&id, &title, &described.join("; "), steps.len() * ROW);
+    let (height, scale_ms) = (steps.len() * ROW, Nanos(scale).as_ms());
+    let mut drawing = svg::open(&id, &title, &described.join("; "), height + axis::BELOW);
+    axis::lines(&mut drawing, scale_ms, height);
     let width = |ns: i64| (100.0 * ns as f64 / scale as f64).clamp(0.0, 100.0);
     for (at, step) in steps.iter().enumerate() {
         let (label, top) = (html(&step.label), at * ROW);
@@ -62,6 +64,7 @@ pub fn waterfall(stage: &LedgerStage, rows: &[&LedgerRow]) -> String {
             width(right - left).max(0.3),
         );
     }
+    axis::across(&mut drawing, scale_ms, height, "ms");
     drawing.push_str("</svg>");
     drawing
 }

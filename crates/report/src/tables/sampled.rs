@@ -14,7 +14,7 @@ use super::{
     run_facts::or_step_message,
     schema::{TableColumn, count, flag, id, millis, number, percent, size, summed, text},
 };
-use crate::{RunFacts, format::decimals};
+use crate::{RunFacts, format::with_interval};
 
 /// A value that samples do not resolve.
 const UNRESOLVED: &str = "not resolved";
@@ -192,14 +192,11 @@ fn shown(value: Option<&SampledValue>) -> String {
         false => format!(" (in group {group})"),
     });
     let group = group.unwrap_or_default();
-    format!("{} ± {}{group}", decimals(value.pct, 1), decimals(value.half_width, 1))
+    with_interval(value.pct, value.half_width) + &group
 }
 
 fn shown_of_stage(value: Option<&SampledStageValue>) -> String {
-    value.map_or_else(
-        || UNRESOLVED.into(),
-        |it| format!("{} ± {}", decimals(it.pct, 1), decimals(it.half_width, 1)),
-    )
+    value.map_or_else(|| UNRESOLVED.into(), |it| with_interval(it.pct, it.half_width))
 }
 
 /// Sampled metrics by kernel, longest first.

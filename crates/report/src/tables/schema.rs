@@ -270,7 +270,7 @@ macro_rules! spread_columns {
             millis(concat!($prefix, ".std"), "Std ms", |$record: &$of| $spread.std.into()),
             millis(concat!($prefix, ".min"), "Min ms", |$record: &$of| $spread.min.into()),
             millis(concat!($prefix, ".max"), "Max ms", |$record: &$of| $spread.max.into()),
-            count(concat!($prefix, ".n"), "Repeats", |$record: &$of| $spread.n.into()),
+            count(concat!($prefix, ".n"), "Count", |$record: &$of| $spread.n.into()),
         ]
     };
 }

@@ -10,7 +10,7 @@ use super::{
     report_table::ReportTable,
     schema::{TableColumn, count, millis, number, percent, spread_columns, text},
 };
-use crate::format::{UNKNOWN, known, ms, pct, quantity};
+use crate::format::{UNKNOWN, known, ms, pct, quantity, with_interval};
 
 /// Columns of [`StageTiming`].
 pub fn columns() -> Vec<TableColumn<StageTiming>> {
@@ -104,13 +104,10 @@ fn vision_note(vision: &StageNote, notes: &[StageNote]) -> String {
         .map(|note| format!("{} {} ms", note.part, ms(note.ms.mean)))
         .collect();
     let parts = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };
-    let deviation = vision.ms.std.map(|std| format!(" ± {}", ms(std))).unwrap_or_default();
+    let (mean, std) = (vision.ms.mean, vision.ms.std);
+    let time = std.map_or_else(|| ms(mean), |std| with_interval(mean, std));
     let share = vision.share_pct.map(|share| format!("{} of ", pct(share))).unwrap_or_default();
-    format!(
-        "Vision takes {}{deviation} ms{parts}, {share}{}; that row includes it.",
-        ms(vision.ms.mean),
-        vision.inside,
-    )
+    format!("Vision takes {time} ms{parts}, {share}{}; that row includes it.", vision.inside,)
 }
 
 /// Cost of tracing in time, and equality of the results.

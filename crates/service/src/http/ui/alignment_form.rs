@@ -6,6 +6,8 @@ use llmprof_core::domain::alignment::{AlignmentSpec, ThresholdChanges};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::forms::number_or_text;
+
 /// Ways to select the operation: the API's field, and its label.
 pub(super) const SELECTORS: [(&str, &str); 3] = [
     ("range", "ranges of this name"),
@@ -95,10 +97,7 @@ impl AlignmentForm {
         {
             body.insert(field.into(), list(text));
         }
-        // The API refuses other text, and names the field.
-        let forwards = self.forwards.trim();
-        let number = forwards.parse::<i64>().map_or_else(|_| forwards.into(), Value::from);
-        body.insert("forwards".into(), number);
+        body.insert("forwards".into(), number_or_text(self.forwards.trim()));
         let name = self.name.trim();
         if SELECTORS.iter().any(|(selector, _)| *selector == self.selector) {
             // The API refuses `*`; without the field it would select the mock's sequence.

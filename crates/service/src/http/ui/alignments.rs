@@ -39,7 +39,7 @@ const MAX_OFFERED: u32 = 50;
 
 /// Filter of the list, and initial values of the form. Browsers send empty fields too.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct AlignmentsPageQuery {
     state: String,
     run: String,
@@ -94,13 +94,18 @@ pub async fn submit(
     request: Request,
 ) -> Result<Response, ApiError> {
     let fields = forms::read(request).await?;
+    let checked = forms::check(&fields, &forms::names_of::<AlignmentForm>());
     let fields: Map<String, Value> =
         fields.into_iter().map(|(field, text)| (field, text.into())).collect();
     let entered: AlignmentForm =
         serde_json::from_value(fields.into()).map_err(|error| ApiError::internal(&error))?;
-    let body = entered.body().to_string();
-    let key = forms::idempotency_key(entered.key(), &body);
-    match submit::queue(&app, caller.clone(), body.as_bytes(), Some(key)).await {
+    let submitted = async {
+        checked?;
+        let body = entered.body().to_string();
+        let key = forms::idempotency_key(entered.key(), &body);
+        submit::queue(&app, caller.clone(), body.as_bytes(), Some(key)).await
+    };
+    match submitted.await {
         Ok(queued) => Ok(Redirect::to(&format!("/ui/alignments/{}", queued.id)).into_response()),
         Err(refused) => {
             let (query, problem) = (AlignmentsPageQuery::default(), Some(refused.message()));

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{
-    forms::{self, field, non_empty},
+    forms::{self, Fields, field, non_empty},
     page::HtmlPage,
 };
 use crate::http::{
@@ -40,7 +40,7 @@ const THRESHOLD: &str = "fail_on.";
 
 /// Initial values of the form. Browsers send empty fields too.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct BaselineForm {
     name: String,
     run_id: String,
@@ -86,12 +86,13 @@ pub async fn set(
         run_id: field(&fields, "run_id").trim().to_owned(),
         label: field(&fields, "label").trim().to_owned(),
     };
-    let body = entered.body(field(&fields, REMOVE) == REMOVE);
-    let set = match &body {
-        Ok(body) => baselines::apply(&app, &caller, body.to_string().as_bytes()).await,
-        Err(refused) => Err(ApiError::new(refused.code(), refused.message())),
+    let set = async {
+        let known = [forms::names_of::<BaselineForm>(), vec![REMOVE.to_owned()]].concat();
+        forms::check(&fields, &known)?;
+        let body = entered.body(field(&fields, REMOVE) == REMOVE)?;
+        baselines::apply(&app, &caller, body.to_string().as_bytes()).await
     };
-    match set {
+    match set.await {
         Ok(()) => Ok(Redirect::to("/ui/baselines").into_response()),
         Err(refused) => {
             let page = show(&app, &caller, &entered, Some(refused.message())).await?;
@@ -107,19 +108,22 @@ pub async fn accept(
     request: Request,
 ) -> Result<Response, ApiError> {
     let fields = forms::read(request).await?;
-    let decided = match thresholds(&fields) {
-        Ok(fail_on) => {
-            let body = json!({
-                "baseline": field(&fields, "baseline"),
-                "runs": field(&fields, "runs").split_whitespace().collect::<Vec<_>>(),
-                "fail_on": fail_on,
-                "accept": field(&fields, "reason").trim(),
-            });
-            gates::decide(&app, &caller, body.to_string().as_bytes()).await
-        }
-        Err(refused) => Err(refused),
+    let decided = async {
+        // The API refuses a threshold of an unknown figure.
+        let thresholds = fields.iter().map(|(name, _)| name.as_str());
+        let thresholds = thresholds.filter(|name| name.starts_with(THRESHOLD));
+        let known: Vec<&str> =
+            ["baseline", "runs", "reason"].into_iter().chain(thresholds).collect();
+        forms::check(&fields, &known)?;
+        let body = json!({
+            "baseline": field(&fields, "baseline"),
+            "runs": field(&fields, "runs").split_whitespace().collect::<Vec<_>>(),
+            "fail_on": threshold_values(&fields),
+            "accept": field(&fields, "reason").trim(),
+        });
+        gates::decide(&app, &caller, body.to_string().as_bytes()).await
     };
-    let (status, problem) = match decided {
+    let (status, problem) = match decided.await {
         Ok(gate) if gate.is_accepted() => {
             return Ok(Redirect::to("/ui/baselines#accepted").into_response());
         }
@@ -131,19 +135,14 @@ pub async fn accept(
 }
 
 /// The thresholds of the form. The API refuses text that is not a number, and names the field.
-fn thresholds(fields: &[(String, String)]) -> Result<Map<String, Value>, ApiError> {
-    let mut thresholds = Map::new();
-    for (name, text) in fields {
-        let Some(figure) = name.strip_prefix(THRESHOLD) else { continue };
+fn threshold_values(fields: &Fields) -> Map<String, Value> {
+    let value = |(name, text): &(String, String)| {
+        let figure = name.strip_prefix(THRESHOLD)?;
         // JSON has no NaN: it would become null, as if the threshold was absent.
         let number = text.parse::<f64>().ok().filter(|it| it.is_finite());
-        let value = number.map_or_else(|| text.as_str().into(), Value::from);
-        if thresholds.insert(figure.to_owned(), value).is_some() {
-            let message = format!("{name} is given more than once");
-            return Err(ApiError::new(ErrorCode::InvalidRequest, message));
-        }
-    }
-    Ok(thresholds)
+        Some((figure.to_owned(), number.map_or_else(|| text.as_str().into(), Value::from)))
+    };
+    fields.iter().filter_map(value).collect()
 }
 
 impl BaselineForm {

@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::{
-    forms::{self, Fields, field},
+    forms::{self, Fields, field, number_or_text},
     home::{FormOption, mode_options},
     page::HtmlPage,
     submit_form::SubmitForm,
@@ -38,6 +38,18 @@ use crate::http::{
 const PARAM: &str = "param.";
 /// Fields of the command in addition to its parameters.
 const CALL: [&str; 3] = ["gpus", "session", "lifetime_s"];
+/// Common settings of a run of a command.
+const COMMON: [&str; 9] = [
+    "mode",
+    "labels",
+    "revision",
+    "repeats",
+    "warmup",
+    "timeout_s",
+    "priority",
+    "device",
+    "profiling",
+];
 /// Settings that a session has, too.
 const OF_SESSIONS: [&str; 2] = ["mode", "device"];
 
@@ -78,7 +90,7 @@ struct ParamField<'a> {
 
 /// The run whose settings fill the form, or the session to run on.
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct CommandQuery {
     again: String,
     /// The mode to submit it in, if not its own.
@@ -126,13 +138,13 @@ pub async fn submit(
 ) -> Result<Response, ApiError> {
     let fields = forms::read(request).await?;
     let entered = SubmitForm::from_fields(fields.clone());
-    let target = call(&name, find_command(&app, &name)?, &fields);
+    let command = find_command(&app, &name)?;
     let submitted = async {
-        forms::check_once(&fields)?;
+        check(command, &fields)?;
         let mut body = entered.body(false)?;
-        body["target"] = target;
+        body["target"] = call(&name, command, &fields);
         let body = body.to_string();
-        let key = forms::idempotency_key(field(&fields, "key"), &body);
+        let key = forms::idempotency_key(field(&fields, forms::KEY), &body);
         submit::queue(&app, caller.clone(), body.as_bytes(), Some(key), None).await
     };
     match submitted.await {
@@ -150,14 +162,37 @@ pub async fn start_session(
 ) -> Result<Response, ApiError> {
     let fields = forms::read(request).await?;
     let entered = SubmitForm::from_fields(fields.clone());
-    let mut body = call(&name, find_command(&app, &name)?, &fields);
-    let common = forms::check_once(&fields).and_then(|()| entered.body(false));
-    let common = match common.and_then(of_session) {
-        Ok(common) => common,
-        Err(refused) => {
-            return refuse(&app, &caller, &name, (&fields, &entered), &refused).await;
-        }
+    let command = find_command(&app, &name)?;
+    let started = async {
+        check(command, &fields)?;
+        let body = session_body(&name, command, &fields, &entered)?;
+        sessions::start_session(&app, &caller, body.to_string().as_bytes()).await
     };
+    match started.await {
+        Ok(session) => {
+            let to = format!("/ui/sessions#s-{}", session.session_id);
+            Ok(Redirect::to(&to).into_response())
+        }
+        Err(refused) => refuse(&app, &caller, &name, (&fields, &entered), &refused).await,
+    }
+}
+
+/// Refuses fields that the form of a command does not have.
+fn check(command: &CommandTarget, fields: &Fields) -> Result<(), ApiError> {
+    let params = command.params.keys().map(|name| format!("{PARAM}{name}"));
+    let others = COMMON.into_iter().chain(CALL).chain([forms::KEY]).map(str::to_owned);
+    forms::check(fields, &params.chain(others).collect::<Vec<String>>())
+}
+
+/// The body of the API that starts a session.
+fn session_body(
+    name: &str,
+    command: &CommandTarget,
+    fields: &Fields,
+    entered: &SubmitForm,
+) -> Result<Value, ApiError> {
+    let common = of_session(entered.body(false)?)?;
+    let mut body = call(name, command, fields);
     for setting in OF_SESSIONS {
         if let Some(value) = common.get(setting) {
             body[setting] = value.clone();
@@ -166,16 +201,10 @@ pub async fn start_session(
     if let Some(label) = common["labels"].get(0) {
         body["label"] = label.clone();
     }
-    if let Some(lifetime_s) = given(&fields, "lifetime_s") {
-        body["lifetime_s"] = whole_number(lifetime_s);
+    if let Some(lifetime_s) = given(fields, "lifetime_s") {
+        body["lifetime_s"] = number_or_text(lifetime_s);
     }
-    match sessions::start_session(&app, &caller, body.to_string().as_bytes()).await {
-        Ok(session) => {
-            let to = format!("/ui/sessions#s-{}", session.session_id);
-            Ok(Redirect::to(&to).into_response())
-        }
-        Err(refused) => refuse(&app, &caller, &name, (&fields, &entered), &refused).await,
-    }
+    Ok(body)
 }
 
 /// Refuses settings that a session would ignore.
@@ -256,7 +285,7 @@ fn call(name: &str, command: &CommandTarget, fields: &Fields) -> Value {
     let params: Map<String, Value> = command.params.iter().filter_map(value).collect();
     let mut call = json!({ "command": name, "params": params });
     if let Some(gpus) = given(fields, "gpus") {
-        call["gpus"] = whole_number(gpus);
+        call["gpus"] = number_or_text(gpus);
     }
     if let Some(session) = given(fields, "session") {
         call["session"] = session.into();
@@ -272,16 +301,12 @@ fn typed(param: &Param, text: &str) -> Option<Value> {
         return None;
     }
     Some(match param {
-        Param::Int { .. } => whole_number(trimmed),
+        Param::Int { .. } => number_or_text(trimmed),
         Param::Float { .. } => trimmed.parse::<f64>().map_or_else(|_| trimmed.into(), Value::from),
         Param::Flag { .. } => trimmed.parse::<bool>().map_or_else(|_| trimmed.into(), Value::from),
         Param::Enum { .. } => trimmed.into(),
         Param::String { .. } => text.into(),
     })
-}
-
-fn whole_number(text: &str) -> Value {
-    text.parse::<i64>().map_or_else(|_| text.into(), Value::from)
 }
 
 /// The fields of a call.
@@ -293,82 +318,4 @@ fn fields_of(call: &CommandCall) -> Fields {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config;
-
-    fn command() -> CommandTarget {
-        let source = r#"
-            description = "a"
-            program = "a"
-            args = ["{tokens}", "{rate}", "{text}", "{fast}", "{kind}"]
-            [params.tokens]
-            type = "int"
-            description = "a"
-            min = 1
-            max = 9
-            [params.rate]
-            type = "float"
-            description = "a"
-            min = 0.0
-            max = 9.0
-            [params.text]
-            type = "string"
-            description = "a"
-            pattern = ".*"
-            max_length = 9
-            [params.fast]
-            type = "flag"
-            description = "a"
-            on = "--fast"
-            [params.kind]
-            type = "enum"
-            description = "a"
-            values = ["x", "y"]
-        "#;
-        toml::from_str(source).unwrap()
-    }
-
-    fn sent(pairs: &[(&str, &str)]) -> Value {
-        let fields = pairs.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
-        call("go", &command(), &fields.collect())
-    }
-
-    #[test]
-    fn fields_become_values_of_their_types_and_empty_ones_defaults() {
-        let fields = [
-            ("param.tokens", " 4 "),
-            ("param.rate", "2.5"),
-            ("param.text", " a "),
-            ("param.fast", "true"),
-            ("param.kind", ""),
-            ("param.other", "1"),
-            ("gpus", "2"),
-            ("session", ""),
-        ];
-        let params = json!({ "tokens": 4, "rate": 2.5, "text": " a ", "fast": true });
-        assert_eq!(sent(&fields), json!({ "command": "go", "params": params, "gpus": 2 }));
-    }
-
-    #[test]
-    fn text_of_another_type_reaches_the_check_of_the_api() {
-        let sent = sent(&[("param.tokens", "many"), ("param.rate", "fast"), ("param.fast", "no")]);
-        assert_eq!(sent["params"], json!({ "tokens": "many", "rate": "fast", "fast": "no" }));
-    }
-
-    #[test]
-    fn a_call_fills_the_form_that_submits_it() {
-        for (name, command) in config::example_targets().unwrap() {
-            let params = command.params.iter();
-            let params = params.filter_map(|(name, it)| Some((name.clone(), it.default()?)));
-            let first = CommandCall {
-                command: name.clone(),
-                params: params.collect(),
-                gpus: Some(1),
-                session: None,
-            };
-            let again = call(&name, &command, &fields_of(&first));
-            assert_eq!(again, serde_json::to_value(&first).unwrap());
-        }
-    }
-}
+mod tests;

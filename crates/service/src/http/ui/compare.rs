@@ -1,6 +1,7 @@
 //! Page that compares two runs.
 
 use axum::{Extension, extract::State};
+use llmprof_core::domain::ids::RunId;
 use minijinja::value::Value;
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +13,7 @@ use crate::{
             runs::{RunSummary, list},
         },
         auth::access::Caller,
-        error::ApiError,
+        error::{ApiError, ErrorCode},
         extract::params::{Params, parse_id},
         state::App,
     },
@@ -21,10 +22,15 @@ use crate::{
 
 /// Maximum number of offered runs.
 const MAX_OFFERED: u32 = 50;
+/// Newest runs in which a part of an id is searched.
+const MAX_SEARCHED: u32 = 500;
+/// Characters of a whole id.
+const ID_LENGTH: usize = 36;
 
-/// The two runs of the form; empty if not chosen.
+/// The two runs of the form: their ids, or the start or the end of each, as pages show it; empty
+/// if not chosen.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct ComparePageQuery {
     a: String,
     b: String,
@@ -62,6 +68,58 @@ pub async fn compare(
 }
 
 async fn render_diff(app: &App, query: &ComparePageQuery) -> Result<Value, ApiError> {
-    let (a, b) = (parse_id(&query.a)?, parse_id(&query.b)?);
+    let (a, b) = (find(app, &query.a).await?, find(app, &query.b).await?);
     diff::compare(app, (a, b), None, |diff| diff.page()).await
+}
+
+/// The run of an id, or of a part of one.
+async fn find(app: &App, id: &str) -> Result<RunId, ApiError> {
+    let is_digit = |it: u8| it.is_ascii_hexdigit() || it == b'-';
+    if id.len() >= ID_LENGTH || !id.bytes().all(is_digit) {
+        return parse_id(id);
+    }
+    let runs = app.store.list(&Filter::default(), None, MAX_SEARCHED).await?;
+    matching(&id.to_ascii_lowercase(), runs.iter().map(|run| run.id))
+}
+
+/// The only id that starts or ends with `part`.
+fn matching(part: &str, ids: impl Iterator<Item = RunId>) -> Result<RunId, ApiError> {
+    let found: Vec<(RunId, String)> = ids
+        .map(|id| (id, id.to_string()))
+        .filter(|(_, text)| text.starts_with(part) || text.ends_with(part))
+        .collect();
+    match found.as_slice() {
+        [(id, _)] => Ok(*id),
+        [] => {
+            let message =
+                format!("no run {part} among the {MAX_SEARCHED} newest runs; enter the whole id");
+            Err(ApiError::new(ErrorCode::RunNotFound, message))
+        }
+        [(_, first), (_, second), ..] => {
+            let message = format!(
+                "ambiguous id {part}: {} runs have it, such as {first} and {second}; enter more \
+                 characters",
+                found.len()
+            );
+            Err(ApiError::new(ErrorCode::InvalidParameter, message))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_an_id_is_the_only_run_that_starts_or_ends_with_it() {
+        let ids = ["019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10", "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d11"]
+            .map(|id| id.parse::<RunId>().unwrap());
+        let find = |part: &str| matching(part, ids.into_iter());
+        assert_eq!(find("2b7d11").unwrap(), ids[1]);
+        assert_eq!(find("019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10").unwrap(), ids[0]);
+        let refused = |part: &str| find(part).unwrap_err().message().to_owned();
+        assert!(refused("019a").starts_with("ambiguous id 019a: 2 runs have it, such as 019a9f3e"));
+        let unknown = "no run 7d12 among the 500 newest runs; enter the whole id";
+        assert_eq!(refused("7d12"), unknown);
+    }
 }

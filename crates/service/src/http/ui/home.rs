@@ -48,7 +48,7 @@ const PAGE_INPUTS: u32 = 20;
 
 /// Filter of the list, and the run whose settings fill the form. Browsers send empty fields too.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct HomeQuery {
     state: String,
     model: String,
@@ -206,10 +206,11 @@ pub async fn submit(
     } else {
         (forms::read(Request::from_parts(parts, body)).await?, None)
     };
-    let (key, once) = (field(&fields, "key").to_owned(), forms::check_once(&fields));
+    let known: Vec<&str> = SubmitForm::names().chain([forms::KEY]).collect();
+    let (key, checked) = (field(&fields, forms::KEY).to_owned(), forms::check(&fields, &known));
     let entered = SubmitForm::from_fields(fields);
     let submitted = async {
-        once?;
+        checked?;
         let body = entered.body(images.is_some())?.to_string();
         let (uploaded, content) = match images {
             Some(images) => {

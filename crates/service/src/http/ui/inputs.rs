@@ -28,7 +28,7 @@ const LIST_THUMBNAILS: u32 = 3;
 
 /// Page of the list.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct InputsPageQuery {
     cursor: String,
 }

@@ -61,7 +61,7 @@ fn cookie_name(headers: &HeaderMap, encrypted: bool) -> String {
 
 /// The page to return to after login.
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct LoginQuery {
     next: String,
 }
@@ -130,6 +130,7 @@ pub async fn log_in(State(app): State<App>, request: Request) -> Result<Response
     let address = app.access.address(request.extensions(), request.headers());
     let cookie = cookie_name(request.headers(), app.access.is_encrypted());
     let fields = forms::read(request).await?;
+    forms::check(&fields, &["token", "next"])?;
     let token = field(&fields, "token").trim();
     let next = own_page(field(&fields, "next").trim()).to_owned();
     let (caller, session) = match app.access.log_in(&app.store, address, token).await {

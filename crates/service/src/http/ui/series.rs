@@ -1,5 +1,9 @@
 //! Pages of series: the list, and one series with a chart per figure.
 
+mod facts;
+
+use std::collections::BTreeMap;
+
 use axum::{
     Extension,
     extract::{Path, State, rejection::PathRejection},
@@ -10,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::page::HtmlPage;
 use crate::http::{
-    api::series::{self, ChangeView, PointView, SeriesList, SeriesView},
+    api::series::{self, ChangeView, PointView, SeriesSummary, SeriesView},
     auth::access::Caller,
     error::ApiError,
     extract::params::{Params, bad_path},
@@ -23,7 +27,7 @@ const PAGE_POINTS: u32 = 300;
 
 /// Page of a list, and the run that is chosen for a comparison.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct SeriesPageQuery {
     cursor: String,
     compare: String,
@@ -31,8 +35,24 @@ pub struct SeriesPageQuery {
 
 #[derive(Serialize)]
 struct SeriesListView<'a> {
-    list: SeriesList,
+    rows: Vec<SeriesRow>,
+    next_cursor: Option<String>,
     query: &'a SeriesPageQuery,
+}
+
+#[derive(Serialize)]
+struct SeriesRow {
+    title: String,
+    /// The facts that distinguish it from others of the name.
+    facts: String,
+    series: SeriesSummary,
+}
+
+impl From<SeriesSummary> for SeriesRow {
+    fn from(series: SeriesSummary) -> Self {
+        let title = facts::title(&series.name, &series.identity);
+        Self { title, facts: facts::line(&series.identity), series }
+    }
 }
 
 /// `GET /ui/series`
@@ -43,11 +63,19 @@ pub async fn list(
 ) -> Result<HtmlPage, ApiError> {
     let cursor = Some(query.cursor.as_str()).filter(|it| !it.is_empty());
     let list = series::list_page(&app, cursor, PAGE_SERIES).await?;
-    HtmlPage::render(Some(&caller), "series_list.html", SeriesListView { list, query: &query })
+    let view = SeriesListView {
+        rows: list.series.into_iter().map(SeriesRow::from).collect(),
+        next_cursor: list.next_cursor,
+        query: &query,
+    };
+    HtmlPage::render(Some(&caller), "series_list.html", view)
 }
 
 #[derive(Serialize)]
 struct SeriesDetails<'a> {
+    title: String,
+    /// The facts that its runs share, by name.
+    facts: BTreeMap<String, String>,
     view: &'a SeriesView,
     figures: Vec<FigureChart>,
     /// Figures that some run has.
@@ -94,7 +122,10 @@ pub async fn show(
     let known =
         |figure: &FigureName| view.points.iter().any(|it| it.headline.get(*figure).is_some());
     let names: Vec<FigureName> = FigureName::ALL.iter().copied().filter(known).collect();
+    let identity = &view.series.identity;
     let details = SeriesDetails {
+        title: facts::title(&view.series.name, identity),
+        facts: facts::all(identity),
         figures: names.iter().map(|figure| draw(&view, *figure)).collect(),
         columns: names
             .iter()

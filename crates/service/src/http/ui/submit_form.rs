@@ -12,6 +12,7 @@ use llmprof_core::domain::{
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use super::forms;
 use crate::{
     artifact::inputs::staging::UploadedSamples,
     http::error::{ApiError, ErrorCode},
@@ -38,12 +39,16 @@ pub struct SubmitForm(BTreeMap<String, String>);
 impl SubmitForm {
     /// An empty form.
     pub fn empty() -> Self {
-        let fields =
-            NUMBERS.iter().chain(&TEXTS).chain([&LABELS, &PROFILING, &PROMPT, &EACH_IMAGE]);
-        Self(fields.map(|field| ((*field).to_owned(), String::new())).collect())
+        Self(Self::names().map(|field| (field.to_owned(), String::new())).collect())
     }
 
-    /// The form of received fields; unknown fields are ignored.
+    /// Names of the fields.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        NUMBERS.into_iter().chain(TEXTS).chain([LABELS, PROFILING, PROMPT, EACH_IMAGE])
+    }
+
+    /// The form of these fields without those of other names, which [`forms::check`] refuses in a
+    /// request.
     pub fn from_fields(pairs: impl IntoIterator<Item = (String, String)>) -> Self {
         let mut form = Self::empty();
         for (field, text) in pairs {
@@ -143,10 +148,7 @@ impl SubmitForm {
                     .map(Value::from)
                     .collect(),
                 PROFILING => read_settings(text)?.into(),
-                // The API refuses other text, and names the field.
-                field if NUMBERS.contains(&field) => {
-                    text.parse::<i64>().map_or_else(|_| Value::from(text.as_str()), Value::from)
-                }
+                field if NUMBERS.contains(&field) => forms::number_or_text(text),
                 _ => Value::from(text.as_str()),
             };
             body.insert(name.to_owned(), value);
@@ -197,7 +199,6 @@ mod tests {
             ("repeats", " 4 "),
             ("labels", "a, b,,c d "),
             ("dtype", ""),
-            ("key", "x"),
             ("priority", "-3"),
             ("revision", " 3f2c1ab"),
         ];

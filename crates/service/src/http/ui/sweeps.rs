@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{
-    forms::{self, Fields, field, non_empty},
+    forms::{self, Fields, field, non_empty, number_or_text},
     page::HtmlPage,
 };
 use crate::http::{
@@ -35,7 +35,7 @@ const PAGE_BOUNDS: usize = 200;
 
 /// Initial values of the form. Browsers send empty fields too.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct SweepForm {
     name: String,
     model: String,
@@ -88,8 +88,11 @@ pub async fn start(
 ) -> Result<Response, ApiError> {
     let fields = forms::read(request).await?;
     let entered = SweepForm::of(&fields);
-    let started = submit::begin(&app, &caller, entered.body().as_bytes()).await;
-    match started {
+    let started = async {
+        forms::check(&fields, &forms::names_of::<SweepForm>())?;
+        submit::begin(&app, &caller, entered.body().as_bytes()).await
+    };
+    match started.await {
         Ok(sweep) => Ok(Redirect::to(&format!("/ui/sweeps/{}", sweep.id)).into_response()),
         Err(refused) if refused.code() == ErrorCode::Internal => Err(refused),
         Err(refused) => {
@@ -137,7 +140,7 @@ impl SweepForm {
             body["name"] = json!(name);
         }
         if let Some(minutes) = non_empty(&self.max_minutes) {
-            body["limits"] = json!({ "max_minutes": value(&minutes) });
+            body["limits"] = json!({ "max_minutes": number_or_text(&minutes) });
         }
         body.to_string()
     }
@@ -146,11 +149,7 @@ impl SweepForm {
 /// Values that are separated by commas or spaces.
 fn values(text: &str) -> Value {
     let parts = text.split([',', ' ']).filter(|part| !part.is_empty());
-    parts.map(value).collect()
-}
-
-fn value(text: &str) -> Value {
-    text.parse::<i64>().map_or_else(|_| json!(text), |number| json!(number))
+    parts.map(number_or_text).collect()
 }
 
 #[derive(Serialize)]

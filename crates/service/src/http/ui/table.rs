@@ -34,7 +34,7 @@ const MAX_TEXT: usize = 200;
 
 /// Filter and order as the form sends them; empty if nothing is requested.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct TablePageQuery {
     stage: String,
     /// Text in any cell of the row.

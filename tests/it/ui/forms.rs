@@ -1,0 +1,122 @@
+//! Fields of the forms of pages: known ones only, each once, and numbers within the contract.
+
+use axum::http::Method;
+use serde_json::{Value, json};
+
+use crate::{
+    api::{
+        alignments::pair,
+        imports::{FORM, form, timeline},
+        router::{Api, MODEL},
+    },
+    support::captures::MOCK,
+    ui::page::{HOST, OWN, UNKNOWN, assert_contains, page, post},
+};
+
+#[tokio::test]
+async fn an_unknown_field_of_any_form_is_refused_by_name_and_nothing_is_queued() {
+    let api = Api::new().await;
+    let command = "/ui/commands/tiny-generate";
+    let session = format!("{command}/session");
+    for (path, body, hint) in [
+        ("/ui/runs", format!("model={MODEL}&repeat=3"), "did you mean `repeats`?"),
+        ("/ui/runs", format!("model={MODEL}&xyz=3"), "expected one of repeats, warmup"),
+        (command, "param.tokens=7&param.token=8".into(), "did you mean `param.tokens`?"),
+        (command, "param.tokens=7&max_new_tokens=8".into(), "unknown field `max_new_tokens`"),
+        (session.as_str(), "param.tokens=7&lifetime=8".into(), "did you mean `lifetime_s`?"),
+        ("/ui/alignments", "mock=1&e2e=2&forward=3".into(), "did you mean `forwards`?"),
+        ("/ui/sweeps", format!("model={MODEL}&batches=1"), "did you mean `batch`?"),
+        ("/ui/baselines", "name=main&labels=x".into(), "did you mean `label`?"),
+        ("/ui/baselines/accept", "baseline=main&reasons=x".into(), "did you mean `reason`?"),
+        ("/ui/login", "token=x&nexts=%2F".into(), "did you mean `next`?"),
+    ] {
+        let text = page(&post(&api, path, &[], &body).await, 422);
+        assert!(text.contains("unknown field `") && text.contains(hint), "{path} {body}: {text}");
+    }
+    let capture = timeline(MOCK);
+    let files: [(&str, &[u8]); 1] = [("mock.sqlite.zst", &capture)];
+    let body = form(&files, &[("labels", "x")]);
+    let answer = api.ask(Method::POST, "/ui/import", &[HOST, OWN, FORM], body).await;
+    assert!(answer.text().contains("unknown field labels"), "{}", answer.text());
+    assert_eq!(api.get("/runs").await.json()["runs"], json!([]));
+    assert_eq!(api.get("/baselines").await.json()["baselines"], json!([]));
+}
+
+#[tokio::test]
+async fn a_field_of_any_form_is_given_once() {
+    let api = Api::new().await;
+    for (path, body) in [
+        ("/ui/runs", format!("model={MODEL}&model={MODEL}")),
+        ("/ui/alignments", "mock=1&mock=2&e2e=3".into()),
+        ("/ui/sweeps", format!("model={MODEL}&batch=1&batch=2")),
+        ("/ui/baselines", "name=main&label=x&label=y".into()),
+    ] {
+        let text = page(&post(&api, path, &[], &body).await, 422);
+        assert_contains(&text, &["role=\"alert\"", "given more than once; send it once"]);
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_parameter_of_a_page_is_refused_by_name() {
+    let api = Api::new().await;
+    for path in [
+        "/",
+        "/ui/diff",
+        "/ui/alignments",
+        "/ui/series",
+        "/ui/inputs",
+        "/ui/commands/tiny-generate",
+        "/ui/sweeps",
+        "/ui/baselines",
+    ] {
+        let text = page(&api.get(&format!("{path}?stat=failed")).await, 400);
+        assert!(text.contains("unknown parameter `stat`"), "{path}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn text_in_a_number_field_is_refused_with_the_range() {
+    let api = Api::new().await;
+    let runs = format!("mock={UNKNOWN}&e2e={UNKNOWN}");
+    let sweep = format!("model={MODEL}&batch=1&max_minutes=-1");
+    for (path, body, why) in [
+        ("/ui/runs", format!("model={MODEL}&repeats=1e9"), ["repeats \"1e9\"", "1 and 100"]),
+        ("/ui/runs", format!("model={MODEL}&warmup=-1"), ["warmup: -1", "0 and 100"]),
+        ("/ui/alignments", format!("{runs}&forwards=few"), ["forwards \"few\"", "1 and 1000000"]),
+        ("/ui/sweeps", sweep, ["max_minutes: -1", "1 and 1440"]),
+    ] {
+        let text = page(&post(&api, path, &[], &body).await, 422).replace("&quot;", "\"");
+        assert_contains(&text, &why);
+    }
+}
+
+#[tokio::test]
+async fn the_ranges_of_the_forms_are_those_of_the_contract() {
+    let api = Api::new().await;
+    let schemas = api.get("/openapi.json").await.json()["components"]["schemas"].clone();
+    pair(&api).await;
+    let home = page(&api.get("/").await, 200);
+    let alignments = page(&api.get("/ui/alignments").await, 200);
+    for (text, field) in [
+        (&home, "repeats"),
+        (&home, "warmup"),
+        (&home, "max_new_tokens"),
+        (&home, "batch"),
+        (&home, "seed"),
+        (&home, "timeout_s"),
+        (&home, "priority"),
+        (&alignments, "forwards"),
+    ] {
+        let schema = if field == "forwards" { "AlignmentSpec" } else { "SubmitModel" };
+        let [min, max] = ["minimum", "maximum"].map(|end| bound(&schemas[schema], field, end));
+        let input = format!("name=\"{field}\" type=\"number\" min=\"{min}\" max=\"{max}\"");
+        assert!(text.contains(&input), "{input}");
+    }
+}
+
+/// A bound of a field, which may be in a part of the schema.
+fn bound(schema: &Value, field: &str, end: &str) -> i64 {
+    let parts = schema["allOf"].as_array().into_iter().flatten();
+    let found = [schema].into_iter().chain(parts).find_map(|it| it["properties"][field].get(end));
+    found.and_then(Value::as_i64).unwrap_or_else(|| panic!("no {end} of {field}: {schema}"))
+}
