@@ -72,7 +72,8 @@ pub struct StageTiming {
     pub stage: String,
     /// Milliseconds per repeat.
     pub ms: Spread,
-    /// Share of the time of all stages over all repeats or instances, percent.
+    /// Share of the time of all stages over all repeats or instances, percent; `None` if a
+    /// recording cuts each decode.
     pub share_pct: Option<f64>,
     /// Tokens processed per repeat, of all sequences of a batch: the prompts in prefill, one per
     /// decode step in decode. `None` if unknown, or if repeats differ.
@@ -179,8 +180,12 @@ impl Stages {
         self.set_shares();
     }
 
-    /// A capture may have one prefill and hundreds of decode steps.
+    /// A capture may have one prefill and hundreds of decode steps. If it cuts each decode, the
+    /// time of all stages is unknown.
     fn set_shares(&mut self) {
+        if self.steps_as_repeats(DECODE).is_some() {
+            return;
+        }
         let most = f64::from(self.rows.iter().map(|it| self.instances(it)).max().unwrap_or(1));
         let weighed = |row: &StageTiming| row.ms.mean * (f64::from(self.instances(row)) / most);
         let all: Vec<f64> = self.rows.iter().map(weighed).collect();

@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use super::{
     engine,
-    format::{UNKNOWN, count, decimals, known, pct},
+    format::{UNKNOWN, count, decimals, known, pct, with_interval},
     json,
     tables::ReportTable,
 };
@@ -73,6 +73,7 @@ impl AlignmentReport<'_> {
         let checks: Vec<Value> = self.0.checks.iter().map(check_view).collect();
         let page = context! {
             verdict => self.0.verdict.as_str(),
+            answer => self.0.answer(),
             mock => &self.0.mock.name,
             e2e => &self.0.e2e.name,
             stage => self.0.stage.as_deref().unwrap_or("all but the warm-up"),
@@ -129,7 +130,7 @@ impl AlignmentReport<'_> {
                 ("energy of the GPU in one instance of the stage, J", |it| it.energy_j),
             ];
             for (name, field) in bounded {
-                table.row([name.to_owned(), with_interval(a, field), with_interval(b, field)]);
+                table.row([name.to_owned(), power_figure(a, field), power_figure(b, field)]);
             }
             let figures: [Fact<SidePower, Option<f64>>; 2] = [
                 ("mean SM clock, MHz", |it| it.sm_mhz),
@@ -269,14 +270,14 @@ fn check_view(check: &AlignmentCheck) -> Value {
         rows => Value::from(Serde(rows)),
     }
 }
-/// A figure of the power of a side, `512 ± 1.9` if its interval is known.
-fn with_interval(side: &SideFacts, field: fn(&SidePower) -> Option<f64>) -> String {
+/// A figure of the power of a side, `512.3 ± 1.9` if its interval is known.
+fn power_figure(side: &SideFacts, field: fn(&SidePower) -> Option<f64>) -> String {
     let Some((value, power)) = side.power.as_ref().and_then(|it| Some((field(it)?, it))) else {
         return UNKNOWN.into();
     };
     let half = power.mean_w_half_width.zip(power.mean_w);
     match half.and_then(|(half, mean)| ratio(half * value, mean)) {
-        Some(half) => format!("{} ± {}", digits::figure(value), digits::figure(half)),
+        Some(half) => with_interval(value, half),
         None => digits::figure(value),
     }
 }
@@ -301,8 +302,8 @@ mod tests {
             }))
             .unwrap()
         };
-        let energy = |half| with_interval(&side(half), |it| it.energy_j);
-        assert_eq!([energy(Some(5.0)), energy(None)], ["2.00 ± 0.020", "2.00"]);
-        assert_eq!(with_interval(&side(Some(5.0)), |it| it.sm_mhz), UNKNOWN);
+        let energy = |half| power_figure(&side(half), |it| it.energy_j);
+        assert_eq!([energy(Some(5.0)), energy(None)], ["2.00 ± 0.02", "2.00"]);
+        assert_eq!(power_figure(&side(Some(5.0)), |it| it.sm_mhz), UNKNOWN);
     }
 }

@@ -208,6 +208,7 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
     let ledger = Ledger { stages: it.ledger_stages, rows: it.ledger, members: it.ledger_members };
     let is_known = !ledger.stages.is_empty()
         || !it.stages.is_empty()
+        || !it.step_times.is_empty()
         || !it.request_latency.is_empty()
         || it.aggregates.devices.is_some()
         || it.aggregates.command.is_some();

@@ -7,6 +7,7 @@ mod limit;
 mod overview;
 mod steps;
 mod stored;
+mod units;
 
 pub use limit::SlowerVerdict;
 use limit::{PER_TOKEN, WHOLE_PASS};
@@ -19,7 +20,7 @@ use llmprof_analyze::{
     },
     kernels::{OUTSIDE, StageKernels},
     ledger::{Ledger, LedgerUnit},
-    stages::{NO_STAGE, cold::COLD_PART, in_sentence},
+    stages::{DECODE, NO_STAGE, StageNote, cold::COLD_PART, in_sentence},
     stats::Spread,
 };
 use llmprof_core::domain::{ids::RunId, units::Nanos};
@@ -30,11 +31,12 @@ use minijinja::{
 use serde::{Deserialize, Serialize};
 use stored::subject;
 pub use stored::{ReadJson, StoredError, StoredReport, stored};
+use units::{unit_of, units};
 
 use super::{
     answer::why_unended,
     engine,
-    format::{UNKNOWN, count, decimals, known, ms},
+    format::{UNKNOWN, count, decimals, known, ms, of_interval},
     json,
     profile::LLMProfileReport,
     tables::ReportTable,
@@ -119,7 +121,8 @@ pub fn run_diff(a: &StoredReport, b: &StoredReport, history: &[StoredReport]) ->
         let it = &run.report.aggregates;
         (it.decode_steps, it.per_token_ms.is_some())
     };
-    let has_per_token = steps(a).0.is_none() || steps(a) != steps(b);
+    let is_new = steps(a).0.is_none() || steps(a) != steps(b);
+    let has_per_token = is_new && !is_cut(DECODE);
     let side = |run| side(run, has_per_token, &is_cut, &unit);
     let earlier: Vec<ComparedRun> = used.iter().map(|run| side(run)).collect();
     let diff = diff(checks::checks(&a.report, &b.report), &side(a), &side(b), &earlier);
@@ -147,32 +150,6 @@ fn ledger(report: &LLMProfileReport) -> Ledger {
     }
 }
 
-/// Units of a stage in the capture: `unit` is a step if one side has no whole decode.
-fn units(report: &LLMProfileReport, stage: &str, unit: LedgerUnit) -> Option<u64> {
-    let gpu = report.stage_gpu.iter().find(|it| it.stage == stage)?;
-    let units = match (unit, unit_of(report, stage)) {
-        (LedgerUnit::Repeat, _) => Some(gpu.instances),
-        (LedgerUnit::Step, LedgerUnit::Repeat) => {
-            report.aggregates.decode_steps.and_then(|steps| gpu.instances.checked_mul(steps))
-        }
-        (LedgerUnit::Step, LedgerUnit::Step) => {
-            report.ledger_stages.iter().find(|it| it.stage == stage)?.instances
-        }
-    };
-    units.filter(|it| *it > 0)
-}
-
-/// The unit of a stage, by the ledger if it has the stage.
-fn unit_of(report: &LLMProfileReport, stage: &str) -> LedgerUnit {
-    let has_steps = || report.step_times.iter().any(|it| it.stage == stage && it.are_steps());
-    let is_timed = || report.stages.iter().any(|it| it.stage == stage);
-    match report.ledger_stages.iter().find(|it| it.stage == stage) {
-        Some(it) => it.unit,
-        None if has_steps() && !is_timed() => LedgerUnit::Step,
-        None => LedgerUnit::Repeat,
-    }
-}
-
 fn side(
     of: &StoredReport,
     has_per_token: bool,
@@ -184,10 +161,16 @@ fn side(
     let mut add = |stage: &str, name: &str, measured| {
         _ = stages.insert((stage.into(), name.into()), measured)
     };
-    for row in &report.stages {
+    // A whole decode has nothing to be compared with if another recording cuts its decodes.
+    for row in report.stages.iter().filter(|it| !is_cut(&it.stage)) {
         add(&row.stage, &row.stage, Measured::over_repeats(&row.ms, None));
     }
-    for note in report.stage_notes.iter().filter(|note| note.part != COLD_PART) {
+    for it in report.step_times.iter().filter(|it| it.are_steps() && is_cut(&it.stage)) {
+        let name = format!("{}, per step", it.stage);
+        add(&it.stage, &name, Measured::over_repeats(&it.ms, None));
+    }
+    let is_whole = |note: &&StageNote| note.part != COLD_PART && !is_cut(&note.inside);
+    for note in report.stage_notes.iter().filter(is_whole) {
         add(
             &note.inside,
             &format!("{} (part of {})", note.part, note.inside),
@@ -196,7 +179,8 @@ fn side(
     }
     let aggregates = &report.aggregates;
     let per_token_ms = aggregates.per_token_ms.filter(|_| has_per_token);
-    for (name, ms) in [(PER_TOKEN, per_token_ms), (WHOLE_PASS, aggregates.wall_ms)] {
+    let wall_ms = aggregates.wall_ms.filter(|_| !is_cut(DECODE));
+    for (name, ms) in [(PER_TOKEN, per_token_ms), (WHOLE_PASS, wall_ms)] {
         if let Some(ms) = ms {
             add("", name, Measured::over_repeats(&ms, None));
         }
@@ -316,13 +300,9 @@ impl RunDiff {
 
     fn tables(&self) -> Vec<ReportTable> {
         let diff = &self.diff;
-        let columns = ["What", "A", "B", "Same", "Prevents a verdict"];
-        let mut checks = ReportTable::new(
-            "checks",
-            "Comparability",
-            "What the two runs have in common.",
-            &columns,
-        );
+        let columns = ["Condition", "A", "B", "Same", "Prevents a verdict"];
+        let mut checks =
+            ReportTable::new("checks", "Comparability", "Conditions of the two runs.", &columns);
         for it in &diff.checks {
             let same = known(it.same, |same| if same { "same" } else { "different" }.into());
             let text = |value: &Option<String>| value.clone().unwrap_or_else(|| UNKNOWN.into());
@@ -352,6 +332,15 @@ impl RunDiff {
     }
 }
 
+/// The time of a side and half of its interval.
+fn with_noise(side: Option<Measured>) -> [String; 2] {
+    match side.map(|side| (side.ms, side.noise_ms)) {
+        Some((time, Some(noise))) if noise > 0.0 => of_interval(time, noise),
+        Some((time, noise)) => [ms(time), known(noise, ms)],
+        None => [UNKNOWN.into(), UNKNOWN.into()],
+    }
+}
+
 fn table(id: &'static str, title: &'static str, caption: &str, changes: &[Change]) -> ReportTable {
     let columns = [
         "Name",
@@ -370,17 +359,16 @@ fn table(id: &'static str, title: &'static str, caption: &str, changes: &[Change
     ];
     let mut table = ReportTable::new(id, title, caption, &columns);
     for it in changes {
-        let time = |side: Option<Measured>| known(side, |side| ms(side.ms));
-        let noise = |side: Option<Measured>| known(side.and_then(|side| side.noise_ms), ms);
+        let ([time_a, noise_a], [time_b, noise_b]) = (with_noise(it.a), with_noise(it.b));
         let calls = |side: Option<Measured>| known(side.and_then(|side| side.calls), count);
         let sign = if it.change_ms > 0.0 { "+" } else { "" };
         table.row([
             it.name.clone(),
             if it.stage.is_empty() { UNKNOWN.into() } else { it.stage.clone() },
-            time(it.a),
-            noise(it.a),
-            time(it.b),
-            noise(it.b),
+            time_a,
+            noise_a,
+            time_b,
+            noise_b,
             format!("{sign}{}", ms(it.change_ms)),
             known(it.change_pct, |pct| format!("{sign}{} %", decimals(pct, 1))),
             known(it.p_value, |p| decimals(p, 3)),

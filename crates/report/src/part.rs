@@ -6,6 +6,7 @@ use llmprof_analyze::{
     align::{Alignment, latency::Latency},
     stats::Spread,
 };
+use llmprof_core::domain::alignment::decisive;
 
 use super::{
     align::stem,
@@ -53,7 +54,9 @@ pub fn table(stages: &[PartStage]) -> ReportTable {
         let latency = |field: fn(&Latency) -> f64, places| {
             known(it.mock.latency.as_ref(), |latency| decimals(field(latency), places))
         };
-        let decisive: Vec<String> = it.mock.decisive().map(|check| check.id.clone()).collect();
+        let checks = it.mock.summary();
+        let decisive = decisive(it.mock.verdict, &checks);
+        let decisive: Vec<&str> = decisive.iter().map(|check| check.id.as_str()).collect();
         table.row([
             it.stage.to_owned(),
             it.mock.verdict.to_string(),

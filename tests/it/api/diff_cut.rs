@@ -31,6 +31,11 @@ fn a_step_of_a_cut_decode_is_compared_with_a_step_and_never_with_a_whole_decode(
     let equal: serde_json::Value = serde_json::from_str(&diff(&whole, &whole, "json")?)?;
     assert!(operators(&equal) > 0);
     assert_eq!(operators(&found), 0, "sums over parts of decodes");
+    let rows = found["diff"]["stages"].as_array().unwrap();
+    let names: Vec<&str> = rows.iter().filter_map(|it| it["name"].as_str()).collect();
+    assert!(names.contains(&"decode_all, per step"), "{names:?}");
+    assert!(!names.contains(&"decode_all") && !names.contains(&"per token"), "{names:?}");
+    assert!(rows.iter().all(|it| !it["a"].is_null() && !it["b"].is_null()), "{rows:#?}");
     let kernels = found["diff"]["kernels"].as_array().unwrap();
     let decode = kernels.iter().find(|it| it["stage"] == "decode_all").unwrap();
     // 0.3 ms of 8 steps, and of the 4 that the other recording has.

@@ -30,7 +30,7 @@ use super::power::StagePower;
 use crate::align::operation_instances::{AlignedCapture, IsolatedOperation, isolate};
 pub use llmprof_core::domain::alignment::Verdict;
 use llmprof_core::{
-    domain::alignment::CheckSummary,
+    domain::alignment::{self, CheckSummary, is_precondition},
     trace::{event::Event, timeline::Timeline},
 };
 
@@ -216,17 +216,14 @@ pub fn align(mock: &AlignmentSide, e2e: &AlignmentSide, question: &Question) -> 
     }
 }
 
-/// Returns whether all other checks depend on this one.
-fn is_precondition(check: &&AlignmentCheck) -> bool {
-    ["complete", "isolation"].contains(&check.id.as_str())
-}
-
 /// The verdict of all checks. Without complete captures and the operation on both sides, a
 /// difference may be the capture's, so the verdict is inconclusive.
 fn overall(checks: &[AlignmentCheck]) -> Verdict {
     let inconclusive =
         |check: &&AlignmentCheck| check.decisive && check.verdict == Verdict::Inconclusive;
-    if checks.iter().filter(is_precondition).any(|check| check.verdict == Verdict::Inconclusive) {
+    let blocks =
+        |it: &AlignmentCheck| is_precondition(&it.id) && it.verdict == Verdict::Inconclusive;
+    if checks.iter().any(blocks) {
         return Verdict::Inconclusive;
     }
     if checks.iter().any(|check| check.verdict == Verdict::Fail) {
@@ -291,18 +288,9 @@ fn waivers(question: &Question, traces: [&Timeline; 2]) -> ([Vec<bool>; 2], Vec<
 }
 
 impl Alignment {
-    /// The checks that decide a verdict other than pass: those that fail, or those that are
-    /// inconclusive.
-    pub fn decisive(&self) -> impl Iterator<Item = &AlignmentCheck> {
-        let decides = |check: &&AlignmentCheck| {
-            check.verdict == self.verdict && check.decisive && self.verdict != Verdict::Pass
-        };
-        let blocked = self
-            .checks
-            .iter()
-            .filter(is_precondition)
-            .any(|check| check.verdict == Verdict::Inconclusive);
-        self.checks.iter().filter(decides).filter(move |check| !blocked || is_precondition(check))
+    /// The verdict in a sentence, with the observation that decides it and its remedy.
+    pub fn answer(&self) -> String {
+        alignment::answer(self.verdict, &self.summary())
     }
 
     /// The checks without their evidence.

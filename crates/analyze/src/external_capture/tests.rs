@@ -150,6 +150,7 @@ fn the_recorded_steps_of_a_decode_that_the_recording_cuts_are_no_whole_decode() 
     let cut = of(&trace.with_rules(StageRules::default()));
     assert_eq!((cut.wall_ms, cut.decode_steps, cut.row("decode_all")), (None, None, None));
     assert_eq!((cut.cut_steps, cut.steps_as_repeats("decode_all")), (2, Some(2)));
+    assert_eq!(cut.row("prefill").unwrap().share_pct, None, "decode may take longer");
     assert_eq!(cut.per_token_ms, steps.per_token_ms);
     assert_eq!(cut.first_token_ms, steps.first_token_ms);
 }

@@ -6,6 +6,7 @@ use llmprof_core::{
     domain::{
         finding::{Finding, catalogue},
         subject::SubjectKind,
+        units::quantity,
     },
     trace::{Trace, framework::TimelineTool, runtime_call::CallKind, stage::UnknownRange},
 };
@@ -17,7 +18,7 @@ use super::{
 };
 use crate::{
     Analysis, invariants,
-    stages::{self, STAGES},
+    stages::{self, DECODE, STAGES},
     timeline::{graphs, open_ranges},
 };
 
@@ -46,6 +47,7 @@ pub const RULES: &[Rule] = &[
     Rule { id: catalogue::CALLS_UNKNOWN, find: calls_unknown },
     Rule { id: catalogue::RANGE_NOT_FOUND, find: range_not_found },
     Rule { id: catalogue::RANGE_UNCLOSED, find: range_unclosed },
+    Rule { id: catalogue::DECODE_CUT, find: decode_cut },
     Rule { id: catalogue::FIGURE_IMPOSSIBLE, find: invariants::findings },
     Rule { id: catalogue::DEVICE_CLOCK_DIFFERS, find: invariants::clocks },
     Rule { id: catalogue::GRAPHS_TRACED_WHOLE, find: graphs::findings },
@@ -203,6 +205,27 @@ fn range_not_found(_: &Analysis, trace: &Trace) -> Vec<Finding> {
 
 fn range_unclosed(_: &Analysis, trace: &Trace) -> Vec<Finding> {
     trace.nsys.as_ref().and_then(open_ranges::unclosed).into_iter().collect()
+}
+
+/// A decode without a range that has no end, which another finding names.
+fn decode_cut(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let steps = analysis.stages.cut_steps;
+    let is_named = |it: &Finding| it.evidence.contains_key(open_ranges::STAGES_WITHOUT_END);
+    if steps == 0 || range_unclosed(analysis, trace).iter().any(is_named) {
+        return vec![];
+    }
+    let recorded = quantity(steps, "step");
+    let message = match analysis.stages.row(DECODE) {
+        Some(row) => {
+            let whole = quantity(u64::from(row.ms.n), "whole decode");
+            format!(
+                "The recording has {recorded} of decodes that it cuts; the time of decode is that \
+                 of {whole}."
+            )
+        }
+        None => format!("The recording has {recorded} of decodes, and no whole decode."),
+    };
+    vec![Finding::new(catalogue::DECODE_CUT, message).with("steps of cut decodes", steps)]
 }
 
 fn overhead_high(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {

@@ -10,6 +10,9 @@ use llmprof_core::{
         environment::{HostLoad, LoadSource},
         event::{Event, StageRange},
         kernel::Kernel,
+        range::Range,
+        stage::StageRules,
+        timeline::Timeline,
         untimed::TimeFault,
     },
 };
@@ -75,6 +78,29 @@ fn a_launch_bound_decode_could_save_its_gaps_between_kernels() {
         (eager(true, "cuda:0"), no_trace()),
     );
     fires("decode_eager", (eager(false, "cuda:0"), no_trace()), (eager(false, "cpu"), no_trace()));
+}
+
+#[test]
+fn decodes_that_a_recording_cuts_are_counted_unless_an_open_range_names_them() {
+    let cut = |steps| {
+        let mut analysis = analysis();
+        analysis.stages.cut_steps = steps;
+        analysis
+    };
+    let found = fires("decode_cut", (cut(7), no_trace()), (cut(0), no_trace()));
+    assert_eq!(
+        found.message,
+        "The recording has 7 steps of decodes that it cuts; the time of decode is that of 2 whole \
+         decodes."
+    );
+    let open = Range::new(("", DECODE), (1, None), (1, true));
+    let open = Timeline { ranges: vec![open], ..Timeline::default() };
+    let nsys = Some(open.with_rules(StageRules::default()));
+    fires("decode_cut", (cut(7), no_trace()), (cut(7), Trace { nsys, ..no_trace() }));
+    let mut none = cut(1);
+    none.stages.rows.clear();
+    let found = fires("decode_cut", (none, no_trace()), (cut(0), no_trace()));
+    assert_eq!(found.message, "The recording has 1 step of decodes, and no whole decode.");
 }
 
 #[test]

@@ -231,6 +231,20 @@ fn a_run_without_a_gpu_has_its_steps_and_the_remedy_for_its_floor() {
 }
 
 #[test]
+fn a_decode_that_the_recording_cuts_has_its_step_and_no_floor() {
+    let report = json!({"step_times": [{
+        "stage": "decode_all", "p50_ms": 5.0, "outliers": 0, "excess_ms": 0.0, "longest": [],
+        "ms": {"mean": 5.0, "std": null, "min": 4.9, "max": 5.1, "n": 64}
+    }]});
+    let answer = stored_answer(&serde_json::to_vec(&report).unwrap()).unwrap().remove(0);
+    assert_eq!(
+        answer.sentences,
+        ["Decode takes 5.00 ms per step (mean of 64 steps; the recording has no whole decode)."]
+    );
+    assert!(answer.unknown[0].starts_with("How fast decode could be is unknown"));
+}
+
+#[test]
 fn a_capture_without_stages_is_answered_by_its_devices() {
     let report = json!({
         "only_traced": true,

@@ -73,8 +73,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         };
         all.extend(of_stage(records, &time));
     }
-    let is_cut = |it: &&StepTimes| it.are_steps() && !is_timed(records, &it.stage);
-    all.extend(records.step_times.iter().find(is_cut).map(|it| {
+    all.extend(cut_steps(records).map(|it| {
         let row = row_of_steps(it);
         cut_decode(row.figure("ms.mean", it.ms.mean), row.count("ms.n", it.ms.n.into()))
     }));
@@ -92,6 +91,11 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
 fn is_timed(records: &AnswerRecords, stage: &str) -> bool {
     records.ledger.stages.iter().any(|it| it.stage == stage)
         || records.stages.iter().any(|it| it.stage == stage)
+}
+
+/// The steps of a decode that is timed neither by the ledger nor by a row.
+fn cut_steps<'a>(records: &'a AnswerRecords) -> Option<&'a StepTimes> {
+    records.step_times.iter().find(|it| it.are_steps() && !is_timed(records, &it.stage))
 }
 
 /// Decode step time of a recording that cuts every decode.
@@ -115,7 +119,8 @@ pub fn row_of(stage: &LedgerStage) -> Row {
 /// complete.
 pub fn unknown(records: &AnswerRecords) -> Option<String> {
     let stages = without_ledger(records).filter(|it| !is_idle(&it.stage));
-    let stages: Vec<&str> = stages.map(|it| it.stage.as_str()).collect();
+    let cut = cut_steps(records).map(|it| it.stage.as_str());
+    let stages: Vec<&str> = stages.map(|it| it.stage.as_str()).chain(cut).collect();
     let stages: Vec<&str> = stages.into_iter().map(in_sentence).collect();
     let stages = stages.join(" and ");
     let text = match (why_untimed(records.findings), records.only_traced) {

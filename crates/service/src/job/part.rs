@@ -9,6 +9,7 @@ use std::fs;
 use llmprof_analyze::align::Verdict;
 use llmprof_core::{
     domain::{
+        alignment::decisive,
         finding::{Finding, catalogue},
         model::ModelSpec,
         part::{MockChange, PartPath},
@@ -194,11 +195,13 @@ fn alignment_finding(part: &str, aligned: &AlignedStage) -> Finding {
         ),
     };
     let mut finding = Finding::new(id, format!("{stage}, {part}: {conclusion}"));
-    for check in mock.decisive() {
+    let checks = mock.summary();
+    let decisive = decisive(mock.verdict, &checks);
+    for check in &decisive {
         finding = finding.with(&check.id, &check.observed);
     }
     finding = finding.with("extracted from its layer", aligned.extracted.verdict.as_str());
-    match mock.decisive().next().and_then(|check| check.advice.clone()) {
+    match decisive.first().and_then(|check| check.advice.clone()) {
         Some(advice) => finding.advise(advice),
         None => finding,
     }

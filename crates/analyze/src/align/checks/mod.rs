@@ -88,6 +88,10 @@ pub fn checks(
             check(id, Verdict::Inconclusive, observed, "kernels on both sides".into(), vec![])
         };
         checks.extend(COMPARING.map(inconclusive));
+        let has_kernels = evidence.sides.iter().all(|it| !it.trace.kernels.is_empty());
+        // One cause has one remedy.
+        let causes = if has_kernels { 2 } else { 1 };
+        checks.iter_mut().skip(causes).for_each(|it| it.advice = None);
     } else {
         let pairs = evidence.pairs();
         places = evidence.places(&pairs);

@@ -77,6 +77,10 @@ findings! {
         fires_on: "a range of the capture has no end, or ends before it starts",
         advice: "Close the range in the program, or record until it ends; times that need its end \
                  are withheld.";
+    DECODE_CUT = "decode_cut", [Info],
+        fires_on: "a recording has steps of decodes that started before it, or go on after it",
+        advice: "Record whole requests: start before the first prefill, and stop after the last \
+                 token.";
     FIGURE_IMPOSSIBLE = "figure_impossible", [Warning],
         fires_on: "a figure is outside its possible bounds: shares, counters, clocks",
         advice: "Check the cause named in the finding; the figure is withheld.";

@@ -3,7 +3,8 @@
 use llmprof_core::{
     domain::{
         alignment::{
-            AlignmentSpec, AlignmentState, CheckSummary, Level, ThresholdChanges, Verdict, Waiver,
+            self, AlignmentSpec, AlignmentState, CheckSummary, Level, ThresholdChanges, Verdict,
+            Waiver,
         },
         ids::AlignmentId,
         run_files::ArtifactRecord,
@@ -72,6 +73,7 @@ pub(super) fn queued() -> AlignmentView {
         alignment_id: alignment_id(),
         state: AlignmentState::Queued,
         verdict: None,
+        answer: None,
         owner: Some("ann".into()),
         spec: spec(),
         checks: vec![],
@@ -96,6 +98,7 @@ pub(super) fn ended() -> AlignmentView {
     AlignmentView {
         state: AlignmentState::Succeeded,
         verdict: Some(Verdict::Pass),
+        answer: Some(alignment::answer(Verdict::Pass, std::slice::from_ref(&check))),
         checks: vec![check],
         attempts: 1,
         started_at: Some("2026-11-20T09:00:00.010Z".into()),

@@ -13,7 +13,7 @@ use axum::{
     response::{IntoResponse, sse::KeepAlive},
 };
 use llmprof_core::domain::{
-    alignment::{AlignmentSpec, AlignmentState, CheckSummary, Verdict},
+    alignment::{self, AlignmentSpec, AlignmentState, CheckSummary, Verdict},
     ids::{AlignmentId, RunId},
 };
 use serde::{Deserialize, Serialize};
@@ -78,6 +78,8 @@ pub struct AlignmentView {
     pub state: AlignmentState,
     /// `pass`, `fail` or `inconclusive`; `null` before the end.
     pub verdict: Option<Verdict>,
+    /// The verdict in a sentence, with the observation that decides it and its remedy.
+    pub answer: Option<String>,
     /// Name of the token that submitted it; `null` if none was required.
     pub owner: Option<String>,
     pub spec: AlignmentSpec,
@@ -101,6 +103,7 @@ impl From<StoredAlignment> for AlignmentView {
             alignment_id: it.id,
             state: it.state,
             verdict: it.verdict,
+            answer: it.verdict.map(|verdict| alignment::answer(verdict, &it.checks)),
             owner: it.owner,
             spec: it.spec,
             checks: it.checks,
