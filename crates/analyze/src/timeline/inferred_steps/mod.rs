@@ -70,6 +70,12 @@ pub fn infer(trace: &Timeline) -> InferredSteps {
         sequences.items(*place, trace).for_each(|it| walk.add(it));
         let segments = walk.finish();
         let classes = classes(&segments, is_continuous);
+        if classes.iter().all(Result::is_err)
+            && let Some(last) = batched.write_otherwise(*place, run, &mut inferred)
+        {
+            run = last;
+            continue;
+        }
         let mut writer = StepWriter { trace, thread: place.0, run, inferred: &mut inferred };
         writer.write(&segments, &classes);
         run = writer.run + 1;

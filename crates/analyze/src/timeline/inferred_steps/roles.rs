@@ -36,7 +36,10 @@ struct Names {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Lookup {
+    #[serde(default)]
     any: Vec<String>,
+    #[serde(default)]
+    all: Vec<String>,
     rows: Option<RowsRule>,
 }
 
@@ -120,7 +123,7 @@ pub fn role(name: &str, kind: &LaunchKind) -> KernelRole {
     let base = base_name(&full);
     let class = classify(name).class;
     let is = |names: &[Names]| names.iter().any(|it| it.matches(base, &full));
-    let lookup = TABLE.lookup.iter().find(|it| Pattern::holds((&it.any, &[]), base, &full));
+    let lookup = TABLE.lookup.iter().find(|it| Pattern::holds((&it.any, &it.all), base, &full));
     let cache = TABLE.continuous.iter().find(|it| Pattern::holds((&it.any, &[]), base, &full));
     let is_write = |it: &&CacheWrite| it.rows.is_some();
     // Such a kernel adds the parts of a product.

@@ -132,6 +132,9 @@ impl<'a> SegmentWalk<'a> {
             Item::Kernel(kind) => {
                 let name = self.kinds[kind as usize].name;
                 let role = &self.roles[kind as usize];
+                if role.lookup.is_some() {
+                    self.open.take_if(|it| !self.segments.is_empty() && it.is_softmax());
+                }
                 self.region.kernel((it.call, self.end_ns), (kind, name), role);
             }
             Item::Replayed(kind, graph) => self.replayed(it.call, kind, graph),
@@ -184,6 +187,10 @@ impl<'a> SegmentWalk<'a> {
             if open.rows == Rows::Unknown {
                 open.rows = role.lookup.unwrap_or_default();
             }
+            // Kernels before a graph that looks up the embedding only prepare it.
+            if role.lookup.is_some() && open.start.is_none() && open.is_graph() {
+                open.start = Some((call, StartEvidence::Graph));
+            }
         }
         self.mark(call);
     }
@@ -203,7 +210,7 @@ impl<'a> SegmentWalk<'a> {
     /// Ends the open forward and starts the next at or before `call`; or adds the region to it.
     fn cut_or_continue(&mut self, is_cut: bool, call: u32, is_graph: bool) {
         if is_cut {
-            let is_first = self.open.is_none();
+            let is_first = self.open.is_none() && self.segments.is_empty();
             self.region.next = self.region.next.or(Some(call));
             self.close();
             let region = std::mem::take(&mut self.region);
@@ -335,6 +342,15 @@ impl Segment {
     /// Returns true if the forward is one launch of a graph and nothing else.
     pub fn is_graph(&self) -> bool {
         self.graphs == 1 && self.eager == 0 && self.lookup.is_none()
+    }
+
+    /// Returns true for softmax alone after the end of a forward: it belongs to the choice of a
+    /// token if a lookup follows.
+    fn is_softmax(&self) -> bool {
+        self.start.is_none()
+            && self.graphs == 0
+            && self.gemms == [0; 3]
+            && self.attention.is_empty()
     }
 
     /// Share of products with few rows and with many, of at least four with known rows.

@@ -10,6 +10,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod preparation;
+
 const THREAD: i64 = (7 << 24) | 1;
 const LOOKUP: &str = "void at::native::(anonymous namespace)::indexSelectSmallIndex<float>(T1)";
 const GATHER: &str = "void at::native::vectorized_gather_kernel<16, long>(char *)";
@@ -20,6 +22,8 @@ const ARGMAX: &str = concat!(
 const ATTENTION: [&str; 2] = ["flash_fwd_splitkv_kernel", "flash_fwd_kernel"];
 const PRODUCT: [&str; 2] =
     ["nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT", "nvjet_sm90_tst_128x128_64x8_2x1_v_bz_TNT"];
+const FUSED_LOOKUP: &str = "triton_red_fused__to_copy_add_embedding_mean_mul_pow_rsqrt_0";
+const SOFTMAX: &str = "void at::native::(anonymous namespace)::cunn_SoftMaxForwardReg<float>(T1)";
 const ADD: &str = "void at::native::vectorized_elementwise_kernel<4, AddFunctor>(int)";
 
 /// Index of a string, which is added if it is new.
@@ -174,8 +178,12 @@ impl Shape {
         program.kernel(ARGMAX, 2);
     }
 
-    fn replay(&self, program: &mut Program, node: u64) {
+    /// Replays the layers, after a lookup inside the graph if `has_lookup`.
+    fn replay(&self, program: &mut Program, node: u64, has_lookup: bool) {
         let by = program.call("cudaGraphLaunch_v10000");
+        if has_lookup {
+            program.work(FUSED_LOOKUP, 2, 7, (by, Some((node << 32) | 99)));
+        }
         for layer in 0..self.layers as u64 {
             program.now += 30;
             program.work(PRODUCT[0], 20, 7, (by, Some((node << 32) | (2 * layer))));
@@ -201,7 +209,7 @@ impl Shape {
                     program.kernel(ADD, 1);
                 }
                 program.step(StepClass::Decode, |program| match self.is_graph {
-                    true => self.replay(program, 3),
+                    true => self.replay(program, 3, false),
                     false => self.forward(program, self.batch, prompt + step as u32),
                 });
             }

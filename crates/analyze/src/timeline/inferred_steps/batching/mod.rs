@@ -10,14 +10,18 @@
 //!   thread must agree.
 //! - **Decode**: the forward reads one token for each token that it chooses. A lookup, or a kernel
 //!   that writes to the paged cache, shows the rows of a forward that is launched kernel by kernel.
-//!   The rows of a graph are padded or not recorded: of its uploads the one at the place that has
-//!   the tokens in all prompts must have one for each chosen token.
+//!   The rows of a graph are padded or not recorded, and some lookups show none: of the uploads the
+//!   one at the place that has the tokens in all prompts must have one for each chosen token.
 //! - **Prefill**: the forward reads more tokens than it chooses, and takes one row for each of
 //!   these; and the engine reads prompts apart from generation: after at least one prompt more
 //!   requests generate than the prompt has, so the others were not in it.
 //! - **Requests**: at no time do more of them generate than generated or were read before.
 //! - **Batch**: the number of chosen tokens. A graph may have the padded one, which is unknown if
 //!   every graph always chooses the same number.
+//!
+//! If prompts are not read apart and no kernel is of a known engine that batches prompts with
+//! generation, the launches decide ([`super::classes`]). If they show no class either, the steps
+//! that read one token for each chosen one are decode, and the others have no class.
 //!
 //! A prompt that writes to no paged cache, while other steps do, and one that is not needed to
 //! explain the first requests that generate, are warm-ups and not steps. Launches under capture
@@ -68,7 +72,8 @@ struct TimedForward {
 #[derive(Debug, Clone)]
 struct BatchStep {
     forward: TimedForward,
-    batch: Batch,
+    /// The reason of a step without a class.
+    batch: Result<Batch, &'static str>,
     /// Another rank reads the chosen tokens.
     is_follower: bool,
 }
@@ -77,6 +82,8 @@ struct BatchStep {
 #[derive(Debug, Default)]
 pub struct BatchSteps {
     steps: BTreeMap<Place, Vec<BatchStep>>,
+    /// Steps of threads that count if their launches show no class.
+    otherwise: BTreeMap<Place, Vec<BatchStep>>,
     pub reasons: BTreeMap<Place, (&'static str, u64)>,
     unclear: BTreeMap<&'static str, u64>,
 }
@@ -132,7 +139,18 @@ impl BatchSteps {
         let (batches, reason) = match proof::batches(&forwards) {
             Ok(it) if it.is_apart => (it.batches, UNPROVEN),
             Ok(it) if is_continuous => (it.batches, CONTINUOUS),
-            Ok(_) => return false,
+            Ok(it) => {
+                let step = |(forward, batch): (&TimedForward, Option<Batch>)| BatchStep {
+                    forward: forward.clone(),
+                    batch: batch.ok_or(CONTINUOUS),
+                    is_follower: false,
+                };
+                let steps: Vec<BatchStep> = read().zip(it.batches).map(step).collect();
+                if steps.iter().any(|it| it.batch.is_ok()) {
+                    self.otherwise.insert(place, steps);
+                }
+                return false;
+            }
             Err(reason) => {
                 self.reasons.insert(place, (reason, forwards.len() as u64));
                 return false;
@@ -145,7 +163,7 @@ impl BatchSteps {
         *self.unclear.entry(reason).or_default() += unproven as u64;
         *self.unclear.entry(UNREAD).or_default() += (all.len() - forwards.len()) as u64;
         let step = |(forward, batch): (&TimedForward, Option<Batch>)| {
-            Some(BatchStep { forward: forward.clone(), batch: batch?, is_follower: false })
+            Some(BatchStep { forward: forward.clone(), batch: Ok(batch?), is_follower: false })
         };
         self.steps.insert(place, read().zip(batches).filter_map(step).collect());
         true
@@ -156,39 +174,60 @@ impl BatchSteps {
         self.steps.range((thread, 0)..=(thread, u32::MAX)).next().is_some()
     }
 
-    /// Writes all steps after the run numbered `run`; returns the number of the last run. Each step
-    /// is a run of its own, since the engine schedules each.
+    /// Writes all steps after the run numbered `run`; returns the number of the last run.
     pub fn write(&self, mut run: u32, inferred: &mut InferredSteps) -> u32 {
         for ((thread, _), steps) in &self.steps {
-            let mut last: Option<Arc<str>> = None;
-            for step in steps {
-                run += 1;
-                let text = evidence(step);
-                let evidence: Arc<str> = match last {
-                    Some(evidence) if *evidence == *text => evidence,
-                    _ => text.into(),
-                };
-                inferred.steps.push(InferredStep {
-                    class: Some(step.batch.class),
-                    global_tid: *thread,
-                    start_ns: step.forward.start_ns,
-                    end_ns: step.forward.end_ns,
-                    run,
-                    is_scheduled: true,
-                    prefill_requests: step.batch.prefill_requests,
-                    prefill_tokens: step.batch.prefill_tokens,
-                    decode_requests: step.batch.decode_requests,
-                    evidence: evidence.clone(),
-                    ..InferredStep::default()
-                });
-                last = Some(evidence);
-            }
+            run = write(*thread, steps, run, inferred);
         }
         for (reason, count) in &self.unclear {
             *inferred.unclear.entry(reason).or_default() += count;
         }
         run
     }
+
+    /// Writes the steps of a thread whose launches show no class; returns the number of the last
+    /// run, or `None` without such steps.
+    pub fn write_otherwise(
+        &self,
+        place: Place,
+        run: u32,
+        inferred: &mut InferredSteps,
+    ) -> Option<u32> {
+        let steps = self.otherwise.get(&place)?;
+        for reason in steps.iter().filter_map(|it| it.batch.err()) {
+            *inferred.unclear.entry(reason).or_default() += 1;
+        }
+        Some(write(place.0, steps, run, inferred))
+    }
+}
+
+/// Writes the steps of a thread. Each step is a run of its own, since the engine schedules each.
+fn write(thread: i64, steps: &[BatchStep], mut run: u32, inferred: &mut InferredSteps) -> u32 {
+    let mut last: Option<Arc<str>> = None;
+    for step in steps {
+        run += 1;
+        let text = evidence(step);
+        let evidence: Arc<str> = match last {
+            Some(evidence) if *evidence == *text => evidence,
+            _ => text.into(),
+        };
+        let batch = step.batch.ok();
+        inferred.steps.push(InferredStep {
+            class: batch.map(|it| it.class),
+            global_tid: thread,
+            start_ns: step.forward.start_ns,
+            end_ns: step.forward.end_ns,
+            run,
+            is_scheduled: true,
+            prefill_requests: batch.and_then(|it| it.prefill_requests),
+            prefill_tokens: batch.and_then(|it| it.prefill_tokens),
+            decode_requests: batch.and_then(|it| it.decode_requests),
+            evidence: evidence.clone(),
+            ..InferredStep::default()
+        });
+        last = Some(evidence);
+    }
+    run
 }
 
 /// Times of forwards; each ends before the next starts.
@@ -206,9 +245,22 @@ fn timed(forwards: Vec<Forward>, trace: &Timeline) -> Vec<TimedForward> {
 }
 
 fn evidence(step: &BatchStep) -> String {
-    let Batch { class, prefill_tokens, decode_requests, chosen, width, .. } = step.batch;
+    let launched = step.forward.forward.launched;
+    let Batch { class, prefill_tokens, decode_requests, chosen, width, .. } = match step.batch {
+        Ok(batch) => batch,
+        Err(reason) => {
+            let start = match launched {
+                Launched::Eager(Some(rows)) => {
+                    format!("from the lookup of {}", quantity(rows, "token"))
+                }
+                Launched::Eager(None) => "from a lookup".into(),
+                Launched::Graph(_) | Launched::Pieces => "from a launch of a graph".into(),
+            };
+            return format!("{start}, to the read of chosen tokens; no class: {reason}");
+        }
+    };
     let tokens = quantity(prefill_tokens.unwrap_or(chosen), "token");
-    let start = match step.forward.forward.launched {
+    let start = match launched {
         Launched::Graph(_) => format!("a launch of a graph after an upload for {tokens}"),
         _ => format!("from the lookup of {tokens} that the host uploaded"),
     };

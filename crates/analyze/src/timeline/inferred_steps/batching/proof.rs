@@ -129,8 +129,8 @@ fn tokens_upload<'a>(
 fn generation(forward: &Forward, width: u64, tokens: Option<(usize, u64)>) -> Option<u64> {
     let chosen = chosen(forward, width)?;
     let rows = match forward.launched {
-        Launched::Eager(rows) => rows?,
-        Launched::Graph(_) => {
+        Launched::Eager(Some(rows)) => rows,
+        Launched::Eager(None) | Launched::Graph(_) => {
             let (at, width) = tokens?;
             let bytes = forward.uploads.get(at).filter(|bytes| **bytes % width == 0)?;
             bytes / width

@@ -10,6 +10,7 @@ use llmprof_core::trace::{
 use proptest::prelude::*;
 
 use super::super::{
+    classes::CONTINUOUS,
     infer,
     tests::{call, text},
 };
@@ -42,12 +43,15 @@ struct Engine {
     ranks: i64,
     /// The host waits for the copy by a call of its own.
     waits: bool,
+    /// It writes to a paged cache by a kernel that is known.
+    has_cache: bool,
     known: Vec<Known>,
 }
 
 impl Engine {
     fn new(graphs: Graphs, ranks: i64, waits: bool) -> Self {
-        Self { trace: Timeline::default(), now: 0, graphs, ranks, waits, known: Vec::new() }
+        let (trace, known) = Default::default();
+        Self { trace, now: 0, graphs, ranks, waits, has_cache: true, known }
     }
 
     fn name(&mut self, name: &str) -> u32 {
@@ -116,8 +120,9 @@ impl Engine {
     }
 
     fn layers(&mut self, rank: i64, rows: u64, by: Option<(i64, u64)>) {
+        let cache = if self.has_cache { CACHE } else { ADD };
         for layer in 0..LAYERS {
-            for (at, name) in [PRODUCT, CACHE, ATTENTION, ADD].into_iter().enumerate() {
+            for (at, name) in [PRODUCT, cache, ATTENTION, ADD].into_iter().enumerate() {
                 match by {
                     None => self.kernel(rank, name, rows),
                     Some((by, graph)) => {
@@ -291,6 +296,16 @@ fn an_engine_that_may_read_prompts_with_generation_has_decode_steps_alone() {
 }
 
 #[test]
+fn an_engine_of_unknown_kernels_has_decode_steps_and_other_steps_without_a_class() {
+    let mut engine = Engine { has_cache: false, ..Engine::new(Graphs::None, 1, false) };
+    engine.step(StepClass::Mixed, 24, 8000, false);
+    engine.generate(&[24, 24, 24, 1]);
+    engine.known[0].0 = None;
+    assert_eq!(engine.found(), engine.known);
+    assert_eq!(infer(&engine.trace).unclear[CONTINUOUS], 1);
+}
+
+#[test]
 fn more_requests_than_were_read_are_no_steps() {
     let mut engine = engine(Graphs::Whole, 1, false);
     engine.generate(&[9]);
@@ -334,10 +349,10 @@ proptest! {
     fn no_step_of_any_schedule_is_wrong(
         requests in prop::collection::vec((0usize..30, 2u64..60, 0u64..12), 1..40),
         graphs in prop::sample::select(vec![Graphs::None, Graphs::Whole, Graphs::ByNode]),
-        ranks in 1i64..3, flags in any::<[bool; 2]>()
+        ranks in 1i64..3, flags in any::<[bool; 3]>()
     ) {
-        let [waits, is_mixed] = flags;
-        let mut engine = Engine::new(graphs, ranks, waits);
+        let [waits, is_mixed, has_cache] = flags;
+        let mut engine = Engine { has_cache, ..Engine::new(graphs, ranks, waits) };
         run(&mut engine, &requests, is_mixed);
         let graph = engine.trace.strings.iter().position(|it| it == "cudaGraphLaunch");
         let launches = |it: &InferredStep| {
@@ -358,11 +373,13 @@ proptest! {
                 prop_assert!(launches(it) <= 1, "{it:?}");
             }
         }
-        for found in engine.found() {
+        // Other steps are of the launches, which show no batch.
+        let steps = engine.steps(0);
+        for found in steps.iter().filter(|it| it.is_scheduled).map(known) {
             let is_right = |it: &Known| {
-                it.0 == found.0
+                (found.0.is_none() || it.0 == found.0)
                     && it.1 == found.1
-                    && (it.2, it.3) == (found.2, found.3)
+                    && (found.0.is_none() || (it.2, it.3) == (found.2, found.3))
                     && (found.4.is_none() || found.4 == it.4)
             };
             prop_assert!(engine.known.iter().any(is_right), "{found:?} of {:?}", engine.known);
