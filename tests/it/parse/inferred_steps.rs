@@ -323,6 +323,29 @@ fn steps_of_an_engine_that_batches_continuously_have_the_batches_of_its_list() {
     assert_eq!(stages, each, "each step is an instance of its stage");
 }
 
+/// A pass reads 512 tokens of four sequences, then replays one graph 47 times; kernels before each
+/// replay prepare it, and the lookup of the embedding is inside.
+#[test]
+fn replays_of_a_compiled_decode_are_the_steps_of_transformers_with_a_static_cache() {
+    let (trace, _dir) = read("hf-static-graph");
+    let found: Vec<_> = infer(&trace).steps.iter().map(|it| it.class).collect();
+    let decode = [Some(StepClass::Decode); 47];
+    let pass = || std::iter::once(Some(StepClass::Prefill)).chain(decode);
+    assert_eq!(found, pass().chain(pass()).chain(pass()).collect::<Vec<_>>());
+}
+
+/// By the bytes of the copies: 41 steps choose 23, 24, 38 times 24 and one token, 960 in all; the
+/// first two read 8,192 and 247 tokens.
+#[test]
+fn steps_of_continuous_batching_in_transformers_have_their_requests() {
+    let (trace, _dir) = read("hf-continuous");
+    let steps = infer(&trace).steps;
+    let found: Vec<_> = steps.iter().map(|it| (it.class, it.decode_requests)).collect();
+    let decode = |requests: u64| (Some(StepClass::Decode), Some(requests));
+    let expected = [[(None, None); 2].to_vec(), [decode(24); 38].to_vec(), vec![decode(1)]];
+    assert_eq!(found, expected.concat());
+}
+
 #[test]
 fn a_module_that_runs_alone_has_no_steps() {
     let (mut trace, _dir) = read("hf-llama-attention-mock");
