@@ -216,6 +216,9 @@ fn analyze_as(
             let baseline = events(trace, &derived, only_traced);
             let traced = Events::of(&trace.traced);
             analysis.add_events(trace, model, &baseline, &traced);
+            if let Some(capture) = &capture {
+                analysis.overhead.retain(|it| capture.stages.may_have_whole(&it.stage));
+            }
             analysis.add_timeline(trace, capture.as_ref(), (&baseline, &traced), peaks)
         },
         || sampled::sampled_metrics(trace, recorded.as_ref()),

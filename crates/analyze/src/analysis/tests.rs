@@ -11,7 +11,7 @@ use llmprof_core::{
 };
 
 use super::*;
-use crate::stages::DECODE;
+use crate::{kernels::tests::capture, stages::DECODE};
 
 const MS: i64 = 1_000_000;
 
@@ -207,14 +207,15 @@ fn overhead_above_a_quarter_is_reported() {
         analyze(&passes, None, None)
     };
     for (traced, high) in [(125, false), (126, true)] {
-        let analysis = of(traced, Some(Timeline::default()));
+        let analysis = of(traced, Some(capture("range 1 prefill 0..126")));
         assert_eq!(analysis.overhead[0].overhead_pct, Some(f64::from(traced - 100)));
         assert_eq!(ids(&analysis).contains(&"overhead_high"), high);
     }
-    let without_capture = of(126, None);
-    assert!(
-        without_capture.overhead.is_empty() && !ids(&without_capture).contains(&"overhead_high")
-    );
+    // A recording without the stage, and none.
+    for nsys in [Some(Timeline::default()), None] {
+        let analysis = of(126, nsys);
+        assert!(analysis.overhead.is_empty() && !ids(&analysis).contains(&"overhead_high"));
+    }
 }
 
 #[test]

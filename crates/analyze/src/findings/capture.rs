@@ -230,5 +230,7 @@ fn decode_cut(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
 
 fn overhead_high(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let gpus = &analysis.stage_gpu.totals;
-    stages::overhead::findings(&analysis.overhead, (trace, gpus), replays_graph(analysis))
+    let rows = &analysis.stages.rows;
+    let replays = replays_graph(analysis);
+    stages::overhead::findings(&analysis.overhead, rows, (trace, gpus), replays)
 }

@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     events::Events,
-    stages::{DECODE, Stages, in_sentence, stages},
-    stats::{percent, ratio},
+    stages::{DECODE, StageTiming, Stages, in_sentence, stages},
+    stats::{Spread, percent, ratio},
     timeline::gpu::StageGpu,
 };
 
@@ -73,9 +73,20 @@ fn warm<'a>(events: &Events<'a>) -> Option<Events<'a>> {
     })
 }
 
+impl OverheadRecord {
+    /// The unprofiled repeats, if the traced time is within them: then it shows no cost.
+    pub fn repeats_around(&self, rows: &[StageTiming]) -> Option<Spread> {
+        let repeats = rows.iter().find(|row| row.stage == self.stage).map(|row| row.ms)?;
+        // Without a cold repeat, and of as many steps.
+        let is_of_all = (repeats.mean - self.plain_ms).abs() <= 0.01 * repeats.mean;
+        let is_around = repeats.min <= self.traced_ms && self.traced_ms <= repeats.max;
+        (self.steps.is_none() && is_of_all && repeats.n > 1 && is_around).then_some(repeats)
+    }
+}
+
 /// Compares the stages of the two passes.
 fn overhead(plain: &Stages, traced: &Stages) -> Vec<OverheadRecord> {
-    let compare = |row: &crate::stages::StageTiming| {
+    let compare = |row: &StageTiming| {
         let (baseline_ms, traced_ms) = (row.ms.mean, traced.row(&row.stage)?.ms.mean);
         // A shorter traced decode is compared with the baseline's time for as many steps.
         let steps = traced.decode_steps.filter(|steps| {
@@ -103,15 +114,18 @@ pub const OS_CALLS: TraceApi = TraceApi::Osrt;
 
 /// Findings on stages with high overhead, with the settings that are lighter for each.
 ///
-/// `gpus`: the launches of each stage. `replays` is true when decode already replays a CUDA graph.
+/// `rows`: the unprofiled times, `gpus`: the launches of each stage. `replays` is true when decode
+/// already replays a CUDA graph.
 pub fn findings(
     records: &[OverheadRecord],
+    rows: &[StageTiming],
     (trace, gpus): (&Trace, &[StageGpu]),
     replays: bool,
 ) -> Vec<Finding> {
     if trace.nsys.is_none() {
         return vec![];
     }
+    let is_cost = |record: &&OverheadRecord| record.repeats_around(rows).is_none();
     let high = |record: &OverheadRecord| {
         let pct = record.overhead_pct.filter(|pct| *pct > HIGH_PCT)?;
         let message = format!("Tracing lengthened {} by {pct:.0} %.", in_sentence(&record.stage));
@@ -134,7 +148,7 @@ pub fn findings(
         let advice = lighter.advice();
         Some(finding.advise(format!("Use the capture for proportions, not for times. {advice}")))
     };
-    records.iter().filter_map(high).collect()
+    records.iter().filter(is_cost).filter_map(high).collect()
 }
 
 /// The setting with the traced APIs of the pass.
@@ -200,7 +214,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{kernels::tests::capture, stages::StageTiming, stats::Spread};
+    use crate::kernels::tests::capture;
 
     fn decode(ms: f64, steps: u64) -> Stages {
         let spread = Spread { mean: ms, std: None, min: ms, max: ms, n: 1 };
@@ -259,7 +273,7 @@ mod tests {
         let records = overhead(&decode(10.0, 1), &decode(20.0, 1));
         let gpus = [gpu];
         let trace = Trace { nsys: Some(nsys), ..Trace::default() };
-        findings(&records, (&trace, &gpus), false).remove(0)
+        findings(&records, &[], (&trace, &gpus), false).remove(0)
     }
 
     #[test]
@@ -288,13 +302,25 @@ mod tests {
     }
 
     #[test]
+    fn a_traced_time_among_the_unprofiled_repeats_shows_no_cost() {
+        let records = overhead(&decode(15.0, 1), &decode(20.0, 1));
+        let trace = Trace { nsys: Some(Timeline::default()), ..Trace::default() };
+        let found = |repeats: [f64; 2]| {
+            let row =
+                StageTiming { ms: Spread::of(repeats).unwrap(), ..decode(15.0, 1).rows.remove(0) };
+            findings(&records, &[row], (&trace, &[]), false).len()
+        };
+        assert_eq!((found([9.0, 21.0]), found([14.0, 16.0])), (0, 1));
+    }
+
+    #[test]
     fn without_calls_of_the_system_is_a_setting_of_the_device_of_the_pass() {
         let records = overhead(&decode(10.0, 1), &decode(20.0, 1));
         let call = ApiCall { name: 0, start_ns: 0, end_ns: 1, global_tid: 1, correlation_id: 0 };
         let nsys = Timeline { os_calls: [call].into_iter().collect(), ..Timeline::default() };
         let mut trace = Trace { nsys: Some(nsys), ..Trace::default() };
         let setting = |trace: &Trace| {
-            let found = findings(&records, (trace, &[]), false).remove(0);
+            let found = findings(&records, &[], (trace, &[]), false).remove(0);
             let setting = found.evidence[TRACED_EVIDENCE].clone();
             let advice = found.advice.unwrap();
             assert!(advice.contains(&format!("profiling.{setting} without osrt.")), "{advice}");
@@ -323,7 +349,7 @@ mod tests {
         };
         let trace = Trace { nsys: Some(capture("")), ..Trace::default() };
         let gpus = [of("prefill", 0), of(DECODE, 9)];
-        let found = findings(&records, (&trace, &gpus), true).remove(0);
+        let found = findings(&records, &[], (&trace, &gpus), true).remove(0);
         let advice = found.advice.unwrap();
         assert!(advice.contains("No setting of the timeline records single launches"), "{advice}");
         assert_eq!(found.evidence["added per launch"], "4.00 us (500 launches)");

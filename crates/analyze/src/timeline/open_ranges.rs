@@ -118,6 +118,13 @@ pub struct OpenStages {
 type PlaceIntervals = BTreeMap<i64, Vec<Interval>>;
 
 impl OpenStages {
+    /// True if a whole instance of a stage was recorded, or if the capture knows no such stage.
+    pub fn may_have_whole(&self, stage: &str) -> bool {
+        let label = self.labels.iter().position(|it| it == stage);
+        let is_whole = |it: &StageInstance| it.extent == Extent::Whole;
+        label.is_none_or(|label| self.instances.iter().any(|it| it.label == label && is_whole(it)))
+    }
+
     /// Finds the stages of a capture; `warmup` is the label of the warm-up.
     pub fn of(trace: &Timeline, warmup: &str) -> Self {
         let rules = &trace.rules;

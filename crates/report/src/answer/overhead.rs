@@ -3,7 +3,6 @@
 use llmprof_analyze::{
     ledger::{Ledger, LedgerCause, LedgerRow},
     stages::{StageTiming, in_sentence, overhead::OverheadRecord},
-    stats::Spread,
 };
 
 use super::{
@@ -43,12 +42,7 @@ pub fn of_stage(it: &OverheadRecord, stages: &[StageTiming]) -> Option<Cited> {
                     differ by more than tracing explains. Raise warmup and repeats.";
         return Some(Cited::of(text, [stage, traced, plain]));
     }
-    let repeats = stages.iter().find(|row| row.stage == it.stage).map(|row| row.ms);
-    // Without a cold repeat, and of as many steps.
-    let is_of_all = |ms: &Spread| (ms.mean - it.plain_ms).abs() <= 0.01 * ms.mean;
-    let repeats = repeats.filter(|ms| it.steps.is_none() && is_of_all(ms));
-    let around = repeats.filter(|ms| ms.n > 1 && ms.min <= it.traced_ms && it.traced_ms <= ms.max);
-    if let Some(ms) = around {
+    if let Some(ms) = it.repeats_around(stages) {
         let row = Row::of("stages").with("stage", &it.stage);
         let [least, most] =
             [("ms.min", ms.min), ("ms.max", ms.max)].map(|(of, ms)| row.figure(of, ms).short());
@@ -70,6 +64,8 @@ pub fn of_stage(it: &OverheadRecord, stages: &[StageTiming]) -> Option<Cited> {
 
 #[cfg(test)]
 mod tests {
+    use llmprof_analyze::stats::Spread;
+
     use super::*;
 
     #[test]

@@ -106,7 +106,8 @@ findings! {
                  profiling.nsys.cuda_graph_trace node (nsys --cuda-graph-trace=node); this \
                  slows each launch.";
     OVERHEAD_HIGH = "overhead_high", [Warning],
-        fires_on: "a traced stage takes over 25 % longer than the unprofiled one",
+        fires_on: "a traced stage takes over 25 % longer than the unprofiled one, and not as long \
+                   as any of its repeats",
         advice: "Use the capture for proportions, not for times; the finding lists the settings \
                  that are lighter for the stage.";
     FEW_REPEATS = "few_repeats", [Info],
