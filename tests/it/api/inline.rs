@@ -147,7 +147,9 @@ async fn a_dry_run_returns_the_plan_and_keeps_nothing() {
     let part = api.post(&part).await.json();
     assert!(part["steps"].as_array().unwrap().iter().any(|it| it["step"] == "align"), "{part:#}");
     let command = json!({ "target": { "command": "tiny-generate" }, "dry_run": true });
-    assert_eq!(api.post(&command).await.status, 200);
+    let plan = api.post(&command).await.json();
+    let nsys = plan["steps"].as_array().unwrap().iter().find(|it| it["step"] == "nsys").unwrap();
+    assert_eq!((&nsys["repeats"], &nsys["warmup"]), (&json!(1), &json!(0)), "one execution");
     let wrong = json!({ "model": MODEL, "repeats": 0, "dry_run": true });
     assert_eq!(api.post(&wrong).await.error(), (422, "invalid_request".into()));
     let unused = json!({ "model": MODEL, "mode": "basic", "dry_run": true,

@@ -140,13 +140,14 @@ async fn an_invalid_form_is_shown_again_with_its_values_and_the_reason() {
     let both = format!("mock={mock}&e2e={e2e}");
     for (body, status, why) in [
         (format!("{both}&selector=range&name=&stage=keep%3Dit"), 422, "is empty; give a name"),
-        (format!("{both}&stage=warmup&name=keep%3Dit"), 422, "unknown stage"),
-        (format!("{both}&forwards=few&name=keep%3Dit"), 422, "forwards"),
-        (format!("mock={mock}&name=keep%3Dit"), 422, "e2e"),
-        (format!("mock=7&e2e={e2e}&name=keep%3Dit"), 422, "mock"),
-        (format!("mock={UNKNOWN}&e2e={e2e}&name=keep%3Dit"), 404, "no run"),
-        (format!("mock={waiting}&e2e={e2e}&name=keep%3Dit"), 409, "has not ended"),
-        (format!("{both}&previous={UNKNOWN}&name=keep%3Dit"), 404, "no alignment"),
+        (format!("{both}&name=keep%3Dit"), 422, "selects no operation"),
+        (format!("{both}&stage=warmup&selector=range&name=keep%3Dit"), 422, "unknown stage"),
+        (format!("{both}&forwards=few&selector=range&name=keep%3Dit"), 422, "forwards"),
+        (format!("mock={mock}&selector=range&name=keep%3Dit"), 422, "e2e"),
+        (format!("mock=7&e2e={e2e}&selector=range&name=keep%3Dit"), 422, "mock"),
+        (format!("mock={UNKNOWN}&e2e={e2e}&selector=range&name=keep%3Dit"), 404, "no run"),
+        (format!("mock={waiting}&e2e={e2e}&selector=range&name=keep%3Dit"), 409, "has not ended"),
+        (format!("{both}&previous={UNKNOWN}&selector=range&name=keep%3Dit"), 404, "no alignment"),
     ] {
         let text = page(&post(&api, "/ui/alignments", &[], &body).await, status);
         let problem = text

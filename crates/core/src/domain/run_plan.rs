@@ -90,8 +90,9 @@ fn profiled(
     if settings.nsys.enabled {
         let of_runner = |value: u32, max: u32| workload.map(|_| value.min(max));
         steps.push(PlannedStep {
-            repeats: of_runner(settings.nsys.repeats, passes.repeats).or(Some(passes.repeats)),
-            warmup: of_runner(settings.nsys.warmup, passes.warmup).or(Some(passes.warmup)),
+            // A command is executed once under a tool.
+            repeats: of_runner(settings.nsys.repeats, passes.repeats).or(Some(1)),
+            warmup: of_runner(settings.nsys.warmup, passes.warmup).or(Some(0)),
             max_new_tokens: tokens(settings.nsys.max_new_tokens),
             ..PlannedStep::of(Step::Nsys)
         });
@@ -101,8 +102,8 @@ fn profiled(
         let of_runner = workload.map(|_| (metrics.repeats, passes.warmup.min(nsys.warmup)));
         let skipped = facts.on_cpu.then(|| "nsys samples metrics of GPUs only".to_owned());
         steps.push(PlannedStep {
-            repeats: of_runner.map(|it| it.0).or(Some(passes.repeats)),
-            warmup: of_runner.map(|it| it.1).or(Some(passes.warmup)),
+            repeats: of_runner.map(|it| it.0).or(Some(1)),
+            warmup: of_runner.map(|it| it.1).or(Some(0)),
             max_new_tokens: tokens(metrics.max_new_tokens),
             skipped_because: skipped,
             ..PlannedStep::of(Step::GpuMetrics)

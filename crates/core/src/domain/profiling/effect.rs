@@ -2,22 +2,21 @@
 
 use serde_json::Value;
 
-use super::{NsysSettings, Profiling};
+use super::Profiling;
 
-impl NsysSettings {
+impl Profiling {
     /// Error if the recording would start after the end of each pass; `None` otherwise.
     pub fn late_recording(&self, timeout_s: u32) -> Option<String> {
-        (self.enabled && self.delay_s >= timeout_s).then(|| {
+        let is_recorded = self.nsys.enabled || self.gpu_metrics.enabled;
+        (is_recorded && self.nsys.delay_s >= timeout_s).then(|| {
             format!(
                 "profiling.nsys.delay_s: {} s is not below timeout_s ({timeout_s} s), so nothing \
                  would be recorded; lower the delay or raise timeout_s",
-                self.delay_s
+                self.nsys.delay_s
             )
         })
     }
-}
 
-impl Profiling {
     /// A sentence for each pass that is off here although its settings differ from `preset`.
     pub fn unused(&self, preset: &Self) -> Vec<String> {
         let (Ok(Value::Object(own)), Ok(preset)) =

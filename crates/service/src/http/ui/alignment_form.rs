@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::forms::number_or_text;
+use crate::http::error::{ApiError, ErrorCode};
 
 /// Ways to select the operation: the API's field, and its label.
 pub(super) const SELECTORS: [(&str, &str); 3] = [
@@ -76,6 +77,24 @@ impl AlignmentForm {
 
     pub(super) fn runs(&self) -> [&str; 2] {
         [&self.mock, &self.e2e]
+    }
+
+    /// Refuses a name that would be ignored.
+    pub(super) fn check(&self) -> Result<(), ApiError> {
+        let is_known = SELECTORS.iter().any(|(selector, _)| *selector == self.selector);
+        let text = match (is_known, self.selector.as_str(), self.name.trim()) {
+            (true, ..) | (false, "", "") => return Ok(()),
+            (false, "", name) => {
+                format!(
+                    "name: {name:?} selects no operation; choose ranges, an operator or kernels"
+                )
+            }
+            (false, selector, _) => {
+                let known = SELECTORS.map(|(selector, _)| selector).join(", ");
+                format!("invalid selector {selector:?}; expected one of {known}")
+            }
+        };
+        Err(ApiError::new(ErrorCode::InvalidRequest, text))
     }
 
     /// The body of the submission, without empty fields.

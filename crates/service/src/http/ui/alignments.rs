@@ -101,6 +101,7 @@ pub async fn submit(
         serde_json::from_value(fields.into()).map_err(|error| ApiError::internal(&error))?;
     let submitted = async {
         checked?;
+        entered.check()?;
         let body = entered.body().to_string();
         let key = forms::idempotency_key(entered.key(), &body);
         submit::queue(&app, caller.clone(), body.as_bytes(), Some(key)).await

@@ -27,6 +27,8 @@ const TEXTS: [&str; 8] =
 const PROMPT: &str = "prompt";
 /// Set if each image is a sample of its own; not a field of the body.
 const EACH_IMAGE: &str = "each_image";
+/// Its text for one sample of all images, as without the field.
+const NOT_EACH_IMAGE: &str = "false";
 /// Labels separated by commas.
 const LABELS: &str = "labels";
 /// Changes of the mode's settings, each on a line: `ncu.max_launches=3`.
@@ -123,13 +125,19 @@ impl SubmitForm {
 
     /// Fields of the samples that the form has.
     pub fn samples(&self) -> UploadedSamples {
-        let each_image = self.0.get(EACH_IMAGE).is_some_and(|text| !text.is_empty());
+        let is_set = |text: &String| !["", NOT_EACH_IMAGE].contains(&text.as_str());
+        let each_image = self.0.get(EACH_IMAGE).is_some_and(is_set);
         UploadedSamples { prompt: self.prompt().map(str::to_owned), each_image }
     }
 
     /// The body of the submission, without empty fields. A prompt without images is a part of it.
     pub fn body(&self, has_images: bool) -> Result<Value, ApiError> {
         let mut body = Map::new();
+        let each_image = self.0.get(EACH_IMAGE).map_or("", String::as_str);
+        if !["", "true", NOT_EACH_IMAGE].contains(&each_image) {
+            let message = format!("invalid each_image {each_image:?}; expected true or false");
+            return Err(ApiError::new(ErrorCode::InvalidRequest, message));
+        }
         if let (Some(prompt), false) = (self.prompt(), has_images) {
             body.insert("inputs".into(), json!({ "prompt": prompt, "images": [] }));
         }
@@ -240,6 +248,16 @@ mod tests {
         let mut lighter = submitted;
         lighter["nsys"]["trace"] = json!(["cuda", "nvtx"]);
         assert_eq!(form.body(false).unwrap()["profiling"], lighter);
+    }
+
+    #[test]
+    fn the_choice_of_a_sample_for_each_image_is_read_as_its_text_says() {
+        let of = |text: &str| {
+            let form = SubmitForm::from_fields([(EACH_IMAGE.to_owned(), text.to_owned())]);
+            (form.samples().each_image, form.body(true).is_ok())
+        };
+        assert_eq!(["true", "false", ""].map(of), [(true, true), (false, true), (false, true)]);
+        assert!(!of("maybe").1, "neither");
     }
 
     #[test]

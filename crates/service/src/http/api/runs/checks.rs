@@ -38,9 +38,6 @@ pub(super) fn check_passes(
         .with_changes(request.profiling.clone())
         .map_err(|error| invalid(format!("profiling: {error}")))?;
     check_sampling(app, &profiling.nsys)?;
-    if let Some(refusal) = profiling.nsys.late_recording(request.timeout_s) {
-        return Err(invalid(refusal));
-    }
     let passes = Passes {
         mode: request.mode.clone(),
         repeats: request.repeats,
@@ -55,6 +52,12 @@ pub(super) fn check_passes(
         revision: check_revision(request.revision.as_deref())?,
     };
     Ok((passes, common))
+}
+
+/// Refuses a recording that would start after the end of each pass, once its window is known.
+pub(super) fn check_window(passes: &Passes, common: &Common) -> Result<(), ApiError> {
+    let late = passes.profiling.as_ref().and_then(|it| it.late_recording(common.timeout_s));
+    late.map_or(Ok(()), |refusal| Err(ApiError::new(ErrorCode::InvalidRequest, refusal)))
 }
 
 /// Refuses system-wide sampling if the operator forbids it, whether a request or a preset sets it.

@@ -5,12 +5,13 @@ use llmprof_core::domain::{
     command::CommandKind,
     device::Device,
     run_plan::{self, PlanFacts, PlannedStep},
+    settings::Settings,
     subject::RunSpec,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::example;
+use super::{example, submit_command::with_recording_window};
 use crate::http::{error::ApiError, state::App};
 
 /// A checked submission. Nothing was queued or stored.
@@ -76,7 +77,12 @@ fn notes(app: &App, spec: &RunSpec) -> Vec<String> {
     let passes = spec.passes();
     let preset = passes.and_then(|it| app.presets.get(&it.mode));
     let profiling = passes.and_then(|it| it.profiling.as_ref());
-    preset.zip(profiling).map(|(preset, it)| it.unused(&preset.profiling)).unwrap_or_default()
+    let command = spec.call().and_then(|call| app.targets.get(&call.command));
+    let preset = preset.map(|it| match command {
+        Some(command) => with_recording_window(it.profiling.clone(), &Settings::new(), command),
+        None => it.profiling.clone(),
+    });
+    preset.zip(profiling).map(|(preset, it)| it.unused(&preset)).unwrap_or_default()
 }
 
 pub(super) fn facts(app: &App, spec: &RunSpec) -> PlanFacts {

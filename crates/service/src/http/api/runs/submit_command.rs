@@ -7,7 +7,12 @@ use llmprof_core::domain::{
     subject::{CommandSubject, RunSpec, Subject},
 };
 
-use super::{checks::check_passes, submissions::SubmitCommand, submit::CheckedRun, submit_session};
+use super::{
+    checks::{check_passes, check_window},
+    submissions::SubmitCommand,
+    submit::CheckedRun,
+    submit_session,
+};
 use crate::http::{
     auth::access::Caller,
     error::{ApiError, ErrorCode},
@@ -45,6 +50,7 @@ pub(super) async fn check(
         None => {
             let window = |it| with_recording_window(it, &change, command);
             passes.profiling = passes.profiling.map(window);
+            check_window(&passes, &common)?;
         }
     }
     let subject = Subject::Command(CommandSubject { call, passes });
@@ -77,15 +83,48 @@ pub(crate) fn check_gpu_count(app: &App, device: &str, gpus: u32) -> Result<(), 
     Err(ApiError::new(ErrorCode::DeviceNotFound, message))
 }
 
-/// Sets the command's recording window unless the request sets one.
-fn with_recording_window(
+/// Sets the command's delay and duration of the recording, each unless the request sets it or the
+/// command has none.
+pub(super) fn with_recording_window(
     mut profiling: Profiling,
     change: &Settings,
     command: &CommandTarget,
 ) -> Profiling {
     let sets = |key: &str| change.get("nsys").is_some_and(|nsys| nsys.get(key).is_some());
-    if !sets("delay_s") && !sets("duration_s") {
-        (profiling.nsys.delay_s, profiling.nsys.duration_s) = (command.delay_s, command.duration_s);
+    let nsys = &mut profiling.nsys;
+    for (key, own, of_command) in [
+        ("delay_s", &mut nsys.delay_s, command.delay_s),
+        ("duration_s", &mut nsys.duration_s, command.duration_s),
+    ] {
+        if !sets(key) && of_command > 0 {
+            *own = of_command;
+        }
     }
     profiling
+}
+
+#[cfg(test)]
+mod tests {
+    use llmprof_core::domain::mode::Mode;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn delay_and_duration_are_of_the_request_then_of_the_command_then_of_the_mode() {
+        let window = |command: &str, change: Value| {
+            let text = format!("description = \"a\"\nprogram = \"a\"\nargs = []\n{command}");
+            let command: CommandTarget = toml::from_str(&text).unwrap();
+            let mut mode = Profiling::bundled(&Mode::LIGHT).unwrap();
+            (mode.nsys.delay_s, mode.nsys.duration_s) = (1, 3);
+            let Value::Object(change) = change else { panic!("a change is an object") };
+            let of_request = mode.with_changes(change.clone()).unwrap();
+            let nsys = with_recording_window(of_request, &change, &command).nsys;
+            (nsys.delay_s, nsys.duration_s)
+        };
+        assert_eq!(window("", json!({})), (1, 3));
+        assert_eq!(window("delay_s = 50", json!({})), (50, 3));
+        assert_eq!(window("delay_s = 50", json!({"nsys": {"duration_s": 10}})), (50, 10));
+        assert_eq!(window("delay_s = 50\nduration_s = 9", json!({"nsys": {"delay_s": 0}})), (0, 9));
+    }
 }

@@ -11,7 +11,7 @@ use llmprof_core::domain::{
 };
 
 use super::{
-    checks::{check_dtype, check_passes, largest_memory},
+    checks::{check_dtype, check_passes, check_window, largest_memory},
     submissions::SubmitModel,
     submit::CheckedRun,
     submit_inputs::{self, RunInputs},
@@ -45,6 +45,7 @@ pub(super) async fn check(
         check_length("target", path, 1..=MAX_NAME)?;
     }
     let (mut passes, common) = check_passes(app, &run.passes())?;
+    check_window(&passes, &common)?;
     check_dtype(app, &run.device, run.dtype)?;
     let model = find_model(app, &run.model)?;
     check_resolved(model, run.resolved.as_deref())?;
