@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    io::Write,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -15,7 +14,7 @@ use llmprof_analyze::align::{
 };
 use llmprof_report::{align::AlignmentReport, align::previous, pipeline::align_pair};
 
-use super::ReportFormat;
+use super::{ReportFormat, client::terminal};
 
 /// Exit code for invalid input.
 pub const BAD_INPUT: u8 = 3;
@@ -139,7 +138,7 @@ fn align(options: &AlignOptions) -> Result<Verdict> {
         ReportFormat::Json => report.json(),
         ReportFormat::Html => report.html(),
     };
-    std::io::stdout().write_all(text.as_bytes())?;
+    terminal::print(&text)?;
     Ok(alignment.verdict)
 }
 

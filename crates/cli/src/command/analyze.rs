@@ -3,7 +3,6 @@
 
 use std::{
     fs,
-    io::Write,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -31,6 +30,7 @@ use uuid::Uuid;
 
 use super::{
     ReportFormat,
+    client::terminal,
     serve::{self, StopSignals},
     stated::StatedOptions,
 };
@@ -94,7 +94,7 @@ pub fn run(options: &AnalyzeOptions) -> Result<()> {
             wanted.context("the report lacks that form")?.1
         }
     };
-    Ok(std::io::stdout().write_all(text.as_bytes())?)
+    Ok(terminal::print(&text)?)
 }
 
 fn analyze(options: &AnalyzeOptions) -> Result<(RunId, Analyzed)> {

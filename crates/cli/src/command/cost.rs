@@ -1,15 +1,14 @@
 //! `llmprof cost`: what a model needs for given inputs, only from its architecture.
 
-use std::{
-    io::Write,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow};
 use clap::{Args, ValueEnum};
 use llmprof_core::domain::{dtype::Dtype, settings};
 use llmprof_report::cost::{CostRequest, DEPTH, model_cost};
 use llmprof_service::artifact::inputs;
+
+use super::client::terminal;
 
 /// Print the costs of a model: parameters, FLOPs, bytes moved, activations, keys and values
 ///
@@ -98,7 +97,7 @@ pub fn run(options: &CostOptions) -> Result<()> {
         CostFormat::Md => answer.markdown(),
         CostFormat::Csv => answer.csv(),
     };
-    Ok(std::io::stdout().write_all(text.as_bytes())?)
+    Ok(terminal::print(&text)?)
 }
 
 fn read(path: &Path) -> Result<inputs::Inputs> {

@@ -4,7 +4,6 @@
 
 use std::{
     fs,
-    io::Write,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -15,7 +14,11 @@ use llmprof_analyze::{parse::aliases, series::gate::GateVerdict};
 use llmprof_core::layout;
 use llmprof_report::diff::{StoredReport, run_diff, stored};
 
-use super::{ReportFormat, client::BAD_INPUT, gate::verdict_code};
+use super::{
+    ReportFormat,
+    client::{BAD_INPUT, terminal},
+    gate::verdict_code,
+};
 
 /// Compare two saved runs: whether they may be compared, then what changed by stage, operator and
 /// kernel
@@ -67,7 +70,7 @@ fn compare(options: &DiffOptions) -> Result<ExitCode> {
         ReportFormat::Json => diff.json(),
         ReportFormat::Html => diff.html(),
     };
-    std::io::stdout().write_all(text.as_bytes())?;
+    terminal::print(&text)?;
     let Some(limit) = options.fail_on else { return Ok(ExitCode::SUCCESS) };
     let judged = diff.judge_slower(limit);
     let summary = match judged.verdict {

@@ -2,7 +2,6 @@
 
 use std::{
     fmt::Write as _,
-    io::Write,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -19,7 +18,7 @@ use llmprof_service::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::serve;
+use super::{client::terminal, serve};
 
 /// Check the host: driver, GPUs, tools, permissions, space
 ///
@@ -65,7 +64,7 @@ pub fn run(options: &DoctorOptions) -> Result<ExitCode> {
         DoctorFormat::Text => as_text(&checkup),
         DoctorFormat::Json => serde_json::to_string_pretty(&checkup)? + "\n",
     };
-    std::io::stdout().write_all(text.as_bytes())?;
+    terminal::print(&text)?;
     Ok(if checkup.state == CheckState::Failure { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

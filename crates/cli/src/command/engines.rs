@@ -1,6 +1,6 @@
 //! `llmprof engines`: the known engines, and how to capture each.
 
-use std::{fmt::Write as _, io::Write as _};
+use std::fmt::Write as _;
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -11,6 +11,8 @@ use llmprof_core::{
         framework::TimelineTool,
     },
 };
+
+use super::client::terminal;
 
 /// List the known engines, or print how to capture one
 ///
@@ -36,7 +38,7 @@ pub fn run(options: &EnginesOptions) -> Result<()> {
             }
         },
     };
-    std::io::stdout().lock().write_all(text.as_bytes())?;
+    terminal::print(&text)?;
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 //! The service decides; this submits runs, repeats them while that may decide, and prints the
 //! result.
 
-use std::{fs, io::Write, path::PathBuf, process::ExitCode};
+use std::{fs, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
@@ -16,7 +16,7 @@ use llmprof_report::gate::{GateFigure, GateReport};
 use serde_json::{Map, Value, json};
 
 use super::{
-    client::{BAD_INPUT, ServerOptions, ServiceClient},
+    client::{BAD_INPUT, ServerOptions, ServiceClient, terminal},
     serve,
 };
 
@@ -111,7 +111,7 @@ fn print(report: &GateReport, format: GateFormat) -> Result<()> {
         GateFormat::Github => report.github(),
         GateFormat::Markdown => report.markdown(),
     };
-    Ok(std::io::stdout().write_all(text.as_bytes())?)
+    Ok(terminal::print(&text)?)
 }
 
 /// The remedies of an inconclusive gate.

@@ -1,10 +1,10 @@
 //! `llmprof openapi`: prints the contract.
 
-use std::io::Write;
-
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use llmprof_service::http;
+
+use super::client::terminal;
 
 /// Print the OpenAPI contract of the service; `contracts/profile.yaml` is this command's output
 #[derive(Debug, Args)]
@@ -24,5 +24,5 @@ pub fn run(options: &OpenapiOptions) -> Result<()> {
         OpenapiFormat::Yaml => http::contract_yaml(),
         OpenapiFormat::Json => serde_json::to_string_pretty(http::contract())? + "\n",
     };
-    Ok(std::io::stdout().write_all(text.as_bytes())?)
+    Ok(terminal::print(&text)?)
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::Read as _,
+    io::Read,
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
@@ -23,6 +23,10 @@ use super::{
     watch,
 };
 
+/// Maximum size of a file, that of a body with images.
+const MAX_FILE: u64 = 16 << 20;
+/// Maximum number of open brackets in a file: parsers take long for deep nests.
+const MAX_DEPTH: usize = 1000;
 /// The usual forms, for a submission of nothing.
 const NO_SUBJECT: &str = "nothing to submit; name a model (`llmprof submit --model \
                           deepseek-ocr-tiny`), a command of `GET /targets` (`llmprof submit \
@@ -246,14 +250,19 @@ fn submission(options: &SubmitOptions) -> Result<Value> {
 
 /// The fields of a file, JSON or YAML; `-` is standard input.
 pub fn read_object(path: &Path) -> Result<Map<String, Value>> {
-    let text = if path.as_os_str() == "-" {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).context("cannot read standard input")?;
-        text
-    } else {
-        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?
-    };
     let shown = path.display();
+    let source: Box<dyn Read> = match path.as_os_str() == "-" {
+        true => Box::new(std::io::stdin()),
+        false => Box::new(fs::File::open(path).with_context(|| format!("cannot read {shown}"))?),
+    };
+    let mut text = String::new();
+    let read = source.take(MAX_FILE + 1).read_to_string(&mut text);
+    if read.with_context(|| format!("cannot read {shown}"))? as u64 > MAX_FILE {
+        bail!("{shown} is larger than {} MiB, the most that a service accepts", MAX_FILE >> 20);
+    }
+    if depth(&text) > MAX_DEPTH {
+        bail!("{shown} has more than {MAX_DEPTH} open brackets");
+    }
     let parsed = serde_json::from_str(&text).or_else(|json_error| {
         let is_json = text.trim_start().starts_with('{');
         yaml_serde::from_str(&text).map_err(|yaml_error| match is_json {
@@ -266,6 +275,20 @@ pub fn read_object(path: &Path) -> Result<Map<String, Value>> {
         Ok(_) => bail!("{shown} is not a submission; expected an object with a model or target"),
         Err(error) => bail!("{shown} is neither JSON nor YAML: {error}"),
     }
+}
+
+/// Most brackets that are open at once.
+fn depth(text: &str) -> usize {
+    let (mut open, mut most) = (0usize, 0);
+    for byte in text.bytes() {
+        match byte {
+            b'[' | b'{' => open += 1,
+            b']' | b'}' => open = open.saturating_sub(1),
+            _ => {}
+        }
+        most = open.max(most);
+    }
+    most
 }
 
 fn params(params: &[String]) -> Result<Map<String, Value>> {
