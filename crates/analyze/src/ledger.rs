@@ -299,13 +299,21 @@ impl<'a> StageTimes<'a> {
         let overhead = analysis.overhead.iter().find(|it| it.stage == stage);
         let traced_steps = overhead.and_then(|it| it.steps);
         let (steps_of_repeat, steps_of_window) = steps.zip(traced_steps).unwrap_or((1, 1));
-        let scale = split.map_or_else(Default::default, |it| {
-            let steps = scale::Fraction::new(steps_of_repeat, steps_of_window);
-            let of_steps = cut_steps.map(|steps| scale::Fraction::new(it.instances, steps));
-            steps.times(mean_window(it)).times(of_steps.unwrap_or_default())
+        let whole_ns = row.map(|row| (row.ms.mean * 1e6).round() as i64);
+        // The sums have parts of decodes that the recording cuts; the measured time does not.
+        let has_parts = stage == DECODE && analysis.only_traced && analysis.stages.cut_steps > 0;
+        let scale = split.map_or_else(Default::default, |it| match whole_ns {
+            Some(ns) if has_parts => {
+                scale::Fraction::new(ns.max(0) as u64, it.window_ns.max(0) as u64)
+            }
+            _ => {
+                let steps = scale::Fraction::new(steps_of_repeat, steps_of_window);
+                let of_steps = cut_steps.map(|steps| scale::Fraction::new(it.instances, steps));
+                steps.times(mean_window(it)).times(of_steps.unwrap_or_default())
+            }
         });
         let traced_ns = split.map(|it| scale.of(it.window_ns));
-        let measured_ns = row.map(|row| (row.ms.mean * 1e6).round() as i64).or(traced_ns)?;
+        let measured_ns = whole_ns.or(traced_ns)?;
         let is_only_traced = analysis.only_traced || row.is_none();
         (measured_ns > 0).then_some(Self {
             stage,

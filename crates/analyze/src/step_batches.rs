@@ -96,15 +96,18 @@ impl StepBatch {
 /// Min part of an unrecorded wait in a step whose time is not its own.
 const CUT_PART: f64 = 0.1;
 
-/// Rows of the steps, by class, requests and context. Steps without work on a device, and steps
-/// whose time is not their own, are left out if others of the capture or class remain.
+/// Rows of the steps, by class, requests and context. Steps of the warm-up or without work on a
+/// device, and steps whose time is not their own, are left out if others of the capture or class
+/// remain.
 pub fn step_batches(steps: &[EngineStepRecord]) -> Vec<StepBatch> {
     type Key<'a> = (StepClass, Option<&'a str>, Option<u64>, Option<u32>);
     let mut groups: BTreeMap<Key, Vec<&EngineStepRecord>> = BTreeMap::new();
-    let has_work = steps.iter().any(EngineStepRecord::has_work);
+    let is_only_warmup = steps.iter().all(|it| it.is_warmup);
+    let measured = || steps.iter().filter(|it| !it.is_warmup || is_only_warmup);
+    let has_work = measured().any(EngineStepRecord::has_work);
     let whole: BTreeSet<Option<StepClass>> =
-        steps.iter().filter(|it| !is_cut(it)).map(|it| it.class).collect();
-    for it in steps.iter().filter(|it| it.has_work() || !has_work) {
+        measured().filter(|it| !is_cut(it)).map(|it| it.class).collect();
+    for it in measured().filter(|it| it.has_work() || !has_work) {
         if is_cut(it) && whole.contains(&it.class) {
             continue;
         }
@@ -248,6 +251,31 @@ mod tests {
         let row = &rows(&steps.join("\n"))[0];
         assert_eq!((row.steps, row.period_ms), (6, Some(1e-3)));
         assert!((row.tokens_per_s.unwrap() - 8.0 / 1e-6).abs() < 1.0);
+    }
+
+    #[test]
+    fn steps_of_a_warm_up_and_of_a_cold_first_instance_count_in_no_time() {
+        let step = |at: i64, ns: i64| {
+            let name = "execute_context_0(0)_generation_2(2)";
+            let (from, to, call) = (at + 10, at + 60, at + 20);
+            format!(
+                "range 1 {name} {at}..{}\ncall 1 {at} {from}..{call}\nkernel {at} k {call}..{to} 7",
+                at + ns
+            )
+        };
+        let steps = [1_000, 2_000, 3_000].map(|at| step(at, 100)).join("\n");
+        let all = rows(&format!("range 1 warmup 10..900\n{}\n{steps}", step(20, 800)));
+        assert_eq!((all[0].steps, all[0].ms.max), (3, 1e-4));
+        // The first call of a kernel.
+        let mut trace = capture(&format!("{}\n{steps}", step(20, 800)));
+        let of = |trace: &_| {
+            let mut capture = Capture::of(trace);
+            let cold = crate::stages::cold::mark(&mut capture).len();
+            (cold, step_batches(&engine_steps(&capture))[0].steps)
+        };
+        assert_eq!(of(&trace), (1, 3));
+        trace.ranges.retain(|it| it.start_ns == 20);
+        assert_eq!(of(&trace), (0, 1));
     }
 
     #[test]

@@ -187,7 +187,7 @@ pub fn of_analysis(facts: &RunFacts, analysis: &Analysis) -> Answer {
         on_cpu: is_on_cpu(&model, facts.environment),
         ran: ran::ran(&ran::Subject {
             model: &model,
-            part: facts.spec.part(),
+            part: facts.spec.timed_part(),
             command: facts.spec.call().map(|it| it.command.as_str()),
             environment: facts.environment,
             steps: analysis.stages.decode_steps,
@@ -238,7 +238,7 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
         ran: subject.and_then(|(model, environment)| {
             ran::ran(&ran::Subject {
                 model,
-                part: it.spec.as_ref().and_then(RunSpec::part),
+                part: it.spec.as_ref().and_then(RunSpec::timed_part),
                 command,
                 environment,
                 steps: it.aggregates.decode_steps,

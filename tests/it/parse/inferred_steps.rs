@@ -6,11 +6,11 @@
 use std::{collections::HashMap, fs, path::PathBuf};
 
 use llmprof_analyze::{
-    parse,
+    analyze, parse,
     timeline::{capture::Capture, inferred_steps::infer},
 };
 use llmprof_core::trace::{
-    engine_steps::StepClass, inferred_steps::InferredStep, timeline::Timeline,
+    Trace, engine_steps::StepClass, inferred_steps::InferredStep, timeline::Timeline,
 };
 use tempfile::TempDir;
 
@@ -219,6 +219,19 @@ fn prompts_in_a_window_of_a_server_are_prefill_between_steps_of_one_sequence() {
     let count = |class: StepClass| steps.iter().filter(|it| it.class == Some(class)).count();
     // The lookups of the capture, without the lookup of a step whose end the window cut off.
     assert_eq!((count(StepClass::Prefill), count(StepClass::Decode), steps.len()), (3, 160, 163));
+}
+
+/// The window starts in one answer and ends in another.
+#[test]
+fn answers_that_a_window_cuts_are_no_repeats_of_decode() {
+    let (mut nsys, _dir) = read("hf-serve-window");
+    nsys.inferred = infer(&nsys);
+    let analysis = analyze(&Trace { nsys: Some(nsys), ..Trace::default() }, None, None);
+    let stages = &analysis.stages;
+    assert_eq!((stages.row("decode_all").unwrap().ms.n, stages.cut_steps), (2, 34));
+    assert_eq!(stages.repeat_steps, [63, 63]);
+    let decode = analysis.ledger.stages.iter().find(|it| it.stage == "decode_all").unwrap();
+    assert_eq!(decode.traced_ns, Some(decode.measured_ns), "causes are of the whole answers");
 }
 
 /// XLA names each execution of a program; the prompt's program has another number than the token's.

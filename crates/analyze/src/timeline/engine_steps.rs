@@ -10,6 +10,7 @@ use llmprof_core::{
     domain::units::Nanos,
     trace::{
         engine_steps::{StepClass, StepCounts},
+        stage::WARMUP,
         timeline::{pid_of, process_of},
     },
 };
@@ -47,6 +48,9 @@ pub struct EngineStepRecord {
     pub evidence: String,
     #[cfg_attr(feature = "schema", schema(example = 4711))]
     pub process: u32,
+    /// True for a step of a warm-up or of a cold first instance, which no figure contains.
+    #[serde(default)]
+    pub is_warmup: bool,
     /// Start of the step since the first one, milliseconds.
     pub start_ms: f64,
     /// Length of the step on the host; of an inferred one, to the end of its work.
@@ -193,7 +197,9 @@ pub fn engine_steps(capture: &Capture) -> Vec<EngineStepRecord> {
         let period = before.filter(|it| is_same(it.0) && it.1 < span.1);
         let period_ms = period.map(|it| Nanos(span.1 - it.1).as_ms());
         let record = record(at, origin, step, (&work, span));
-        records.push(EngineStepRecord { unrecorded_wait_ms, period_ms, ..record });
+        let instance = capture.stages.at(step.place, step.start_ns);
+        let is_warmup = instance.is_some_and(|it| capture.stages.label(it as usize) == WARMUP);
+        records.push(EngineStepRecord { unrecorded_wait_ms, period_ms, is_warmup, ..record });
     }
     records
 }
@@ -232,6 +238,7 @@ fn record(
         mode: step.mode.clone(),
         evidence: step.evidence.clone(),
         process: pid_of(step.place),
+        is_warmup: false,
         start_ms: ms(step.start_ns - origin),
         host_ms: ms(step.end_ns - step.start_ns),
         step_ms: ms(span.1 - span.0),

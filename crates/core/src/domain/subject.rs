@@ -202,6 +202,14 @@ impl RunSpec {
         }
     }
 
+    /// The part whose times the first passes have; `None` if it runs next to the whole model.
+    pub fn timed_part(&self) -> Option<&str> {
+        match &self.subject {
+            Subject::Part(it) if it.align_with.is_none() => Some(&it.part.0),
+            _ => None,
+        }
+    }
+
     /// Name of the model; `None` for commands, and for captures without one.
     pub fn model(&self) -> Option<&str> {
         match &self.subject {

@@ -1,7 +1,7 @@
 //! Steps of a program without ranges of stages, inferred from what it launched.
 
 use std::{
-    collections::{BTreeMap, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     sync::Arc,
 };
 
@@ -43,9 +43,18 @@ pub struct InferredSteps {
     pub steps: Vec<InferredStep>,
     /// Sequences of kernels without a class, by the reason.
     pub unclear: BTreeMap<&'static str, u64>,
+    /// Threads that were in a forward when the recording ended.
+    pub cut_threads: BTreeSet<i64>,
 }
 
 impl InferredSteps {
+    /// Threads of programs that generate: consecutive decode steps are one stage.
+    pub fn generating_threads(&self) -> BTreeSet<i64> {
+        let is_of_run =
+            |it: &&InferredStep| !it.is_scheduled && it.class == Some(StepClass::Decode);
+        self.steps.iter().filter(is_of_run).map(|it| it.global_tid).collect()
+    }
+
     /// Stage instances: stage, thread, start and end. Steps of one run are one.
     pub fn stages(&self) -> Vec<(&'static str, i64, i64, i64)> {
         let mut stages: Vec<(&'static str, i64, i64, i64)> = Vec::new();

@@ -13,6 +13,8 @@ use super::{
 
 /// Label of kernels launched by warm-up repeats, and name of the warm-up ranges.
 pub const WARMUP: &str = "warmup";
+/// Stage that generates, and the usual name of its range.
+const DECODE: &str = "decode_all";
 /// Max range names listed by an [`UnknownRange`].
 const MAX_LISTED: usize = 10;
 
@@ -139,11 +141,7 @@ impl Default for StageRules {
             range: range.into(),
             domain: None,
         };
-        let stages = vec![
-            rule("prefill", "prefill"),
-            rule("decode_all", "decode_all"),
-            rule("decode_all", "decode"),
-        ];
+        let stages = vec![rule("prefill", "prefill"), rule(DECODE, DECODE), rule(DECODE, "decode")];
         Self {
             stages,
             include_ranges: vec![],
@@ -246,11 +244,12 @@ impl StageRules {
         Some(&rule.stage)
     }
 
-    /// True for the range of one decode step, unless the user names the ranges of decode.
+    /// True for the range of one decode step, unless the user names other ranges of decode.
     pub fn is_decode_step(&self, range: &str, domain: &str) -> bool {
+        let is_other = |rule: &StageRule| rule.stage == DECODE && rule.range != DECODE;
         range == DECODE_STEP
             && in_domain(None, domain)
-            && !self.stages[..self.named].iter().any(|rule| rule.stage == "decode_all")
+            && !self.stages[..self.named].iter().any(is_other)
     }
 
     /// True for a range that is a stage, or a decode step.

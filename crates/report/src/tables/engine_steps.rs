@@ -39,6 +39,8 @@ pub fn columns() -> Vec<TableColumn<EngineStepRecord>> {
         text("mode", "Mode", |it| (&it.mode).into()),
         text("evidence", "Evidence", |it| (&it.evidence).into()),
         number("process", "Process", 0, |it| it.process.into()),
+        text("is_warmup", "Warm-up", |it: &EngineStepRecord| it.is_warmup.into())
+            .shown(|it| if it.is_warmup { "yes".into() } else { "no".into() }),
         millis("start_ms", "Start ms", |it| it.start_ms.into()),
         summed(millis("step_ms", "Step ms", |it| it.step_ms.into())),
         millis("end_ms", "End ms", |it| it.end_ms.into()),

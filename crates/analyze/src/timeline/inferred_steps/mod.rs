@@ -105,6 +105,7 @@ impl StepWriter<'_> {
         let samples = |it: &Segment| matches!(it.end, Some((_, _, EndEvidence::Sampling)));
         // Without the choice of a token, a replay among steps with one is a warm-up.
         let has_samples = segments.iter().any(samples);
+        let ends = |it: &Segment| samples(it) || !has_samples;
         for (segment, class) in segments.iter().zip(classes) {
             if let Err(reason) = class {
                 *self.inferred.unclear.entry(reason).or_default() += 1;
@@ -118,8 +119,7 @@ impl StepWriter<'_> {
             let continues = known == Some(StepClass::Decode)
                 && last.as_ref().is_some_and(|(class, _)| *class == known);
             self.run += u32::from(!continues);
-            let is_whole = samples(segment) || !has_samples;
-            let is_bounded = segment.start.is_some() && segment.end.is_some() && is_whole;
+            let is_bounded = segment.start.is_some() && segment.end.is_some() && ends(segment);
             if is_bounded && segment.layers > 1 || known.is_some() {
                 let step = step(segment, &mut calls);
                 self.inferred.steps.extend(step.map(|(start_ns, end_ns)| InferredStep {
@@ -133,6 +133,10 @@ impl StepWriter<'_> {
                 }));
             }
             last = Some((known, evidence));
+        }
+        let is_open = |it: &Segment| it.start.is_some() && (it.end.is_none() || !ends(it));
+        if segments.last().is_some_and(is_open) {
+            self.inferred.cut_threads.insert(self.thread);
         }
     }
 

@@ -28,9 +28,14 @@ impl OpenStages {
         let mut prefills: HashSet<i64> =
             self.instances.iter().filter(is_prefill).map(|it| it.place).collect();
         prefills.extend(of_stage.keys().filter(|(_, it)| *it == PREFILL).map(|(place, _)| place));
+        // Runs of inferred decode steps have no range around them either.
+        let inferred = trace.inferred.generating_threads();
+        let last: BTreeMap<i64, usize> =
+            self.instances.iter().enumerate().map(|(at, it)| (it.place, at)).collect();
         let mut seen = HashSet::new();
         for at in 0..self.instances.len() {
             let it = self.instances[at];
+            let is_inferred = it.label == decode && inferred.contains(&it.place);
             let is_loose = it.label == decode && loose.contains_key(&it.place);
             // The prefill of a first decode lies before the recording.
             let lacks_start = seen.insert(it.place) && prefills.contains(&it.place);
@@ -39,10 +44,12 @@ impl OpenStages {
                     self.instances[at + 1..].iter().filter(|next| next.place == it.place);
                 it.start_ns <= *step && later.next().is_none_or(|next| *step < next.start_ns)
             };
+            let ends_late = last[&it.place] == at && trace.inferred.cut_threads.contains(&it.place);
             let is_cut_run = lacks_start || of_steps.get(&(it.place, ())).is_some_and(lacks_end);
             let unbounded = of_stage.get(&(it.place, self.labels[it.label].as_str()));
-            let is_cut =
-                is_loose && is_cut_run || unbounded.is_some_and(|start| *start <= it.start_ns);
+            let is_cut = is_loose && is_cut_run
+                || is_inferred && (lacks_start || ends_late)
+                || unbounded.is_some_and(|start| *start <= it.start_ns);
             self.instances[at].extent = if is_cut {
                 Extent::Cut
             } else if closed.contains(&(it.place, it.end_ns)) {

@@ -196,6 +196,8 @@ fn steps_of_decode_without_a_range_around_them_are_one_decode_until_another_stag
     assert_eq!(decodes(&turns[2..5], rules.clone()), [(10, 50)], "without other stages");
     let inside = [("decode_all", 0, 50), (step, 5, 9), (step, 60, 70)];
     assert_eq!(decodes(&inside, rules.clone()), [(0, 50)], "the program names its decode");
+    rules = StageRules::with(vec!["decode_all=decode_all@LLM".parse().unwrap()], vec![], vec![]);
+    assert_eq!(decodes(&turns, rules), [(30, 50), (60, 80)], "the user names the usual range");
     rules = StageRules::with(vec!["decode_all=generate".parse().unwrap()], vec![], vec![]);
     assert_eq!(decodes(&turns, rules), [], "the user names another range");
 }
