@@ -4,6 +4,8 @@ use serde_json::json;
 
 use super::*;
 
+mod floors;
+
 fn stored(ledger_stages: serde_json::Value, ledger: serde_json::Value) -> Answer {
     let member = json!({
         "stage": "decode_all", "cause": "waves", "operator": "decoder.attend",

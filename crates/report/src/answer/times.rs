@@ -41,7 +41,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         let cells = row_of(stage);
         let steps = stage.steps.filter(|steps| is_known(&stage.stage, steps));
         if [NO_STAGE, BETWEEN_STEPS].contains(&stage.stage.as_str()) {
-            all.extend(floor(stage, None));
+            all.extend(floor(records, stage, None));
             continue;
         }
         let time = StageTime {
@@ -57,7 +57,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
             }
             _ => all.extend(of_stage(records, &time)),
         }
-        all.extend(floor(stage, time.steps));
+        all.extend(floor(records, stage, time.steps));
     }
     for row in without_ledger(records) {
         if is_idle(&row.stage) {
@@ -323,20 +323,27 @@ pub fn row_of_cause(row: &LedgerRow) -> Row {
 }
 
 /// The floor, if it is of all work of the stage.
-fn floor(stage: &LedgerStage, steps: Option<Figure>) -> Option<Cited> {
+fn floor(records: &AnswerRecords, stage: &LedgerStage, steps: Option<Figure>) -> Option<Cited> {
     let (floor, times) = (stage.floor_ns?, stage.times_floor?);
     let cells = row_of(stage);
     let floor = cells.ns("floor_ns", floor);
+    // A median of steps is not the base of a floor of whole decodes.
+    let is_apart = steps.is_none() && !is_mean_stated(records, &stage.stage);
+    let whole = is_apart.then(|| {
+        let measured = cells.ns("measured_ns", stage.measured_ns).short();
+        Cited::of(" takes {} ms on average and", [measured])
+    });
+    let whole = whole.unwrap_or_default();
     let name = if steps.is_some() { "A decode step" } else { named(&stage.stage) };
     let floor = steps.map_or(Some(floor.clone()), |steps| floor.over(&steps))?.short();
-    let parts = [Cited::name(name), floor, cells.figure("times_floor", times).decimals(1)];
+    let parts = [Cited::name(name), whole, floor, cells.figure("times_floor", times).decimals(1)];
     Some(match stage.floor_of? {
         FloorOf::Model => {
-            Cited::of("{} could take {} ms on this GPU: it takes {} times its floor.", parts)
+            Cited::of("{}{} could take {} ms on this GPU: it takes {} times its floor.", parts)
         }
         FloorOf::Kernels => Cited::of(
-            "{} could take {} ms on this GPU with the work that its kernels do: it takes {} times \
-             that floor.",
+            "{}{} could take {} ms on this GPU with the work that its kernels do: it takes {} \
+             times that floor.",
             parts,
         ),
     })
