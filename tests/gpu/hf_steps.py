@@ -5,7 +5,7 @@
 
 Records a small random Llama in each way in which programs run transformers: with a growing cache, with a
 static cache whose decode is compiled into a CUDA graph, with continuous batching, with beams, and with
-an assistant model. Compares the steps of `llmprof analyze` with the forwards that the program counted.
+an assistant model whose drafts are rejected, or accepted. Compares the steps of `llmprof analyze` with the forwards that the program counted.
 Prints a row for each way, and ends with 1 if a step is wrong; fewer steps are a figure. PYTHON
 (default: this one) needs PyTorch and transformers; nsys has to be on PATH. `--out` keeps the exports.
 """
@@ -16,7 +16,7 @@ import pathlib
 import subprocess
 import sys
 
-WAYS = ["growing", "static", "continuous", "beams", "assistant"]
+WAYS = ["growing", "static", "continuous", "beams", "rejected", "accepted"]
 NEW_TOKENS, PASSES, PROMPT = 48, 3, 512
 REQUESTS, REQUEST_TOKENS = 24, 40
 
@@ -47,8 +47,16 @@ def run(way, truth):
     batch = 4 if way == "static" else 1
     options |= {"static": {"cache_implementation": "static"}, "beams": {"num_beams": 4},
                 "growing": {"do_sample": True, "top_k": 50}}.get(way, {})
-    if way == "assistant":
+    if way == "rejected":
         options["assistant_model"] = llama(4, 512, "assistant")
+    if way == "accepted":
+        # The layers that the assistant lacks add nothing.
+        assistant = llama(4, 2048, "assistant")
+        for layer in model.model.layers[4:]:
+            layer.self_attn.o_proj.weight.data.zero_()
+            layer.mlp.down_proj.weight.data.zero_()
+        assistant.load_state_dict(model.state_dict(), strict=False)
+        options["assistant_model"] = assistant
     ids = torch.randint(3, 4000, (batch, PROMPT), device="cuda")
     chosen = random.Random(0)
     prompts = [[chosen.randrange(3, 4000) for _ in range(chosen.choice([32, 64, 200, 700]))]
@@ -79,14 +87,13 @@ def run(way, truth):
 
 
 def known(way, forwards):
-    """Class and requests of the steps; of continuous batching, steps of as many rows as requests."""
+    """Classes of the steps; of continuous batching, steps of as many rows as requests. A forward of the
+    model verifies the drafts before it, and is a step with them."""
     steps = collections.Counter()
     for name, rows in forwards:
         if way == "continuous":
             steps["decode" if rows <= REQUESTS else "prefill or mixed"] += 1
-        elif way == "assistant":
-            steps[f"of the {name}"] += 1
-        else:
+        elif name == "model":
             steps["decode" if rows < PROMPT else "prefill"] += 1
     return steps
 

@@ -76,7 +76,7 @@ pub struct OperatorRecord {
     pub flops: u64,
     /// Bytes of operands and results of all calls.
     pub bytes: u64,
-    /// Rate over `exclusive_ms`, or over the time of the calls with FLOPs for operators of PyTorch,
+    /// Rate over `exclusive_ms`, or over the time of the calls with work for operators of PyTorch,
     /// whose inner calls do the work; `null` for operators without FLOPs, and in captures with
     /// kernels: the host only launches the work, whose rates are in `device`.
     pub flops_per_s: Option<f64>,
@@ -108,7 +108,7 @@ pub struct OperatorDevice {
     /// `exclusive_ms` of the stage's kernel time, percent.
     pub exclusive_pct: Option<f64>,
     /// FLOPs of the traced pass over `exclusive_ms`, or over the kernels inside the calls with
-    /// FLOPs for operators of PyTorch; `null` for operators without FLOPs.
+    /// work for operators of PyTorch; `null` for operators without FLOPs.
     pub flops_per_s: Option<f64>,
     pub bytes_per_s: Option<f64>,
 }
@@ -129,7 +129,7 @@ pub struct OperatorSums<'a> {
     /// The same with layer and expert indices replaced by `*`.
     rolled: CallSums<'a>,
     work: BTreeMap<String, StageWork>,
-    /// Kernel time inside the calls with FLOPs, by stage and path; only of a framework, whose
+    /// Kernel time inside the calls with work, by stage and path; only of a framework, whose
     /// inner calls launch the kernels.
     working_ns: Option<BTreeMap<(String, String), i64>>,
     products: BTreeMap<String, ProductCalls>,

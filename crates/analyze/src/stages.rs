@@ -64,6 +64,14 @@ pub fn in_sentence(stage: &str) -> &str {
     }
 }
 
+/// Something with its stage, in a sentence.
+pub fn in_stage(name: &str, stage: &str) -> String {
+    match stage {
+        NO_STAGE => format!("{name} outside all stages"),
+        stage => format!("{name} in {}", in_sentence(stage)),
+    }
+}
+
 /// Times of one stage over the measured repeats.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]

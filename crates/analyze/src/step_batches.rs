@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     stages::step_times::{LEAST_MEDIAN, TYPICAL_PART},
     stats::{Spread, median, ratio},
-    timeline::engine_steps::EngineStepRecord,
+    timeline::engine_steps::{EngineStepRecord, StepPhase},
 };
 
 /// Steps of one class with equally many requests and a similar context.
@@ -54,6 +54,15 @@ pub struct StepBatch {
     /// time if that is `null`: the rate within a step. `null` if the tokens are unknown or the time
     /// is not its own.
     pub tokens_per_s: Option<f64>,
+    /// Passes of the draft model in a decode step by speculation, mean; `null` of other steps.
+    #[serde(default)]
+    pub drafts: Option<f64>,
+    /// Length of these passes on the host, milliseconds per step, mean.
+    #[serde(default)]
+    pub draft_ms: Option<f64>,
+    /// Length of the verification on the host, milliseconds per step, mean.
+    #[serde(default)]
+    pub verify_ms: Option<f64>,
     /// True if unrecorded waits are a part of the times, which have no others.
     #[serde(default)]
     pub has_unrecorded_waits: bool,
@@ -145,6 +154,11 @@ fn batch(
     let periods = Some(periods).filter(|it| it.len() >= LEAST_MEDIAN);
     let period_ms = periods.as_ref().and_then(|it| median(it.iter().copied()));
     let mean_ms = times.iter().sum::<f64>() / times.len() as f64;
+    let phases = |class: StepClass, of: fn(&StepPhase) -> f64| {
+        let all = || all().filter_map(|it| it.phases.as_ref());
+        let sum = all().flatten().filter(|it| it.phase == class).map(of).sum();
+        ratio(sum, all().next().map_or(0, |_| steps.len()) as f64)
+    };
     let each = made.and_then(|made| ratio(made as f64, steps.len() as f64));
     Some(StepBatch {
         class,
@@ -162,6 +176,9 @@ fn batch(
         periods_ms: periods.and_then(Spread::of),
         busy_pct: busy.and_then(|it| Some(Spread::of(it)?.mean)),
         tokens_per_s: each.and_then(|each| ratio(each * 1e3, period_ms.unwrap_or(mean_ms))),
+        drafts: phases(StepClass::Draft, |it| it.times as f64),
+        draft_ms: phases(StepClass::Draft, |it| it.host_ms),
+        verify_ms: phases(StepClass::Verify, |it| it.host_ms),
         has_unrecorded_waits: all().any(is_cut),
     })
 }

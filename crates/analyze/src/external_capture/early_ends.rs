@@ -45,12 +45,12 @@ fn finding(
     let message = match (late, queued) {
         (0, 0) => return None,
         (0, _) => format!(
-            "The work of {queued} of {instances} ranges of {of} queued behind the work of the \
-             stage before: its time starts where that work ended."
+            "In {queued} of {instances} ranges of {of}, the GPU still worked on the stage before: \
+             the time of {of} starts when that work ended."
         ),
         _ => format!(
-            "{late} of {instances} ranges of {of} end before their work on the GPU: its time \
-             lasts until the work ended."
+            "{late} of {instances} ranges of {of} end before the GPU has finished their work: the \
+             time of {of} includes this work."
         ),
     };
     let found = Finding::new(catalogue::STAGE_ASYNCHRONOUS, message)
@@ -60,7 +60,7 @@ fn finding(
         .with("mean of the ranges, ms", format!("{host:.3}"))
         .with("mean time of the stage, ms", format!("{span:.3}"));
     Some(found.advise(
-        "Synchronise before the range ends (torch.cuda.synchronize()) if the host's time is \
-         wanted.",
+        "To have the range end with its work, synchronise before its end \
+         (torch.cuda.synchronize()).",
     ))
 }

@@ -174,9 +174,14 @@ fn a_decode_before_the_first_prefill_of_a_recording_has_no_start() {
     let cut = of(&trace.with_rules(StageRules::default()));
     assert_eq!((cut.row("decode_all"), cut.steps_as_repeats("decode_all")), (None, Some(3)));
     assert_eq!((ns(cut.per_token_ms), cut.wall_ms), (Some(9), None));
-    // A program of steps alone has nothing that could come before them.
-    let steps = of(&capture("range 1 decode_step 0..8\nrange 1 decode_step 8..16"));
-    assert_eq!((steps.cut_steps, steps.decode_steps), (0, Some(2)));
+    // Without a prefill, steps before these are possible only if the recording starts with them.
+    let steps = "range 1 decode_step 20..28\nrange 1 decode_step 28..36";
+    let of_steps = |before: &str| {
+        let found = of(&capture(&format!("{before}\n{steps}")));
+        (found.cut_steps, found.decode_steps)
+    };
+    assert_eq!([of_steps(""), of_steps("range 1 load 13..18")], [(2, None); 2]);
+    assert_eq!(of_steps("range 1 load 12..18"), (0, Some(2)));
 }
 
 #[test]
@@ -200,7 +205,7 @@ fn a_step_of_an_engine_generates_a_token_of_each_of_its_requests() {
 
 #[test]
 fn tokens_of_inferred_steps_are_unknown_without_a_stated_batch() {
-    let mut trace = capture("call 1 1 1..2\nkernel 1 a 2..8 7");
+    let mut trace = capture("call 1 1 -20..-19\nkernel 1 a 2..8 7");
     let step = |start_ns: i64| InferredStep {
         class: Some(StepClass::Decode),
         global_tid: (7 << 24) | 1,
@@ -231,8 +236,8 @@ fn a_stage_and_a_step_last_until_their_work_has_ended() {
     );
     let found = CaptureEvents::of(&Capture::of(&trace), None);
     let messages: Vec<_> = found.findings.iter().map(|it| it.message.as_str()).collect();
-    assert!(messages[0].starts_with("1 of 1 ranges of prefill end before their work on the GPU"));
-    assert!(messages[1].starts_with("The work of 1 of 1 ranges of decode queued"));
+    assert!(messages[0].starts_with("1 of 1 ranges of prefill end before the GPU has finished"));
+    assert!(messages[1].starts_with("In 1 of 1 ranges of decode, the GPU still worked on"));
     let stages = stages(&found.by_kind(&trace));
     let times = [stages.first_token_ms, stages.row("decode_all").map(|it| it.ms), stages.wall_ms];
     assert_eq!(times.map(ns), [Some(100), Some(220), Some(320)]);

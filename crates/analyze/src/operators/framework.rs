@@ -1,22 +1,29 @@
 //! Host times and work of the operators of a framework, from the calls of its profiler.
 //!
-//! An operator calls others: `aten::linear` calls `aten::addmm`. The FLOPs of one product count for
-//! the innermost call with a formula, and only if it launched kernels, so that none counts twice.
+//! An operator calls others: `aten::linear` calls `aten::addmm`. FLOPs and bytes each count for the
+//! innermost call that has them, and only if it launched kernels, so that none counts twice.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod kernel_work;
+mod works;
+
+use std::collections::BTreeMap;
 
 use llmprof_core::trace::{event::OperatorCall, framework::OperatorSignature, timeline::Timeline};
 
+use self::{
+    kernel_work::CountedCalls,
+    works::{Counted, StepReplays, Works},
+};
 use super::{
     HostTimeSum, OperatorSums, StageWork,
     call_kinds::CallKey,
-    formulas::{OperatorWork, dtype, work},
+    formulas::{OperatorWork, dtype},
     kinds::kind,
     products::{ProductCalls, WeightProduct},
     rolled_paths::collapse,
 };
 use crate::{
-    kernels::{OUTSIDE, WARMUP, kernel_classes::ClassCache},
+    kernels::{OUTSIDE, WARMUP},
     stages::{STAGES, Stages},
     stats::percent,
     timeline::{
@@ -28,26 +35,22 @@ use crate::{
     },
 };
 
-/// Classes of kernels whose FLOPs count.
-const WORKING: [&str; 4] = ["gemm", "attention", "conv", "moe"];
-
 /// Sums the operators of a capture that its stages do not leave out.
 pub fn framework<'a>(
     capture: &Capture,
     index: &FrameworkIndex,
     stages: &'a Stages,
 ) -> OperatorSums<'a> {
-    let works: Vec<Option<OperatorWork>> =
-        capture.trace.framework.signatures.iter().map(work).collect();
+    let works = Works::of(capture, index);
     let launching = launching(index, capture.trace);
-    let counted: Vec<Vec<bool>> = index
+    let counted: Vec<Vec<Counted>> = index
         .threads
         .iter()
         .zip(&launching)
-        .map(|(thread, launching)| counted(thread, launching, capture.trace, &works))
+        .map(|(thread, launching)| works.counted(thread, launching, capture.trace))
         .collect();
     let mut sums = FrameworkSums::default();
-    let mut calls = CallCache::default();
+    let (mut calls, mut lookup) = (CallCache::default(), works.lookup());
     let products = Products::of(capture.trace);
     for (thread, counts) in index.threads.iter().zip(&counted).take(index.hosts) {
         let stage_of = stage_names(thread, capture);
@@ -57,13 +60,16 @@ pub fn framework<'a>(
             if stage == WARMUP {
                 continue;
             }
-            let (call, flops) = calls.of(*item, capture.trace, &works);
-            let flops = if counts[entry] { flops } else { OperatorWork::default() };
-            if counts[entry] {
+            let call = calls.of(*item, capture.trace);
+            let work = counts[entry].part(match counts[entry].any() {
+                true => lookup.of_item(*item, thread.thread, capture.trace),
+                false => OperatorWork::default(),
+            });
+            if counts[entry].flops {
                 sums.add_product(products.of_item(*item, capture.trace), stage, 1);
             }
             (call.start_ns, call.end_ns) = item.span(capture.trace);
-            (call.flops, call.bytes) = (flops.flops, flops.bytes);
+            (call.flops, call.bytes) = (work.flops, work.bytes);
             if call.stage != stage {
                 call.stage = stage.to_owned();
             }
@@ -82,12 +88,13 @@ pub fn framework<'a>(
     }
     replayed(capture, index, (&works, &counted, &products), &mut sums);
     let mut operators = sums.finish(stages);
-    for stage in uncounted(capture, index, &counted) {
+    let calls = CountedCalls::new(capture, index, &counted, &works);
+    for stage in calls.incomplete_stages() {
         // The rest of the stage's work is unknown.
         operators.products.remove(&stage);
         operators.work.entry(stage).or_default().flops = 0;
     }
-    operators.working_ns = Some(working_kernels(capture, index, &counted));
+    operators.working_ns = Some(calls.working_kernels());
     operators
 }
 
@@ -96,21 +103,22 @@ pub fn framework<'a>(
 fn replayed<'a>(
     capture: &'a Capture,
     index: &FrameworkIndex,
-    (works, counted, products): (&[Option<OperatorWork>], &[Vec<bool>], &Products),
+    (works, counted, products): (&Works, &[Vec<Counted>], &Products),
     sums: &mut FrameworkSums<'a>,
 ) {
     let mut calls = CallCache::default();
-    for ((graph, number), count) in index.replays.by_stage(capture) {
+    for ((graph, number), replays) in replays_by_stage(capture, index, works) {
         // Operators outside every stage have an empty stage.
         let stage = if number == 0 { "" } else { capture.stage_label(number) };
         let at = index.hosts + graph as usize;
         if stage == WARMUP {
             continue;
         }
+        let count: u64 = replays.values().sum();
         for (item, counts) in index.threads[at].items.iter().zip(&counted[at]) {
-            let (call, work) = calls.of(*item, capture.trace, works);
-            let work = if *counts { work } else { OperatorWork::default() };
-            if *counts {
+            let call = calls.of(*item, capture.trace);
+            let work = counts.part(works.of_replays(item.signature(capture.trace), &replays));
+            if counts.flops {
                 sums.add_product(products.of_item(*item, capture.trace), stage, count);
             }
             (call.flops, call.bytes) = (work.flops, work.bytes);
@@ -122,49 +130,24 @@ fn replayed<'a>(
     }
 }
 
-/// Kernel time inside the calls whose work counts, by stage and name.
-fn working_kernels(
+/// Replays by graph and stage number, and by step if work depends on it.
+fn replays_by_stage(
     capture: &Capture,
     index: &FrameworkIndex,
-    counted: &[Vec<bool>],
-) -> BTreeMap<(String, String), i64> {
-    let mut sums: BTreeMap<(usize, &str), i64> = BTreeMap::new();
-    for ((kernel, join), (thread, innermost)) in capture.kernels().zip(&index.kernels) {
-        let Some(nest) = index.threads.get(*thread as usize) else { continue };
-        let mut around = std::iter::once(*innermost).chain(nest.outer(*innermost));
-        if let Some(entry) = around.find(|it| counted[*thread as usize][*it as usize]) {
-            let key = (capture.stage_number(join.instance), nest.name(capture.trace, entry));
-            *sums.entry(key).or_default() += kernel.ns();
-        }
-    }
-    let named = |((number, name), ns): ((usize, &str), i64)| {
-        let stage = if number == 0 { "" } else { capture.stage_label(number) };
-        ((stage.to_owned(), name.to_owned()), ns)
-    };
-    sums.into_iter().map(named).collect()
-}
-
-/// Stages with products or attention outside the calls whose work counts.
-fn uncounted(capture: &Capture, index: &FrameworkIndex, counted: &[Vec<bool>]) -> BTreeSet<String> {
-    let mut classes = ClassCache::default();
-    let mut found = BTreeSet::new();
-    for (at, (thread, entry)) in index.kernels.iter().enumerate() {
-        let kind = &capture.trace.kernels.kinds()[capture.trace.kernels.kind(at) as usize];
-        if !WORKING.contains(&classes.of(kind.full_name, &capture.trace.strings).class) {
-            continue;
-        }
-        let is_counted = index.threads.get(*thread as usize).is_some_and(|nest| {
-            let counts = &counted[*thread as usize];
-            counts[*entry as usize] || nest.outer(*entry).any(|it| counts[it as usize])
-        });
-        if !is_counted {
-            found.insert(capture.stage(capture.kernel(at).1.instance).to_owned());
-        }
+    works: &Works,
+) -> BTreeMap<(u32, usize), StepReplays> {
+    let mut lookup = works.lookup();
+    let mut found: BTreeMap<(u32, usize), StepReplays> = BTreeMap::new();
+    for it in &index.replays.joined {
+        let call = capture.trace.cuda_calls.get(it.call as usize);
+        let step = lookup.step(call.global_tid, call.start_ns);
+        let of_stage = found.entry((it.graph, capture.stage_number(it.instance))).or_default();
+        *of_stage.entry(step).or_default() += 1;
     }
     found
 }
 
-/// For each thread, whether a kernel was launched inside each entry.
+/// For each thread, true for the entries inside which a kernel was launched.
 fn launching(index: &FrameworkIndex, trace: &Timeline) -> Vec<Vec<bool>> {
     // A trace without any kernel is of the CPU, where every call did its work.
     let on_cpu = trace.kernels.is_empty();
@@ -184,25 +167,6 @@ fn launching(index: &FrameworkIndex, trace: &Timeline) -> Vec<Vec<bool>> {
         }
     }
     launching
-}
-
-/// The entries whose work counts: the innermost ones with a formula that launched kernels.
-fn counted(
-    thread: &ThreadNest,
-    launching: &[bool],
-    trace: &Timeline,
-    works: &[Option<OperatorWork>],
-) -> Vec<bool> {
-    let has_work = |item: &NestItem| item.signature(trace).is_some_and(|at| works[at].is_some());
-    let (mut counts, mut inside) = (vec![false; launching.len()], vec![false; launching.len()]);
-    for entry in (0..launching.len()).rev() {
-        counts[entry] = !inside[entry] && launching[entry] && has_work(&thread.items[entry]);
-        let parent = thread.nest.entries[entry].1 as usize;
-        if parent < inside.len() {
-            inside[parent] |= counts[entry] || inside[entry];
-        }
-    }
-    counts
 }
 
 /// The stage of each entry of a thread; empty outside every stage.
@@ -259,25 +223,19 @@ struct CallCache {
 }
 
 impl CallCache {
-    fn of(
-        &mut self,
-        item: NestItem,
-        trace: &Timeline,
-        works: &[Option<OperatorWork>],
-    ) -> (&mut OperatorCall, OperatorWork) {
+    fn of(&mut self, item: NestItem, trace: &Timeline) -> &mut OperatorCall {
         let Some(at) = item.signature(trace) else {
             let call = self.range.get_or_insert_with(range_call);
             call.path.clear();
             call.path.push_str(item.name(trace));
-            return (call, OperatorWork::default());
+            return call;
         };
         self.signatures.resize(trace.framework.signatures.len(), None);
         let new = || match item.is_range(trace) {
             true => OperatorCall { path: item.name(trace).to_owned(), ..range_call() },
             false => call_of(&trace.framework.signatures[at]),
         };
-        let call = self.signatures[at].get_or_insert_with(new);
-        (call, works[at].unwrap_or_default())
+        self.signatures[at].get_or_insert_with(new)
     }
 }
 
@@ -322,8 +280,9 @@ impl FrameworkSums<'_> {
         inside: bool,
         inside_rolled: impl Fn() -> bool,
     ) {
-        // Calls inside one with FLOPs do its work.
-        let working_ns = if call.flops > 0 { call.end_ns - call.start_ns } else { 0 };
+        // Calls inside one with work do its work.
+        let has_work = call.flops > 0 || call.bytes > 0;
+        let working_ns = if has_work { call.end_ns - call.start_ns } else { 0 };
         let own_path = self.by_path.entry(owned_key(call, call.path.clone())).or_default();
         own_path.add(call, (own_ns, inside, working_ns));
         // Only names of modules have numbers.
@@ -335,7 +294,7 @@ impl FrameworkSums<'_> {
         };
         let rolled = self.rolled.entry(owned_key(call, path)).or_default();
         rolled.add(call, (own_ns, inside, working_ns));
-        // Bytes of a stage are unknown: only products have a formula.
+        // Bytes of a stage are unknown: some operators have no formula.
         if call.flops > 0 {
             let work = self.work.entry(call.stage.clone()).or_default();
             work.flops = work.flops.saturating_add(call.flops);
@@ -354,7 +313,7 @@ impl FrameworkSums<'_> {
         }
     }
 
-    /// Adds a call that a graph replayed `count` times.
+    /// Adds a call that a graph replayed `count` times, with the work of all replays.
     fn replayed(&mut self, call: &OperatorCall, count: u64) {
         let own_path = self.by_path.entry(owned_key(call, call.path.clone())).or_default();
         own_path.add_replayed(call, count);
@@ -362,7 +321,7 @@ impl FrameworkSums<'_> {
         self.rolled.entry(owned_key(call, path)).or_default().add_replayed(call, count);
         if call.flops > 0 {
             let work = self.work.entry(call.stage.clone()).or_default();
-            work.flops = work.flops.saturating_add(call.flops.saturating_mul(count));
+            work.flops = work.flops.saturating_add(call.flops);
         }
     }
 

@@ -81,7 +81,7 @@ pub struct HostTimeSum {
     outer: u64,
     total: Nanos,
     own: Nanos,
-    /// Time of the calls with FLOPs, over which rates are given.
+    /// Time of the calls with work, over which rates are given.
     working: Nanos,
     pub flops: u64,
     pub bytes: u64,
@@ -120,7 +120,7 @@ impl HostTimeSum {
     }
 
     /// Adds a call; `time` is its exclusive time, true when inside the same operator, and the time
-    /// of its FLOPs.
+    /// of its work.
     pub fn add(&mut self, call: &OperatorCall, time: (i64, bool, i64)) {
         let (exclusive_ns, inside_itself, working_ns) = time;
         self.calls += 1;
@@ -130,16 +130,18 @@ impl HostTimeSum {
         self.add_work(call, 1);
     }
 
-    /// Adds a call that a graph replayed `count` times, which has no host time.
+    /// Adds a call that a graph replayed `count` times, with the work of all replays. It has no
+    /// host time.
     pub fn add_replayed(&mut self, call: &OperatorCall, count: u64) {
         self.calls += count;
         self.captured += count;
         self.add_work(call, count);
     }
 
+    /// Adds the work of `count` calls.
     fn add_work(&mut self, call: &OperatorCall, count: u64) {
-        self.flops = self.flops.saturating_add(call.flops.saturating_mul(count));
-        self.bytes = self.bytes.saturating_add(call.bytes.saturating_mul(count));
+        self.flops = self.flops.saturating_add(call.flops);
+        self.bytes = self.bytes.saturating_add(call.bytes);
         match self.shapes.get_mut(&call.shapes) {
             _ if call.shapes.is_empty() => self.shapeless += count,
             Some(seen) => *seen += count,

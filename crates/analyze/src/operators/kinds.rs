@@ -5,6 +5,9 @@ pub fn base(name: &str) -> &str {
     name.rsplit("::").next().unwrap_or(name)
 }
 
+/// Parts of names of operators that write a KV cache.
+const CACHES: [&str; 4] = ["and_cache", "kv_cache", "kvcache", "store_cache"];
+
 /// Kind of an operator, as in the tables of operators.
 pub fn kind(name: &str) -> &'static str {
     match base(name) {
@@ -13,16 +16,16 @@ pub fn kind(name: &str) -> &'static str {
         it if it.contains("moe") || it.contains("experts") => "moe",
         it if it.contains("scaled_mm") || it.contains("gemm") => "matmul",
         it if it.contains("all_reduce") || it.contains("all_gather") => "collective",
-        it if it.contains("and_cache") || it.contains("kv_cache") || it.contains("kvcache") => {
-            "cache"
-        }
+        it if CACHES.iter().any(|part| it.contains(part)) => "cache",
+        // Flash attention of engines has no other name.
+        "fwd" | "varlen_fwd" => "attention",
         it if it.contains("attention") || it.contains("flash_attn") => "attention",
         it if it.contains("norm") && !it.contains("normal") => "norm",
         it if it.contains("softmax") => "softmax",
         "embedding" | "index_select" => "embedding",
         it if it.contains("rotary") || it.contains("rope") => "rope",
         "silu" | "gelu" | "relu" | "sigmoid" | "tanh" => "activation",
-        it if it.ends_with("_and_mul") => "activation",
+        it if it.ends_with("_and_mul") || it == "mul_and_silu" => "activation",
         it if it.contains("conv") => "conv",
         "copy_" | "to" | "_to_copy" | "clone" | "contiguous" | "cat" => "copy",
         _ => "operator",
@@ -39,6 +42,10 @@ mod tests {
             ("vllm::unified_attention_with_output", "attention"),
             ("vllm::unified_kv_cache_update", "cache"),
             ("_C_cache_ops::reshape_and_cache_flash", "cache"),
+            ("sglang::store_cache", "cache"),
+            ("_vllm_fa2_C::varlen_fwd", "attention"),
+            ("sgl_kernel::fwd", "attention"),
+            ("aiter::gemm_a16w16", "matmul"),
             ("vllm::moe_forward", "moe"),
             ("sglang::fused_experts", "moe"),
             ("_C::cutlass_scaled_mm", "matmul"),

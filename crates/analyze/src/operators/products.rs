@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use llmprof_core::trace::framework::OperatorSignature;
 
-use super::{formulas::product_shape, kinds::base};
+use super::{
+    formulas::{is_linear, product_shape},
+    kinds::base,
+};
 
 /// `[rows, inputs] x [inputs, outputs]`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,7 +21,7 @@ pub struct WeightProduct {
 impl WeightProduct {
     /// The product of a call; `None` for other operators and for batches of matrices.
     pub fn of(call: &OperatorSignature) -> Option<Self> {
-        if !["mm", "addmm", "linear"].contains(&base(&call.name)) {
+        if !["mm", "addmm"].contains(&base(&call.name)) && !is_linear(&call.name) {
             return None;
         }
         let shape = product_shape(call)?;

@@ -10,7 +10,12 @@ use std::collections::BTreeMap;
 use llmprof_core::domain::device_peaks::DevicePeaks;
 
 use super::mfu::TOLERANCE_PCT;
-use crate::{Analysis, operators::OperatorRecord, stats::percent};
+use crate::{
+    Analysis,
+    operators::OperatorRecord,
+    stages::{in_sentence, in_stage},
+    stats::percent,
+};
 
 /// The amount of a rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,10 +45,6 @@ fn visit_rates(
     analysis: &mut Analysis,
     visit: &mut impl FnMut(RateOf, &str, &dyn Fn() -> String, &mut Option<f64>, Shares),
 ) {
-    let in_stage = |name: &str, stage: &str| match stage {
-        "" => format!("{name} outside all stages"),
-        stage => format!("{name} in {stage}"),
-    };
     let Analysis { operators, mfu, gemms, roofline, .. } = analysis;
     for it in operators.by_path.iter_mut().chain(&mut operators.rolled) {
         let OperatorRecord { path, stage, dtype, flops_per_s, bytes_per_s, device, .. } = it;
@@ -57,7 +58,7 @@ fn visit_rates(
     }
     let dtype = mfu.ceilings.as_ref().map_or("", |it| &it.dtype);
     for it in &mut mfu.rows {
-        let row = || it.scope.clone();
+        let row = || in_sentence(&it.scope).to_owned();
         let shares = &mut [&mut it.datasheet_pct, &mut it.measured_pct, &mut it.clocked_pct];
         visit(RateOf::Flops, dtype, &row, &mut it.flops_per_s, shares);
         let shares = &mut [

@@ -16,7 +16,7 @@ use crate::{
     model_work::StageFlops,
     operators::Operators,
     roofline::ceilings::DeviceCeilings,
-    stages::{PREFILL, STAGES, Stages},
+    stages::{PREFILL, STAGES, Stages, in_sentence},
     stats::{percent, ratio},
 };
 
@@ -126,7 +126,7 @@ pub fn mfu(
         (row.sm_mhz, row.clocked_flops_per_s) = (sm_mhz, clocked_flops);
         let mut share = |ceiling: Option<f64>, of: &str| {
             let pct = percent(row.flops_per_s?, ceiling?)?;
-            possible(&row.scope, pct, of, &mut findings)
+            possible(in_sentence(&row.scope), pct, of, &mut findings)
         };
         row.datasheet_pct = share(peaks.datasheet_flops_per_s, "the datasheet's peak FLOP/s");
         row.measured_pct = share(peaks.measured_flops_per_s, "the measured matrix product");

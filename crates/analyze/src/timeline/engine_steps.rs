@@ -1,15 +1,12 @@
 //! Steps of a server or of a generating program: the work of each by the name of its range or by
 //! the order of the launches, and its kernels by the calls made inside.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BTreeSet},
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
     domain::units::Nanos,
     trace::{
-        engine_steps::{StepClass, StepCounts},
+        engine_steps::{Phase, StepClass, StepCounts},
         stage::WARMUP,
         timeline::{pid_of, process_of},
     },
@@ -20,10 +17,10 @@ use super::{
     capture::{Capture, Join},
     first_work::unrecorded_waits,
     interval::Interval,
-    launches::Cursor,
-    open_ranges::{EXCLUDED, OpenNest, nest},
+    open_ranges::EXCLUDED,
     stage_spans::{self, HostRange},
-    steps::{Phase, Step, StepSource},
+    steps::{Step, StepSource},
+    steps_at::StepsAt,
 };
 
 /// One step of a server or of a generating program.
@@ -299,26 +296,14 @@ pub fn work_windows(capture: &Capture, steps: &[(i64, Interval)]) -> Option<Vec<
 /// The work that was launched during each step, on its thread or, for a process, on all of its
 /// threads. If several steps are open at once, the one that started last has the work.
 fn device_work(capture: &Capture, steps: &[(i64, Interval)]) -> Vec<DeviceWork> {
-    let mut places: BTreeMap<i64, Vec<u32>> = BTreeMap::new();
-    for (at, step) in steps.iter().enumerate() {
-        places.entry(step.0).or_default().push(at as u32);
-    }
-    let span = |at: u32| steps[at as usize].1;
-    let open = |(place, mut steps): (i64, Vec<u32>)| {
-        steps.sort_by_key(|at| (span(*at).0, Reverse(span(*at).1)));
-        (place, nest(span, &steps))
-    };
-    let nests: BTreeMap<i64, OpenNest> = places.into_iter().map(open).collect();
-    let mut calls = capture.trace.cuda_calls.reader();
-    let (mut of_thread, mut of_process) = (Cursor::default(), Cursor::default());
+    let steps_at = StepsAt::of(steps);
+    let (mut calls, mut open) = (capture.trace.cuda_calls.reader(), steps_at.lookup());
     let mut step_of = |join: Join| {
         if !join.has_call() || join.instance == EXCLUDED {
             return None;
         }
         let call = calls.get(join.call);
-        let (thread, t) = (call.global_tid, call.start_ns);
-        open_step(&nests, &mut of_thread, thread, t)
-            .or_else(|| open_step(&nests, &mut of_process, process_of(thread), t))
+        open.at(call.global_tid, call.start_ns)
     };
     let is_timed = |process: i64, device: u32| capture.trace.has_common_clock(process, device);
     let mut work = vec![DeviceWork::default(); steps.len()];
@@ -341,18 +326,6 @@ fn device_work(capture: &Capture, steps: &[(i64, Interval)]) -> Vec<DeviceWork> 
         work[at].is_replayed = true;
     }
     work
-}
-
-/// The step that is open at a place at `t`.
-fn open_step<'a>(
-    nests: &'a BTreeMap<i64, OpenNest>,
-    cursor: &mut Cursor<'a>,
-    place: i64,
-    t: i64,
-) -> Option<usize> {
-    let nest = nests.get(&place)?;
-    let entry = cursor.at(place, t, |_| Some(&nest.segments));
-    nest.entries.get(entry as usize).map(|(step, _)| *step as usize)
 }
 
 #[cfg(test)]

@@ -13,7 +13,6 @@ mod replayed;
 use std::collections::BTreeMap;
 
 pub use self::findings::findings;
-use foldhash::HashMap;
 use llmprof_core::trace::timeline::Timeline;
 
 use self::{
@@ -143,15 +142,6 @@ impl GraphReplays {
         let (graph, launch) = *self.kernels.get(kernel)?;
         let graph = trace.graph_captures.graphs.get(graph as usize)?;
         graph.launches.get(launch as usize)?.call_site
-    }
-
-    /// Number of replays by graph and stage number.
-    pub fn by_stage(&self, capture: &Capture) -> HashMap<(u32, usize), u64> {
-        let mut counts = HashMap::default();
-        for it in &self.joined {
-            *counts.entry((it.graph, capture.stage_number(it.instance))).or_default() += 1;
-        }
-        counts
     }
 }
 

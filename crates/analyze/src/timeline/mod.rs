@@ -23,6 +23,7 @@ pub mod regions;
 pub mod running;
 pub mod stage_spans;
 pub mod steps;
+pub mod steps_at;
 pub mod tables;
 pub mod time_shares;
 pub mod unnamed;

@@ -9,7 +9,7 @@ use std::{cmp::Reverse, collections::BTreeMap};
 use llmprof_core::{
     domain::named_values::named_values,
     trace::{
-        engine_steps::{EngineStep, StepClass, StepCounts, StepPart},
+        engine_steps::{EngineStep, Phase, StepClass, StepCounts, StepPart},
         inferred_steps::InferredStep,
         range::Range,
         timeline::Timeline,
@@ -52,14 +52,6 @@ pub struct Step {
     pub phases: Vec<Phase>,
 }
 
-/// One phase of a decode step by speculation.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Phase {
-    pub class: StepClass,
-    pub start_ns: i64,
-    pub end_ns: i64,
-}
-
 impl Step {
     fn named(step: EngineStep, evidence: &str, place: i64, (start_ns, end_ns): Interval) -> Self {
         Self {
@@ -93,7 +85,7 @@ impl Step {
             start_ns: step.start_ns,
             end_ns: step.end_ns,
             counts: StepCounts { prefill, decode, ..StepCounts::default() },
-            phases: vec![],
+            phases: step.phases.clone(),
         }
     }
 

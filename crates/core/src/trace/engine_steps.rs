@@ -36,6 +36,14 @@ named_values! {
     }
 }
 
+/// One phase of a decode step by speculation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Phase {
+    pub class: StepClass,
+    pub start_ns: i64,
+    pub end_ns: i64,
+}
+
 impl StepClass {
     /// The stage of such steps; `None` for a mode that is not known.
     pub const fn stage(self) -> Option<&'static str> {
@@ -64,9 +72,23 @@ pub struct StepPart {
     pub keys: Option<u64>,
     /// Sum of query length times key length.
     pub products: Option<u64>,
+    /// Sum of the squared query lengths.
+    pub squares: Option<u64>,
 }
 
 impl StepPart {
+    /// Pairs of a query and a key that causal attention computes: of q queries that are the last of
+    /// k keys, qk - q(q - 1)/2. `None` if a sum is unknown, or if the sums contradict each other.
+    pub fn causal_pairs(&self) -> Option<u64> {
+        let (tokens, products) = (self.tokens?, self.products?);
+        let is_single = self.requests == self.tokens;
+        let squares = self.squares.or_else(|| is_single.then_some(tokens))?;
+        if products < squares || self.keys.is_some_and(|keys| keys < tokens) {
+            return None;
+        }
+        products.checked_sub(squares.checked_sub(tokens)? / 2)
+    }
+
     /// The counts of `self`; of `other` if `self` has none.
     fn or(self, other: Self) -> Self {
         Self {
@@ -74,6 +96,7 @@ impl StepPart {
             tokens: self.tokens.or(other.tokens),
             keys: self.keys.or(other.keys),
             products: self.products.or(other.products),
+            squares: self.squares.or(other.squares),
         }
     }
 }
@@ -129,6 +152,7 @@ impl StepCounts {
             "tokens" => part.tokens = Some(number),
             "keys" => part.keys = Some(number),
             "products" => part.products = Some(number),
+            "squares" => part.squares = Some(number),
             _ => {}
         }
         Some(())
@@ -223,172 +247,4 @@ fn step_by<'a>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Requests, tokens, keys and products.
-    type Part = [Option<u64>; 4];
-
-    /// Engine, class, and the counts of prefill and decode.
-    fn read(name: &str) -> Option<(&'static str, StepClass, Part, Part)> {
-        let it = engine_step(name)?;
-        let all = |it: StepPart| [it.requests, it.tokens, it.keys, it.products];
-        Some((it.engine, it.class, all(it.counts.prefill), all(it.counts.decode)))
-    }
-
-    const NONE: Part = [None; 4];
-
-    fn some<const N: usize>(values: [u64; N]) -> Part {
-        std::array::from_fn(|at| values.get(at).copied())
-    }
-
-    #[test]
-    fn the_names_of_vllm_carry_the_work_of_a_step() {
-        use StepClass::*;
-        for (name, class, prefill, decode) in [
-            ("execute_context_2(1024)_generation_0(0)", Prefill, some([2, 1024]), some([0, 0])),
-            ("execute_context_0(0)_generation_8(8)", Decode, some([0, 0]), some([8, 8])),
-            ("execute_context_1(512)_generation_7(7)", Mixed, some([1, 512]), some([7, 7])),
-            ("execute_context_0(0)_generation_0(0)", Idle, some([0, 0]), some([0, 0])),
-            (
-                "execute_context_1(888_788544)_generation_0(0)",
-                Prefill,
-                some([1, 888]),
-                some([0, 0]),
-            ),
-            ("execute_context_0(0)_generation_1(1_889)", Decode, some([0, 0]), some([1, 1])),
-        ] {
-            assert_eq!(read(name), Some(("vllm", class, prefill, decode)), "{name}");
-        }
-        let name =
-            "execute_70_context_2(sq64sk100sqsq2048sqsk4000)_generation_6(sq6sk90sqsq6sqsk95)";
-        let expected = (some([2, 64, 100, 4000]), some([6, 6, 90, 95]));
-        assert_eq!(read(name), Some(("vllm", Mixed, expected.0, expected.1)));
-        let speculative =
-            "execute_8_context_0(sq0sk0sqsq0sqsk0)_generation_2(sq8sk90sqsq32sqsk360)";
-        assert_eq!(engine_step(speculative).unwrap().counts.generated(), None);
-    }
-
-    #[test]
-    fn the_names_of_sglang_carry_the_work_of_a_step_and_its_mode() {
-        use StepClass::*;
-        for (name, class, prefill, decode) in [
-            ("step[EXTEND bs=2 toks=640]", Prefill, some([2, 640]), NONE),
-            ("step[DECODE bs=4]", Decode, NONE, some([4])),
-            (
-                "step[DECODE bs=4 g_sq=4 g_sqsq=4 g_sqsk=90 g_sk=90]",
-                Decode,
-                NONE,
-                some([4, 4, 90, 90]),
-            ),
-            ("step[TARGET_VERIFY bs=2 g_sq=6 g_sk=30]", Verify, NONE, some([2, 6, 30])),
-            ("step[DRAFT_EXTEND_V2 bs=2]", DraftExtend, NONE, some([2])),
-            ("draft step[EXTEND bs=4 toks=100]", Draft, NONE, some([4, 100])),
-            ("step[MIXED bs=5]", Mixed, NONE, NONE),
-            ("step[IDLE bs=0]", Idle, NONE, NONE),
-            ("step[SPLIT_PREFILL bs=3]", Other, NONE, NONE),
-        ] {
-            assert_eq!(read(name), Some(("sglang", class, prefill, decode)), "{name}");
-        }
-        let mixed = engine_step("step[MIXED bs=5 c_sq=9 c_sk=9 g_sq=4 g_sk=77]").unwrap();
-        assert_eq!((mixed.class, mixed.counts.requests), (Mixed, Some(5)));
-        assert_eq!((mixed.counts.prefill.keys, mixed.counts.decode.keys), (Some(9), Some(77)));
-        assert_eq!(engine_step("step[SPLIT_PREFILL bs=3]").unwrap().stage(), Some("SPLIT_PREFILL"));
-    }
-
-    #[test]
-    fn the_names_of_other_engines_carry_the_work_of_a_step() {
-        use StepClass::*;
-        for (name, engine, class, prefill, decode) in [
-            (
-                "[Executor] _forward_step 12: 1 ctx reqs, 3 gen reqs",
-                "tensorrt-llm",
-                Mixed,
-                some([1]),
-                some([3]),
-            ),
-            (
-                "[Executor] _forward_step 12: 0 ctx reqs, 0 ctx tokens, 3 gen reqs",
-                "tensorrt-llm",
-                Decode,
-                some([0, 0]),
-                some([3]),
-            ),
-            ("prefill[bs=2 tok=30]", "atom", Prefill, some([2, 30]), NONE),
-            ("decode[bs=117/128 tok=117 d=117]", "atom", Decode, NONE, some([117, 117])),
-            ("eager_decode[bs=4 tok=4]", "atom", Decode, NONE, some([4, 4])),
-            (
-                "prefill[bs=6 tok=99 ctx=[40, 50]...+3 sqsq=9 sqsk=8 sk=7 tbo=1]",
-                "atom",
-                Prefill,
-                some([6, 99, 7, 8]),
-                NONE,
-            ),
-        ] {
-            assert_eq!(read(name), Some((engine, class, prefill, decode)), "{name}");
-        }
-        let padded = engine_step("decode[bs=117/128 tok=117]").unwrap().counts;
-        assert_eq!((padded.padded, padded.generated()), (Some(128), Some(117)));
-        let mixed = engine_step("prefill[bs=4 tok=40 p=1 d=3]").unwrap();
-        assert_eq!(mixed.class, Mixed);
-    }
-
-    #[test]
-    fn a_wrapped_name_is_the_step_that_it_is_alone() {
-        let forms = known().iter().flat_map(|it| &it.patterns).map(|it| &it.name.example);
-        for form in forms {
-            let alone = engine_step(form);
-            assert!(alone.is_some(), "{form}");
-            for before in ["", "vllm:", "worker0/", "my_engine: ", "rank 3, pipeline/stage0: "] {
-                for after in ["", " ", " (dummy)", " [rank 3]"] {
-                    let name = format!("{before}{form}{after}");
-                    let of = |it: EngineStep| (it.engine, it.form, it.class, it.counts);
-                    assert_eq!(engine_step(&name).map(of), alone.map(of), "{name}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_name_of_an_unknown_form_looks_like_a_step_of_its_engine() {
-        let engine = |name| engine_of_name(name).map(|it| it.name.as_str());
-        for (name, expected) in [
-            ("execute_context_0(0)_generation_8(8)_dummy", Some("vllm")),
-            ("worker0/execute_new_1_cached_8", Some("vllm")),
-            ("step[decode, 8 requests]", Some("sglang")),
-            ("decode[bs=eight]", Some("atom")),
-            ("decode[0]", None),
-            ("execute_query", None),
-            ("aten::mm", None),
-        ] {
-            assert_eq!(engine(name), expected, "{name}");
-        }
-    }
-
-    #[test]
-    fn a_scope_of_a_step_is_known_by_its_name() {
-        let scope = |name| step_scope(name).map(|it| (it.0.name.as_str(), it.2));
-        assert_eq!(scope("gpu_model_runner: sample"), Some(("vllm", "sample")));
-        assert_eq!(scope("worker0/gpu_model_runner: draft"), Some(("vllm", "draft")));
-        assert_eq!(["sample", "gpu_model_runner", "cpu_gpu_model_runner: x"].map(scope), [None; 3]);
-    }
-
-    #[test]
-    fn other_names_are_no_steps() {
-        let names = [
-            "",
-            "prefill",
-            "step[EXTEND bs=-1 toks=1]",
-            "step[DECODE bs=99999999999999999999999]",
-            "steps",
-            "decode[0]",
-            "layers[bs]",
-            "layer[bs=4]",
-            "execute_context_0(0)_generation_8(8)_dummy",
-            "pre_execute_context_0(0)_generation_8(8)",
-            "my.step[DECODE bs=8]",
-        ];
-        assert_eq!(names.map(engine_step), [None; 11]);
-        assert_eq!(engine_step(&format!("step[DECODE bs={}]", "1".repeat(500))), None);
-    }
-}
+mod tests;

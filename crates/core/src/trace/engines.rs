@@ -233,7 +233,7 @@ mod tests {
             let found = engine_step(example).map(|it| (it.engine, it.form));
             assert_eq!(found, Some((known.engine.name.as_str(), example.as_str())));
             assert!(known.is_like_step(example), "{example}");
-            let counts = ["requests", "tokens", "keys", "products"];
+            let counts = ["requests", "tokens", "keys", "products", "squares"];
             let counts = counts
                 .iter()
                 .flat_map(|it| [(*it).to_owned(), format!("prefill_{it}"), format!("decode_{it}")]);

@@ -41,8 +41,16 @@ pub struct OperatorSignature {
     pub shapes: Vec<Vec<u64>>,
     /// Types of the inputs as recorded: `c10::BFloat16`, `Scalar`.
     pub types: Vec<String>,
-    /// Values of the inputs as recorded, `True` or `0.5`, for attention only; empty for a tensor.
+    /// Values of the inputs as recorded, `True` or `0.5`, of the operators of [`has_values`]; empty
+    /// for a tensor.
     pub values: Vec<String>,
+}
+
+/// True for an operator whose work depends on values of its inputs: the mask or window of
+/// attention, the size of a rotated head, the experts that a router leaves out.
+pub fn has_values(name: &str) -> bool {
+    let is_flash_attention = name.ends_with("varlen_fwd") || name.ends_with("::fwd");
+    is_flash_attention || ["attention", "rotary", "experts"].iter().any(|it| name.contains(it))
 }
 
 /// One call of an operator.
@@ -158,6 +166,21 @@ mod tests {
         map.extend([(1, 3, 30)]);
         assert_eq!([map.get(1, 7), map.get(2, 7), map.get(1, 3)], [Some(10), Some(20), Some(30)]);
         assert_eq!([map.get(3, 7), map.get(1, -1), map.get(1, 1 << 40)], [None; 3]);
+    }
+
+    #[test]
+    fn values_are_read_of_operators_whose_work_depends_on_them() {
+        for (name, expected) in [
+            ("aten::scaled_dot_product_attention", true),
+            ("_C::rotary_embedding", true),
+            ("sglang::inplace_fused_experts", true),
+            ("_vllm_fa2_C::varlen_fwd", true),
+            ("sgl_kernel::fwd", true),
+            ("aiter::rmsnorm2d_fwd", false),
+            ("aten::mm", false),
+        ] {
+            assert_eq!(has_values(name), expected, "{name}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use super::engine_steps::StepClass;
+use super::engine_steps::{Phase, StepClass};
 
 /// One inferred step: the work that a thread launched between two calls.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -32,6 +32,8 @@ pub struct InferredStep {
     pub prefill_tokens: Option<u64>,
     /// Requests for which the step generates; `None` if their number is not proven.
     pub decode_requests: Option<u64>,
+    /// Drafts and verification of a decode step by speculation, in the order of their starts.
+    pub phases: Vec<Phase>,
     /// Evidence of boundaries and class.
     pub evidence: Arc<str>,
 }

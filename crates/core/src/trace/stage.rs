@@ -92,18 +92,29 @@ impl StageRule {
     }
 }
 
-/// Range names by similarity to `wanted`, most similar first. The domain is part of the name unless
-/// rules match it by default.
+/// True for a range that CCCL opens around one of its algorithms: not a candidate for a stage.
+pub fn is_of_cccl(domain: &str, name: &str) -> bool {
+    domain == "CCCL" || ["CCCL", "cub::", "thrust::"].iter().any(|it| name.starts_with(it))
+}
+
+/// Range names by similarity to `wanted`, most similar first, and ranges of CCCL last. The domain
+/// is part of the name unless rules match it by default.
 fn nearest(wanted: &str, ranges: &BTreeSet<(&str, &str)>) -> Vec<String> {
     let text = |(domain, name): &(&str, &str)| match in_domain(None, domain) {
         true => (*name).to_owned(),
         false => format!("{name}@{domain}"),
     };
-    let names: BTreeSet<String> = ranges.iter().map(text).filter(|name| !name.is_empty()).collect();
-    let mut names: Vec<(f64, String)> =
-        names.into_iter().map(|it| (strsim::jaro_winkler(wanted, &it), it)).collect();
-    names.sort_by(|a, b| b.0.total_cmp(&a.0));
-    names.into_iter().map(|(_, name)| name).collect()
+    let names: BTreeSet<(bool, String)> = ranges
+        .iter()
+        .map(|it| (is_of_cccl(it.0, it.1), text(it)))
+        .filter(|(_, name)| !name.is_empty())
+        .collect();
+    let mut names: Vec<(bool, f64, String)> = names
+        .into_iter()
+        .map(|(of_cccl, name)| (of_cccl, strsim::jaro_winkler(wanted, &name), name))
+        .collect();
+    names.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
+    names.into_iter().map(|(.., name)| name).collect()
 }
 
 /// Returns true when `domain` is the named one; without a name, the stage or default domain.
@@ -328,6 +339,12 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(listed.ends_with(" and 5 more") && listed.len() < 200, "{listed}");
+        let of_cccl = [("CCCL", "cub::DeviceScan"), ("", "cub::decod"), ("", "forward")];
+        assert_eq!(
+            rules(&[], &["cub::decode"]).check(of_cccl.into_iter()).unwrap_err().available,
+            ["forward", "cub::decod", "cub::DeviceScan@CCCL"],
+            "libraries open no stages"
+        );
         assert_eq!(
             rules(&[], &["x"]).check([].into_iter()).unwrap_err().to_string(),
             "no range named \"x\"; the capture contains no ranges"

@@ -19,7 +19,7 @@ use crate::format::{count, share as short_share};
 
 /// Least share of wall time of the warm-up that is stated, percent.
 const STATED_WARMUP_PCT: f64 = 5.0;
-/// Least share of device time outside all stages that is stated, percent.
+/// Least share of GPU time outside all stages that is stated, percent.
 const STATED_PCT: f64 = 1.0;
 
 /// Least part of the time outside all stages that is stated to lie before the first or after the
@@ -49,13 +49,30 @@ fn of_batches(batches: &[StepBatch], ledger: &Ledger) -> Vec<Cited> {
         let mode = it.mode.as_deref().filter(|_| it.class == StepClass::Other);
         of_class.entry((it.class, mode)).or_default().push(it);
     }
-    let of_class = of_class.iter().map(|((class, _), rows)| {
+    let of_class = of_class.iter().flat_map(|((class, _), rows)| {
         let stage = class.stage();
         let is_named = stage.is_some_and(|it| times::has_unrecorded_wait(ledger, it));
         let waits = is_named && rows.iter().any(|it| it.has_unrecorded_waits);
-        of_steps(rows, waits)
+        let common = common_batch(rows.iter().copied());
+        std::iter::once(of_steps(rows, waits)).chain(common.and_then(speculation))
     });
     of_class.collect()
+}
+
+/// The phases of decode steps by speculation.
+fn speculation(it: &StepBatch) -> Option<Cited> {
+    let row = row_of(it);
+    let [drafts, draft_ms, verify_ms] = [
+        row.figure("drafts", it.drafts?).decimals(1),
+        row.figure("draft_ms", it.draft_ms?).short(),
+        row.figure("verify_ms", it.verify_ms?).short(),
+    ];
+    Some(Cited::of(
+        "Decode speculates: on average a step has {} passes of the draft model, which take {} ms \
+         on the host, and a verification, which takes {} ms; how many tokens it keeps is not \
+         recorded.",
+        [drafts, draft_ms, verify_ms],
+    ))
 }
 
 fn row_of(it: &StepBatch) -> Row {
@@ -95,7 +112,9 @@ fn of_steps(rows: &[&StepBatch], waits: bool) -> Cited {
     let period = common.and_then(period).unwrap_or_default();
     let time = match (steps.value() == 1.0, least.as_str() == most.as_str(), common) {
         (true, ..) => Cited::of("{} ms{}", [most, rate]),
-        (_, false, None) if steps.value() == 2.0 => Cited::of("{} and {} ms", [least, most]),
+        (_, false, _) if steps.value() == 2.0 => {
+            Cited::of("{} and {} ms{}{}", [least, most, period, rate])
+        }
         (_, true, _) => Cited::of("{} ms each{}{}", [most, period, rate]),
         (_, _, Some(common)) => {
             let typical = typical(common, rows);
@@ -207,15 +226,13 @@ fn outside(it: &StageShare, has_steps: bool, stages: &'static str) -> Option<Cit
         .unwrap_or_default();
     match (share("wall_share_pct", it.wall_share_pct), device) {
         (Some(wall), Some(device)) => Some(Cited::of(
-            "{} of all wall time and {} of all device time are outside {}{}.",
+            "{} of all wall time and {} of all GPU time are outside {}{}.",
             [wall, device, stages, place],
         )),
         (Some(wall), None) => {
             Some(Cited::of("{} of all wall time is outside {}{}.", [wall, stages, place]))
         }
-        (None, device) => {
-            Some(Cited::of("{} of all device time is outside {}.", [device?, stages]))
-        }
+        (None, device) => Some(Cited::of("{} of all GPU time is outside {}.", [device?, stages])),
     }
 }
 
@@ -311,7 +328,7 @@ mod tests {
             Some("67 % of all wall time is outside the stages.")
         );
         assert_eq!(text(&share(0.0, 1.0), false), None);
-        let named = "67 % of all wall time and 20 % of all device time are outside the stages, \
+        let named = "67 % of all wall time and 20 % of all GPU time are outside the stages, \
                      60.0 ms of wall time before the first one.";
         assert_eq!(text(&share(20.0, 60.0), false).as_deref(), Some(named));
     }

@@ -106,6 +106,9 @@ pub fn batch_columns() -> Vec<TableColumn<StepBatch>> {
         count("periods_ms.n", "Times between steps", |it| it.periods_ms.map(|it| it.n).into()),
         percent("busy_pct", "GPU busy", |it| it.busy_pct.into()),
         number("tokens_per_s", "Tokens/s", 1, |it| it.tokens_per_s.into()),
+        number("drafts", "Drafts", 1, |it| it.drafts.into()),
+        millis("draft_ms", "Drafts on host, ms", |it| it.draft_ms.into()),
+        millis("verify_ms", "Verification on host, ms", |it| it.verify_ms.into()),
         flag("has_unrecorded_waits", "With unrecorded waits", |it| it.has_unrecorded_waits.into()),
     ]);
     columns
@@ -141,8 +144,8 @@ pub fn engine_steps(analysis: &Analysis) -> ReportTable {
     let engine = steps.first().and_then(|step| step.engine.as_deref());
     let source = engine.map_or_else(
         || {
-            "Inferred steps: no range of the capture is a stage, so steps are found by the order \
-             of the launches. Each has its evidence, and none is guessed."
+            "Steps that are inferred from the order of launches. Each has its evidence, and none \
+             is guessed."
                 .to_owned()
         },
         |engine| {

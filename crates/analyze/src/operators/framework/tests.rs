@@ -1,5 +1,7 @@
 //! Operators of a framework on sketches of captures.
 
+mod engines;
+
 use llmprof_core::{
     domain::device_peaks::DevicePeaks,
     trace::{
@@ -14,6 +16,7 @@ use crate::{
     kernels::tests::capture,
     operators::{OperatorRecord, Operators},
     roofline::limits::RateOf,
+    stages::in_stage,
 };
 
 /// A capture of a sketch, with operators from lines `NAME START..END SHAPES` on thread 1.
@@ -81,7 +84,7 @@ proptest! {
             analysis.removed_rates.iter().any(|it| it.of == of && it.row == row)
         };
         for (kept, all) in analysis.operators.rolled.iter().zip(&found.rolled) {
-            let row = format!("{} in {}", kept.path, kept.stage);
+            let row = in_stage(&kept.path, &kept.stage);
             let device = |it: &OperatorRecord| it.device.map(|it| (it.flops_per_s, it.bytes_per_s));
             let (Some(kept), Some(all)) = (device(kept), device(all)) else { continue };
             let limits = [(RateOf::Flops, 100e12), (RateOf::Bytes, 1e12)];

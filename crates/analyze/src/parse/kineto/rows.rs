@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use foldhash::{HashMap, HashSet};
 use llmprof_core::trace::{
+    framework::has_values,
     kernel::{Kernel, KernelTrace, UNNUMBERED_NODE},
     names::base_name,
     range::{Range, RangeLabel, RangeSites},
@@ -168,7 +169,7 @@ impl FileRows {
                 let dims = args.input_dims.as_deref().map_or("", |it| it.get());
                 let types = args.input_types.as_deref().map_or("", |it| it.get());
                 // For other operators, no value changes the work.
-                let values = args.concrete_inputs.as_deref().filter(|_| name.contains("attention"));
+                let values = args.concrete_inputs.as_deref().filter(|_| has_values(name));
                 let values = values.map_or("", |it| it.get());
                 let row = self.host(&event, at, known.index(name, dims, types, values));
                 self.operators.push(row);

@@ -11,6 +11,7 @@ use super::{TOLERANCE_PCT, possible};
 use crate::{
     operators::{OperatorRecord, Operators},
     roofline::ceilings::DeviceCeilings,
+    stages::in_stage,
     stats::{percent, ratio},
 };
 
@@ -80,8 +81,8 @@ pub fn operator_mfu(
 
 fn surpassed(best: &OperatorMfu, pct: f64, count: usize) -> Finding {
     let message = format!(
-        "{} in {} exceeds the measured matrix product, at {pct:.1} % of it.",
-        best.path, best.stage
+        "{} exceeds the measured matrix product, at {pct:.1} % of it.",
+        in_stage(&best.path, &best.stage)
     );
     Finding::new(catalogue::CEILING_SURPASSED, message)
         .with("operators", count)
@@ -109,7 +110,7 @@ fn row(
         None => return None,
     };
     flops_per_s.or(bytes_per_s)?;
-    let scope = format!("{} in {}", it.path, it.stage);
+    let scope = in_stage(&it.path, &it.stage);
     let mut share = |ceiling: Option<f64>, of: &str| {
         possible(&scope, percent(flops_per_s?, ceiling?)?, of, findings)
     };

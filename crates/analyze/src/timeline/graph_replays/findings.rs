@@ -72,8 +72,8 @@ fn joined(replays: &GraphReplays, trace: &Timeline) -> Option<Finding> {
     let known_ns: i64 = known.map(|it| trace.kernels.get(it).ns()).sum();
     let graphs: BTreeSet<u32> = replays.joined.iter().map(|it| it.graph).collect();
     let message = format!(
-        "{} of {} replays of graphs have the operators of their captures: {} % of replayed kernel \
-         time.",
+        "The operators of {} of {} graph replays are known from the captures of the graphs: {} % \
+         of the kernel time of replays.",
         replays.joined.len(),
         replays.all.replays,
         share(known_ns, replays.all.ns),
@@ -94,7 +94,8 @@ fn not_joined(replays: &GraphReplays) -> Option<Finding> {
     }
     let reasons: Vec<&str> = replays.not_joined.keys().map(|it| it.reason()).collect();
     let message = format!(
-        "{} of {} replays of graphs, {} % of replayed kernel time, have no operators: {}.",
+        "The operators of {} of {} graph replays ({} % of the kernel time of replays) are unknown: \
+         {}.",
         sum.replays,
         replays.all.replays,
         share(sum.ns, replays.all.ns),

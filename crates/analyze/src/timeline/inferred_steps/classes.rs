@@ -147,7 +147,7 @@ fn is_mixture(segments: &[Segment], runs: &[(usize, usize)]) -> bool {
 }
 
 /// Start and end are evident, and it has layers.
-fn is_bounded(segments: &[Segment], at: usize) -> Result<(), &'static str> {
+pub fn is_bounded(segments: &[Segment], at: usize) -> Result<(), &'static str> {
     let it = &segments[at];
     let is_confirmed = |by: StartEvidence| match by {
         StartEvidence::FirstLookup => segments.iter().enumerate().any(|(other, segment)| {

@@ -3,15 +3,18 @@
 //! Nothing is guessed: a step has evidence of its start, its end and its class, or no class and a
 //! reason. `conf/steps.toml` names the kernels that are evidence. Engines that batch continuously
 //! show more by their copies ([`batching`]); forwards of other programs show their class by their
-//! kernels ([`classes`]), programs of XLA by their ranges ([`xla`]), and engines that open ranges
-//! around parts of a step by these ([`scopes`]).
+//! kernels ([`classes`]), or by a second model that drafts ([`speculation`]); programs of XLA by
+//! their ranges ([`xla`]), and engines that open ranges around parts of a step by these
+//! ([`scopes`]).
 
 mod batching;
 mod classes;
 mod items;
+mod region;
 mod roles;
 mod scopes;
 mod segments;
+mod speculation;
 #[cfg(test)]
 mod tests;
 mod xla;
@@ -21,7 +24,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use llmprof_core::{
     domain::units::quantity,
     trace::{
-        engine_steps::StepClass,
+        engine_steps::{Phase, StepClass},
         inferred_steps::{InferredStep, InferredSteps},
         timeline::{CallReader, Timeline},
     },
@@ -33,6 +36,7 @@ use self::{
     items::LaunchSequences,
     roles::{KernelRole, Rows, role},
     segments::{EndEvidence, Segment, SegmentWalk, StartEvidence},
+    speculation::{OTHER_ROWS, Round},
 };
 use super::capture::Capture;
 
@@ -69,6 +73,12 @@ pub fn infer(trace: &Timeline) -> InferredSteps {
         let mut walk = SegmentWalk::new(&roles, kinds);
         sequences.items(*place, trace).for_each(|it| walk.add(it));
         let segments = walk.finish();
+        if let Some(rounds) = speculation::rounds(&segments) {
+            let mut writer = StepWriter { trace, thread: place.0, run, inferred: &mut inferred };
+            writer.write_rounds(&segments, &rounds);
+            run = writer.run + 1;
+            continue;
+        }
         let classes = classes(&segments, is_continuous);
         if classes.iter().all(Result::is_err)
             && let Some(last) = batched.write_otherwise(*place, run, &mut inferred)
@@ -134,8 +144,54 @@ impl StepWriter<'_> {
             }
             last = Some((known, evidence));
         }
+        self.note_cut(segments.last(), ends);
+    }
+
+    /// Writes drafts and their verification as one step.
+    fn write_rounds(&mut self, segments: &[Segment], rounds: &[Round]) {
+        let mut calls = self.trace.cuda_calls.reader();
+        let mut was_decode = false;
+        for round in rounds {
+            let parts = &segments[round.from..round.to];
+            let spans: Vec<_> = parts.iter().filter_map(|it| step(it, &mut calls)).collect();
+            let (Some((start_ns, _)), Some((_, end_ns))) = (spans.first(), spans.last()) else {
+                continue;
+            };
+            let is_decode = round.class == Some(StepClass::Decode);
+            self.run += u32::from(!(is_decode && was_decode));
+            was_decode = is_decode;
+            if round.class.is_none() {
+                *self.inferred.unclear.entry(OTHER_ROWS).or_default() += 1;
+            }
+            let last = spans.len() - 1;
+            let phase = |(at, (start_ns, end_ns)): (usize, &(i64, i64))| Phase {
+                class: if at < last { StepClass::Draft } else { StepClass::Verify },
+                start_ns: *start_ns,
+                end_ns: *end_ns,
+            };
+            let phases = if is_decode && last > 0 { spans.as_slice() } else { &[] };
+            self.inferred.steps.push(InferredStep {
+                class: round.class,
+                global_tid: self.thread,
+                start_ns: *start_ns,
+                end_ns: *end_ns,
+                run: self.run,
+                evidence: round.evidence(segments).into(),
+                phases: phases.iter().enumerate().map(phase).collect(),
+                ..InferredStep::default()
+            });
+        }
+        // Drafts that no verification follows are of a decode step that the recording cuts.
+        let is_verified = rounds.last().is_some_and(|it| it.to == segments.len());
+        if !is_verified {
+            self.inferred.cut_threads.insert(self.thread);
+        }
+    }
+
+    /// Notes that the recording ends within a forward.
+    fn note_cut(&mut self, last: Option<&Segment>, ends: impl Fn(&Segment) -> bool) {
         let is_open = |it: &Segment| it.start.is_some() && (it.end.is_none() || !ends(it));
-        if segments.last().is_some_and(is_open) {
+        if last.is_some_and(is_open) {
             self.inferred.cut_threads.insert(self.thread);
         }
     }

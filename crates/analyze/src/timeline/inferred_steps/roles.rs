@@ -20,6 +20,7 @@ const MANY: u32 = 64;
 struct RoleTable {
     lookup: Vec<Lookup>,
     sampling: Vec<Names>,
+    top_k: Vec<Names>,
     continuous: Vec<CacheWrite>,
     xla_cache: Vec<Names>,
 }
@@ -107,6 +108,8 @@ pub struct KernelRole {
     pub gemm: Option<GemmRows>,
     pub lookup: Option<Rows>,
     pub is_sampling: bool,
+    /// A choice of several values, as of the best beams or of experts.
+    pub is_top_k: bool,
     /// Kernel of an engine that batches continuously.
     pub is_continuous: bool,
     /// Rows that it writes to a paged cache of keys and values.
@@ -137,6 +140,7 @@ pub fn role(name: &str, kind: &LaunchKind) -> KernelRole {
         gemm: (class == "gemm" && !is_split).then(|| gemm_rows(base, &full)),
         lookup: lookup.map(|it| RowsRule::rows(it.rows, kind)),
         is_sampling: is(&TABLE.sampling),
+        is_top_k: is(&TABLE.top_k),
         is_continuous: cache.is_some(),
         cached: cache.filter(is_write).map(|it| RowsRule::rows(it.rows, kind)),
         writes_cache: is(&TABLE.xla_cache),

@@ -1,20 +1,22 @@
 //! Cuts a sequence of launches into forwards of a model.
 //!
 //! A cut lies between two kernels of layers where a token is chosen, or where a graph is launched
-//! again. A forward starts with the lookup of its embedding, or with the first launch after a wait
-//! of the host, if that is of a layer, or is a graph; it ends with the choice of a token, or before
-//! a wait. Launches between an end and the next start belong to no forward.
+//! again; or where the best beams are chosen, and the keys and values of each layer are then put in
+//! their order. A forward starts with the lookup of its embedding, or with the first launch after a
+//! wait of the host, if that is of a layer, or is a graph; it ends with the choice of a token, or
+//! before a wait. Launches between an end and the next start belong to no forward.
 
 use foldhash::HashMap;
 use llmprof_core::trace::kernel::LaunchKind;
 
 use super::{
     items::{Item, LaunchedItem, WaitKind},
+    region::Region,
     roles::{GemmRows, KernelRole, Rows},
 };
 
 /// Kernels after a lookup whose names identify the start of a forward.
-const HEAD: usize = 4;
+pub const HEAD: usize = 4;
 /// Marks a function in a signature; other entries are launch kinds.
 const FUNCTION: u64 = 1 << 32;
 
@@ -70,31 +72,6 @@ pub struct Segment {
     pub is_opaque: bool,
 }
 
-/// The launches since the last kernel of a layer.
-#[derive(Debug, Default)]
-struct Region {
-    /// The last launch of the forward before, and the end of its work.
-    end: (u32, i64),
-    /// The last launch of all.
-    last: (u32, i64),
-    next: Option<u32>,
-    is_sampled: bool,
-    sampling: Option<u32>,
-    /// The host waited after the last choice of a token.
-    is_waited: bool,
-    /// No more launches belong to the forward before.
-    is_closed: bool,
-    ends_with_wait: bool,
-    /// Kernels that may belong to the forward before.
-    open_kernels: u64,
-    blocks: u64,
-    /// The first lookup after the last choice of a token: its call, kind and rows.
-    lookup: Option<(u32, u32, Rows)>,
-    head: Vec<u32>,
-    /// Kernels that may prepare the next forward were launched after the wait.
-    has_prepared: bool,
-}
-
 /// Walks over the launches of one sequence.
 pub struct SegmentWalk<'a> {
     roles: &'a [KernelRole],
@@ -106,6 +83,8 @@ pub struct SegmentWalk<'a> {
     end_ns: i64,
     graph_call: Option<u32>,
     layers: HashMap<u32, u32>,
+    /// No kernel chooses tokens otherwise.
+    has_only_top_k: bool,
 }
 
 impl<'a> SegmentWalk<'a> {
@@ -119,6 +98,7 @@ impl<'a> SegmentWalk<'a> {
             end_ns: i64::MIN,
             graph_call: None,
             layers: HashMap::default(),
+            has_only_top_k: !roles.iter().any(|it| it.is_sampling),
         }
     }
 
@@ -135,7 +115,8 @@ impl<'a> SegmentWalk<'a> {
                 if role.lookup.is_some() {
                     self.open.take_if(|it| !self.segments.is_empty() && it.is_softmax());
                 }
-                self.region.kernel((it.call, self.end_ns), (kind, name), role);
+                let is_choice = role.is_sampling || (self.has_only_top_k && role.is_top_k);
+                self.region.kernel((it.call, self.end_ns), (kind, name), role, is_choice);
             }
             Item::Replayed(kind, graph) => self.replayed(it.call, kind, graph),
             Item::WholeGraph(graph) => {
@@ -150,6 +131,7 @@ impl<'a> SegmentWalk<'a> {
 
     /// The last forward is complete if a token was chosen, or if it is a graph.
     pub fn finish(mut self) -> Vec<Segment> {
+        self.prove_beams();
         let is_graph = self.open.as_ref().is_some_and(Segment::is_graph);
         if self.region.is_sampled || is_graph {
             self.close();
@@ -158,8 +140,17 @@ impl<'a> SegmentWalk<'a> {
         self.segments
     }
 
+    /// A top-k is a choice of beams only if the keys and values of each layer are moved after it.
+    fn prove_beams(&mut self) {
+        let layers = self.open.as_ref().map_or(0, |it| it.layers);
+        if self.region.by_top_k && self.region.max_moved < 2 * layers.max(1) {
+            (self.region.is_sampled, self.region.lookup) = (false, None);
+        }
+    }
+
     /// A kernel of a layer outside graphs.
     fn layer(&mut self, call: u32, kind: u32) {
+        self.prove_beams();
         let after_graph = self.open.as_ref().is_some_and(Segment::is_graph);
         let region = &self.region;
         let is_cut = region.is_sampled
@@ -196,6 +187,7 @@ impl<'a> SegmentWalk<'a> {
     }
 
     fn graph_launch(&mut self, call: u32, graph: u32) {
+        self.prove_beams();
         self.graph_call = Some(call);
         let after_graph = self.open.as_ref().is_some_and(Segment::is_graph);
         let region = &self.region;
@@ -291,50 +283,6 @@ impl<'a> SegmentWalk<'a> {
             open.signature = HashMap::default();
         }
         self.segments.push(open);
-    }
-}
-
-impl Region {
-    fn wait(&mut self) {
-        if !self.is_closed {
-            if !self.is_sampled {
-                (self.end, self.next, self.ends_with_wait) = (self.last, None, true);
-            }
-            self.is_closed = true;
-        }
-        (self.is_waited, self.has_prepared) = (true, false);
-    }
-
-    /// Adds a kernel that is of no layer.
-    fn kernel(&mut self, at: (u32, i64), (kind, name): (u32, u32), role: &KernelRole) {
-        self.last = at;
-        self.open_kernels += u64::from(!self.is_closed);
-        self.blocks += role.blocks;
-        if role.is_sampling {
-            if !self.is_closed {
-                (self.end, self.next) = (at, None);
-            }
-            (self.is_sampled, self.is_waited, self.sampling) = (true, false, Some(kind));
-            (self.lookup, self.has_prepared) = (None, false);
-            self.next = self.next.or(self.is_closed.then_some(at.0));
-            return;
-        }
-        self.next = self.next.or(Some(at.0));
-        match (self.lookup, role.lookup) {
-            (None, Some(rows)) => {
-                self.lookup = Some((at.0, kind, rows));
-                self.head.clear();
-            }
-            (Some(_), _) if self.head.len() < HEAD => self.head.push(name),
-            _ => {}
-        }
-        self.has_prepared = true;
-    }
-
-    /// Returns true if no kernel lies between the end of the last forward, or a wait after it, and
-    /// the launch of a graph by `call`.
-    fn is_before(&self, call: u32) -> bool {
-        self.next == Some(call) || (self.is_waited && !self.has_prepared)
     }
 }
 

@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use super::*;
 
 mod preparation;
+mod speculation;
 
 const THREAD: i64 = (7 << 24) | 1;
 const LOOKUP: &str = "void at::native::(anonymous namespace)::indexSelectSmallIndex<float>(T1)";

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, HashSet};
 
 use llmprof_core::trace::{
     range::Range,
-    timeline::Timeline,
+    timeline::{Timeline, process_of},
     unclosed::{Unclosed, UnclosedOutcome},
 };
 
-use super::{Extent, OpenStages, PlaceIntervals, StageInstance, place};
+use super::{Extent, OpenStages, PlaceIntervals, StageInstance, end, place};
 use crate::stages::PREFILL;
 
 impl OpenStages {
@@ -33,12 +33,16 @@ impl OpenStages {
         let last: BTreeMap<i64, usize> =
             self.instances.iter().enumerate().map(|(at, it)| (it.place, at)).collect();
         let mut seen = HashSet::new();
+        let starts = ProcessStarts::of(trace);
         for at in 0..self.instances.len() {
             let it = self.instances[at];
             let is_inferred = it.label == decode && inferred.contains(&it.place);
             let is_loose = it.label == decode && loose.contains_key(&it.place);
-            // The prefill of a first decode lies before the recording.
-            let lacks_start = seen.insert(it.place) && prefills.contains(&it.place);
+            // The prefill of a first decode lies before the recording, and its first steps may.
+            let is_first = seen.insert(it.place) && (is_loose || is_inferred);
+            let lacks_start = is_first
+                && (prefills.contains(&it.place)
+                    || starts.is_at_start(trace, it.place, it.start_ns));
             let lacks_end = |step: &i64| {
                 let mut later =
                     self.instances[at + 1..].iter().filter(|next| next.place == it.place);
@@ -58,6 +62,42 @@ impl OpenStages {
                 Extent::Whole
             };
         }
+    }
+}
+
+/// When the recording of each process starts.
+struct ProcessStarts(BTreeMap<i64, i64>);
+
+impl ProcessStarts {
+    /// The first range or call of each process.
+    fn of(trace: &Timeline) -> Self {
+        let mut first: BTreeMap<i64, i64> = BTreeMap::new();
+        let ranges = trace.ranges.iter().map(|it| (it.global_tid, it.start_ns));
+        let calls = trace.cuda_calls.iter().map(|it| (it.global_tid, it.start_ns));
+        for (thread, start_ns) in ranges.chain(calls) {
+            let known = first.entry(process_of(thread)).or_insert(start_ns);
+            *known = start_ns.min(*known);
+        }
+        Self(first)
+    }
+
+    /// True if less time than a step takes lies between the start of the recording and a decode
+    /// that starts at `start_ns`: steps before it would not be recorded.
+    fn is_at_start(&self, trace: &Timeline, decode_place: i64, start_ns: i64) -> bool {
+        let is_step = |it: &&Range| trace.rules.is_decode_step(&it.name, &it.domain);
+        let ranges = trace.ranges.iter().filter(is_step);
+        let named = ranges.map(|it| (place(it), it.start_ns, end(it)));
+        let inferred = trace.inferred.steps.iter();
+        let inferred = inferred.map(|it| (it.global_tid, it.start_ns, it.end_ns));
+        let mut steps = named
+            .chain(inferred)
+            .filter(|it| it.0 == decode_place && it.1 >= start_ns)
+            .map(|it| (it.1, it.2));
+        let Some(first) = steps.next() else { return false };
+        // A short pause between steps is a part of each.
+        let until = steps.next().map_or(first.1, |next| next.0);
+        let recorded = self.0.get(&process_of(decode_place)).copied().unwrap_or(start_ns);
+        start_ns - recorded < until - first.0
     }
 }
 

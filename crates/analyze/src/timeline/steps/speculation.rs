@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_core::trace::engine_steps::StepClass;
+use llmprof_core::trace::engine_steps::{Phase, StepClass};
 
-use super::{FormedStep, Phase, Step, merged};
+use super::{FormedStep, Step, merged};
 
 /// Steps that contain their phases by speculation. A range of a decode step inside is a pass of the
 /// draft model, or repeats the step if it contains phases itself.

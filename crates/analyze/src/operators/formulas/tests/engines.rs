@@ -1,0 +1,125 @@
+//! Attention of engines by the keys of steps.
+
+use llmprof_core::trace::engine_steps::{StepClass, StepCounts, StepPart};
+
+use super::*;
+
+/// A step by requests, each as lengths of queries and keys; the first `prefill` are in prefill.
+pub fn keys(requests: &[(u64, u64)], prefill: usize) -> StepKeys {
+    let part = |of: &[(u64, u64)]| {
+        let sum = |count: &dyn Fn(u64, u64) -> u64| {
+            Some(of.iter().map(|it| count(it.0, it.1)).sum::<u64>())
+        };
+        StepPart {
+            requests: Some(of.len() as u64),
+            tokens: sum(&|q, _| q),
+            keys: sum(&|_, k| k),
+            products: sum(&|q, k| q * k),
+            squares: sum(&|q, _| q * q),
+        }
+    };
+    let (prefill, decode) = requests.split_at(prefill);
+    let counts =
+        StepCounts { prefill: part(prefill), decode: part(decode), ..StepCounts::default() };
+    StepKeys::of(Some(StepClass::Mixed), &counts).unwrap()
+}
+
+/// Attention of vLLM with 4 heads of queries, 2 of keys and 8 elements each.
+pub fn unified(rows: u64) -> OperatorSignature {
+    let (q, k) = ([rows, 4, 8], [rows, 2, 8]);
+    let inputs: [(&[u64], &str); 4] = [(&q, BF16), (&k, BF16), (&k, BF16), (&q, BF16)];
+    signature("vllm::unified_attention_with_output", &inputs, &[])
+}
+
+pub fn of_step(of: &OperatorSignature, cache: Option<u64>, step: &StepKeys) -> Option<(u64, u64)> {
+    match signature_work(of, cache)? {
+        SignatureWork::OfStep(it) => it.work(step).map(|it| (it.flops, it.bytes)),
+        _ => None,
+    }
+}
+
+#[test]
+fn attention_of_an_engine_counts_the_pairs_and_keys_of_its_step() {
+    let mixed = keys(&[(3, 10), (1, 30), (1, 9)], 1);
+    let (pairs, all_keys) = (10 + 9 + 8 + 30 + 9, 49);
+    let bytes = all_keys * 2 * 8 * (1 + 1) + 5 * 4 * 8 * (2 + 2);
+    assert_eq!(of_step(&unified(5), Some(1), &mixed), Some((2 * 4 * pairs * 16, bytes)));
+    // Padded rows compute nothing of a request; the type of the cache may be unknown.
+    assert_eq!(of_step(&unified(8), None, &mixed), Some((2 * 4 * pairs * 16, 0)));
+    assert_eq!(of_step(&unified(3), None, &mixed), Some((2 * 4 * 27 * 16, 0)));
+    assert_eq!(of_step(&unified(2), None, &mixed), Some((2 * 4 * 39 * 16, 0)));
+    assert_eq!(of_step(&unified(4), None, &mixed), None, "neither all nor one kind");
+    let equal = keys(&[(2, 2), (1, 7), (1, 7)], 1);
+    assert_eq!(of_step(&unified(2), None, &equal), None, "either kind");
+    let mut flat = unified(5);
+    (flat.name, flat.shapes[0]) = ("sglang::unified_attention".into(), vec![5, 32]);
+    assert_eq!(of_step(&flat, None, &mixed), Some((2 * 4 * pairs * 16, 0)));
+    flat.shapes[1] = vec![5, 3, 8];
+    assert_eq!(of_step(&flat, None, &mixed), None, "keys and values have other heads");
+}
+
+#[test]
+fn a_step_without_the_sums_of_all_its_requests_has_no_keys() {
+    let (requests, tokens, keys, products) = (Some(2), Some(2), Some(9), Some(9));
+    let decode = StepPart { requests, tokens, keys, products, squares: None };
+    let counts = StepCounts { decode, ..StepCounts::default() };
+    let found = StepKeys::of(Some(StepClass::Decode), &counts).unwrap();
+    assert_eq!((found.decode.pairs, found.prefill.tokens), (9, 0));
+    assert_eq!(StepKeys::of(Some(StepClass::Mixed), &counts), None);
+    let unknown = StepCounts { decode: StepPart { products: None, ..decode }, ..counts };
+    assert_eq!(StepKeys::of(Some(StepClass::Decode), &unknown), None);
+}
+
+#[test]
+fn flash_attention_counts_only_if_its_inputs_state_a_causal_mask_of_all_keys() {
+    let step = keys(&[(1, 9), (1, 30)], 0);
+    let form = |name: &str, out: usize, mask: [(usize, &str); 3]| {
+        let (none, q, cache): (&[u64], &[u64], &[u64]) = (&[], &[2, 4, 8], &[50, 16, 2, 8]);
+        let mut inputs = vec![(none, ""); out + 1];
+        for (at, input) in [(0, (q, BF16)), (1, (cache, F8)), (2, (cache, F8)), (out, (q, BF16))] {
+            inputs[at] = input;
+        }
+        signature(name, &inputs, &mask)
+    };
+    let fa2 = |mask: [&str; 3]| {
+        let [causal, left, right] = mask;
+        form("_vllm_fa2_C::varlen_fwd", 3, [(15, causal), (16, left), (17, right)])
+    };
+    let whole = Some((2 * 4 * 39 * 16, 39 * 2 * 8 * 2 + 2 * 4 * 8 * 4));
+    assert_eq!(of_step(&fa2(["True", "-1", "-1"]), None, &step), whole);
+    for mask in [["True", "127", "0"], ["False", "-1", "-1"]] {
+        assert_eq!(signature_work(&fa2(mask), None), Some(SignatureWork::PartOfKeys), "{mask:?}");
+    }
+    for mask in [["", "", ""], ["-1", "-1", "0.0"], ["True", "0.5", "-1"]] {
+        assert_eq!(signature_work(&fa2(mask), None), None, "{mask:?}");
+    }
+    let mask = [(24, "True"), (25, "-1"), (26, "-1")];
+    for name in ["_vllm_fa3_C::fwd", "sgl_kernel::fwd"] {
+        assert_eq!(of_step(&form(name, 6, mask), None, &step), whole, "{name}");
+    }
+    let mut latent = form("sgl_kernel::fwd", 6, mask);
+    latent.shapes[5] = vec![2, 4, 8];
+    assert_eq!(signature_work(&latent, None), None);
+    let paged = |page: u64| {
+        let (cache, q, space): (&[u64], &[u64], &[u64]) = (&[900, page, 2, 8], &[2, 4, 8], &[64]);
+        let u8s = "unsigned char";
+        let inputs = [(q, BF16), (space, u8s), (q, BF16), (cache, F8), (cache, F8)];
+        signature("aiter::paged_attention_ragged", &inputs, &[])
+    };
+    assert_eq!(of_step(&paged(1), None, &step), whole);
+    assert_eq!(of_step(&paged(16), None, &step), None, "pages may have heads first");
+}
+
+#[test]
+fn a_cache_has_the_element_of_the_calls_that_write_it() {
+    let write = |name: &str, cache: &str| {
+        let (new, pages): (&[u64], &[u64]) = (&[4, 2, 8], &[50, 16, 2, 8]);
+        signature(name, &[(new, BF16), (new, BF16), (pages, cache), (pages, cache)], &[])
+    };
+    let flash = "_C_cache_ops::reshape_and_cache_flash";
+    assert_eq!(cache_size(&[unified(4)]), None);
+    assert_eq!(cache_size(&[unified(4), write(flash, "unsigned char")]), Some(1));
+    assert_eq!(cache_size(&[write("sglang::store_cache", BF16)]), Some(2));
+    assert_eq!(cache_size(&[write(flash, BF16), write(flash, F8)]), None);
+    assert_eq!(cache_size(&[write(flash, "other")]), None);
+}
