@@ -10,7 +10,9 @@ use llmprof_service::config::environment;
 
 use command::{
     align, analyze, backup, check,
-    client::{self, cancel, fetch, list, mcp, show, submit, sweep, upload, watch},
+    client::{
+        self, cancel, fetch, list, mcp, show, submit, sweep, terminal::print_notice, upload, watch,
+    },
     cost, diff, doctor, engines, execute, gate, inspect, load, openapi, quickstart, serve, token,
 };
 
@@ -102,7 +104,7 @@ pub fn main(commit: Option<&'static str>) -> ExitCode {
         _ => false,
     };
     if serves && let Err(error) = environment::hide_variables() {
-        eprintln!("llmprof: cannot hide the variables of its environment: {error}");
+        print_notice(format_args!("llmprof: cannot hide its environment's variables: {error}"));
     }
     let result = match cli.command {
         Command::Align(options) => return align::run(&options),
@@ -155,7 +157,7 @@ pub fn main(commit: Option<&'static str>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("llmprof: {error:#}");
+            print_notice(format_args!("llmprof: {error:#}"));
             // A rule without a range in the capture is an invalid argument.
             if error.chain().any(|it| it.is::<UnknownRange>()) {
                 ExitCode::from(2)

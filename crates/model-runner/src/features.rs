@@ -4,6 +4,8 @@ use std::process::ExitCode;
 
 use llmprof_core::domain::runner::Features;
 
+use crate::print_notice;
+
 /// Prints one line of JSON.
 pub fn print() -> ExitCode {
     let features =
@@ -14,7 +16,7 @@ pub fn print() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("model-runner: {error}");
+            print_notice(format_args!("model-runner: {error}"));
             ExitCode::FAILURE
         }
     }

@@ -26,7 +26,8 @@ mod text;
 mod weights;
 
 use std::{
-    io,
+    fmt::Display,
+    io::{self, Write},
     panic::{self, AssertUnwindSafe},
     process::ExitCode,
 };
@@ -47,6 +48,12 @@ fn merge_freed_memory_at_once() {
     }
 }
 
+/// Writes a line to standard error. A failed write is ignored: a reader that left does not change
+/// the exit code.
+fn print_notice(line: impl Display) {
+    _ = writeln!(io::stderr(), "{line}");
+}
+
 /// Runs the program.
 pub fn main() -> ExitCode {
     let started_ns = record::now_ns();
@@ -55,13 +62,14 @@ pub fn main() -> ExitCode {
     let filter =
         tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     tracing_subscriber::fmt()
+        .log_internal_errors(false)
         .with_env_filter(filter)
         .with_writer(io::stderr)
         .with_ansi(false)
         .init();
     // A panic is one line as well: the parent shows the last one.
     panic::set_hook(Box::new(|info| {
-        eprintln!("model-runner: internal error: {}", one_line(&info.to_string()))
+        print_notice(format_args!("model-runner: internal error: {}", one_line(&info.to_string())))
     }));
 
     if matches!(args.command, args::Command::Features) {
@@ -82,7 +90,7 @@ pub fn main() -> ExitCode {
     match outcome {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => {
-            eprintln!("model-runner: {}", one_line(&error.to_string()));
+            print_notice(format_args!("model-runner: {}", one_line(&error.to_string())));
             match error {
                 RunError::BadInput(_) => ExitCode::from(EXIT_BAD_INPUT as u8),
                 RunError::Model(_) | RunError::Write { .. } => ExitCode::FAILURE,

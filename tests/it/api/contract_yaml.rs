@@ -1,11 +1,12 @@
-//! The written contract in YAML 1.1 and 1.2: one document, in PyYAML and by the rules of both
-//! versions. The test with PyYAML is skipped without it, unless LLMPROF_REQUIRE_PYYAML=1.
+//! YAML as it is written: the contract in YAML 1.1 and 1.2, and any text of a configuration. The
+//! tests with PyYAML are skipped without it, unless LLMPROF_REQUIRE_PYYAML=1.
 
 use std::{fs, path::Path, process::Command};
 
+use llmprof_core::domain::{mode::Mode, subject::RunSpec, yaml::yaml};
 use llmprof_service::http;
 use regex::Regex;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Plain scalars that YAML 1.1 reads as booleans, null, numbers, times and special keys
 /// (yaml.org/type), and those that YAML 1.2 adds.
@@ -146,26 +147,65 @@ fn python() -> Option<&'static str> {
     is_installed.then_some("python3")
 }
 
+/// The differences that PyYAML finds between a document in YAML and in JSON; `None` without it.
+fn differences(yaml: &str, json: &Value) -> Option<(Option<i32>, String)> {
+    let python = python()?;
+    let folder = tempfile::tempdir().unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/compare_contract.py");
+    let paths = ["written.yaml", "written.json"].map(|name| folder.path().join(name));
+    fs::write(&paths[0], yaml).unwrap();
+    fs::write(&paths[1], json.to_string()).unwrap();
+    let output = Command::new(python).arg(&script).args(&paths).output().unwrap();
+    let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    Some((output.status.code(), text))
+}
+
 #[test]
 fn pyyaml_reads_the_document_that_the_service_serves_as_json() {
-    let Some(python) = python() else {
+    let Some(same) = differences(&kept(), http::contract()) else {
         eprintln!("skipped: PyYAML is not installed");
         return;
     };
-    let folder = tempfile::tempdir().unwrap();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/compare_contract.py");
-    let differences = |yaml: &str, json: &Value| {
-        let paths = ["contract.yaml", "contract.json"].map(|name| folder.path().join(name));
-        fs::write(&paths[0], yaml).unwrap();
-        fs::write(&paths[1], json.to_string()).unwrap();
-        let output = Command::new(python).arg(&script).args(&paths).output().unwrap();
-        let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
-        (output.status.code(), text)
-    };
-    assert_eq!(differences(&kept(), http::contract()), (Some(0), String::new()));
+    assert_eq!(same, (Some(0), String::new()));
     // The comparison finds a key, a value and a number that YAML 1.1 reads differently.
     let plain = kept().replace("'on'", "on").replace("'3.1.0'", "3.1");
-    let (code, text) = differences(&plain, http::contract());
+    let (code, text) = differences(&plain, http::contract()).unwrap();
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("/openapi: ") && text.contains("/properties: "), "{text}");
+}
+
+/// Texts that YAML 1.1 reads as something else if they are not quoted, in each case of letters.
+fn yaml_1_1_words() -> Vec<String> {
+    let words = "y n yes no true false on off null ~ 0 7 -1 +1 1_000 0b10 017 0o17 0x1f 1:30 \
+                 190:20:30.15 1.5 .5 5. 1e3 1e-6 1.0e+3 .inf -.inf +.inf .nan 2026-11-01 \
+                 2026-11-20T09:00:00.000Z = << - ? : #x &a *a !a | > %a @a `a ' \" [a] {a}";
+    let with_spaces = ["", "a: b", "a #b", "a, b", " a", "a ", "2026-1-1 1:2:3", "a\nb", "\t"];
+    let in_cases = |word: &str| {
+        let (first, rest) = word.split_at(word.chars().next().map_or(0, char::len_utf8));
+        let title = format!("{}{rest}", first.to_uppercase());
+        [word.to_owned(), word.to_uppercase(), title]
+    };
+    words.split(' ').chain(with_spaces).flat_map(in_cases).collect()
+}
+
+#[test]
+fn pyyaml_reads_every_text_of_a_configuration_as_the_same_text() {
+    let mut spec = RunSpec::tiny(Mode::LIGHT, 0, &[]);
+    spec.common.labels = yaml_1_1_words();
+    let mut configs = vec![Value::from(spec.submission().unwrap())];
+    spec.common.labels.clear();
+    for word in yaml_1_1_words() {
+        spec.common.revision = Some(word.clone());
+        let mut config = spec.submission().unwrap();
+        config.insert("params".into(), json!({ "a": word, "list": [word], "float": 1e-6 }));
+        if !word.contains(['\n', '\t']) {
+            config.insert(word.clone(), json!({ "flow": { word: 1 } }));
+        }
+        configs.push(config.into());
+    }
+    let document = json!({ "configs": configs });
+    match differences(&yaml(&document), &document) {
+        Some(found) => assert_eq!(found, (Some(0), String::new())),
+        None => eprintln!("skipped: PyYAML is not installed"),
+    }
 }

@@ -4,6 +4,7 @@ use std::{fs, process::Command};
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use super::diff::slower_pair;
 
@@ -19,8 +20,13 @@ fn a_limit_sets_the_exit_code_by_the_verdict_on_stages_and_latencies() -> Result
     }
     let mut brief = run.clone();
     brief["aggregates"]["per_token_ms"] = Value::Null;
+    let (mut capture, mut foreign) = (run.clone(), other.clone());
+    for report in [&mut capture, &mut foreign] {
+        report["run_id"] = json!(Uuid::nil());
+    }
+    let runs = [("run", &run), ("slow", &slow), ("other", &other), ("once", &once)];
     let given =
-        [("run", &run), ("slow", &slow), ("other", &other), ("once", &once), ("brief", &brief)];
+        [&runs[..], &[("brief", &brief), ("capture", &capture), ("foreign", &foreign)]].concat();
     check_limits(
         &given,
         &[
@@ -35,6 +41,8 @@ fn a_limit_sets_the_exit_code_by_the_verdict_on_stages_and_latencies() -> Result
             ("run", "run", Some("slower=0.01%"), 2, "measure both runs with more repeats"),
             ("run", "once", Some("slower=1000%"), 2, "`--history RUN`, repeatable"),
             ("run", "other", Some("slower=3%"), 2, "`llmprof submit A/config.yaml`"),
+            ("capture", "run", Some("slower=0.01%"), 2, "record more repeats in both captures"),
+            ("foreign", "run", Some("slower=3%"), 2, "analyse both with the same options"),
             ("run", "once", Some("slower=1000%"), 2, "measured once in B"),
             ("run", "other", Some("slower=3%"), 2, "different dtype"),
             ("run", "absent", None, 1, "cannot read absent"),

@@ -132,7 +132,7 @@ async fn queued_imports_are_executed_without_a_device() {
             "{run:#}"
         );
     }
-    assert_eq!((&mock["name"], &e2e["name"]), (&json!("mock"), &json!("hf-llama")));
+    assert_eq!((&mock["name"], &e2e["name"]), (&json!("mock.sqlite.zst"), &json!("hf-llama")));
     let models = [&mock, &e2e].map(|run| run["spec"]["subject"]["model"].clone());
     assert_eq!(models, [json!(null), json!("hf-llama")], "a file's name is not a model");
     let steps: Vec<_> =

@@ -112,7 +112,7 @@ async fn errors_of_tools_are_one_line_with_the_code_of_the_api() {
         ("wait_for_run", json!({}), "missing field `run_id`"),
         ("table", json!({ "run_id": "a", "tabel": "b" }), "unknown field `tabel`"),
         ("table", json!({ "run_id": missing["run_id"], "table": "../x" }), "is not a name"),
-        ("find_runs", json!({ "limit": 1000 }), "limit 1000 is out of range; expected 1 to 50"),
+        ("find_runs", json!({ "limit": 1000 }), "limit: 1000 is not between 1 and 50"),
         ("find_runs", json!({ "limit": "many" }), "expected an integer"),
         ("find_runs", json!({ "since": "yesterday" }), "invalid_parameter: since"),
         ("submit_run", json!({ "model": "gpt" }), "no model gpt"),
@@ -157,7 +157,7 @@ async fn a_wait_is_bounded_and_lists_pending_steps() {
     assert_eq!((&content["state"], &content["has_ended"]), (&json!("queued"), &json!(false)));
     assert_eq!(content["pending"], json!(["preflight", "baseline", "analyze", "report"]));
     let too_long = call(&api, "", "wait_for_run", json!({ "run_id": id, "timeout_s": 3600 })).await;
-    assert!(error(&too_long).contains("expected 0 to 50"), "{too_long}");
+    assert!(error(&too_long).contains("is not between 0 and 50"), "{too_long}");
     let (wait, cancel) = (json!({ "run_id": id, "timeout_s": 50 }), json!({ "run_id": id }));
     let (waited, _) =
         tokio::join!(call(&api, "", "wait_for_run", wait), call(&api, "", "cancel_run", cancel));

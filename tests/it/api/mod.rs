@@ -24,6 +24,7 @@ pub mod openapi;
 mod placeholders;
 mod quiet;
 mod ranges;
+mod repeated_fields;
 pub mod router;
 pub mod series;
 pub mod service;

@@ -28,7 +28,7 @@ async fn a_statement_of_a_model_that_does_not_fit_is_refused_before_the_file_is_
         ("?model_config=llama-tiny", "prompt_tokens: missing"),
         ("?model_config=lama-tiny&prompt_tokens=1", "did you mean llama-tiny?"),
         ("?model_config=%7B%7D&prompt_tokens=1", "model_config: the model has model_type"),
-        ("?model_config=llama-tiny&prompt_tokens=1&batch=0", "is not a whole number from 1"),
+        ("?model_config=llama-tiny&prompt_tokens=1&batch=0", "batch: 0 is not between 1 and 65536"),
         ("?model_config=llama-tiny&prompt_tokens=1&dtype=fp4", "expected f32, f16 or bf16"),
         ("?model_config=llama-tiny&prompt_tokens=1&prompt_tokens=2", "given more than once"),
     ] {

@@ -234,7 +234,7 @@ async fn a_part_alone_is_profiled_without_the_cost_of_the_model() {
     let report = fs::read_to_string(service.run_dir(&id).join("report.md")).unwrap();
     assert!(
         report.contains(PART)
-            && !report.contains("off what the architecture needs")
+            && !report.contains("than the architecture needs")
             && !report.contains("Keys and values"),
         "{report}"
     );

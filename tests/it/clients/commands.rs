@@ -251,3 +251,58 @@ fn captures_are_uploaded_checked_and_followed() {
     with(&["upload", "a.sqlite"]).assert_refused(&["422", "a.sqlite"]);
     with(&["upload", "missing.sqlite"]).assert_refused(&["cannot read missing.sqlite"]);
 }
+
+#[test]
+fn a_field_a_setting_and_a_parameter_are_given_once() {
+    let folder = tempdir().unwrap();
+    let here = folder.path();
+    fs::write(here.join("a.json"), r#"{"model": "m", "profiling": {"a": 1, "a": 2}}"#).unwrap();
+    fs::write(here.join("b.json"), r#"{"base": {"mode": "basic", "mode": "light"}}"#).unwrap();
+    fs::write(here.join("a.yaml"), "model: m\nlabels: [{a: 1, a: 2}]\n").unwrap();
+    let large = "model: m\nseed: 1\nrepeats: 1\nseed: 18446744073709551616\n";
+    fs::write(here.join("b.yaml"), large).unwrap();
+    let gate = ["gate", "--baseline", "main", "--submit", "a.json"];
+    let set = ["submit", "--model", "m", "--set", "ncu.details=true", "--set"];
+    let param = ["submit", "--command", "c", "--param", "tokens=1", "--param"];
+    for (arguments, text) in [
+        (&["submit", "a.json"][..], "a.json: `a` is given more than once at line 1"),
+        (&["submit", "a.yaml"], "`a` is given more than once"),
+        (&["submit", "b.yaml"], "`seed` is given more than once"),
+        (&["sweep", "b.json"], "b.json: `mode` is given more than once at line 1"),
+        (&gate, "a.json: `a` is given more than once at line 1"),
+        (&[&set[..], &["ncu.details=true"]].concat()[..], "ncu.details: given more than once"),
+        (&[&set[..], &["ncu={}"]].concat()[..], "setting ncu: given more than once"),
+        (&[&param[..], &["tokens=1"]].concat()[..], "--param tokens: given more than once"),
+    ] {
+        let refused = run(&mut command(here, "http://127.0.0.1:9", arguments));
+        refused.assert_refused(&[text]);
+    }
+}
+
+#[test]
+fn an_integer_option_outside_its_range_is_refused_by_name_and_range() {
+    let folder = tempdir().unwrap();
+    let id = "019aa3b1-5c2e-7f10-8a4d-6e1b3c9d2f45";
+    let align = ["align", "--mock", "a", "--e2e", "b", "--forwards"];
+    let gate = ["gate", "--baseline", "main", "--run", id, "--max-runs"];
+    let show = ["show", id, "--table", "kernels", "--limit"];
+    for (arguments, option, max) in [
+        (&align[..], "--forwards", 1_000_000),
+        (&gate, "--max-runs", 5),
+        (&["list", "--limit"], "--limit", 200),
+        (&show, "--limit", 1_000_000),
+    ] {
+        for value in ["0", &(max + 1).to_string(), "1000000000000", "18446744073709551616"] {
+            let program = std::process::Command::new(LLMPROF)
+                .args(arguments)
+                .arg(value)
+                .current_dir(folder.path())
+                .output()
+                .unwrap();
+            let text = String::from_utf8(program.stderr).unwrap();
+            let expected = format!("{value} is not between 1 and {max}");
+            assert_eq!(program.status.code(), Some(3), "{text}");
+            assert!(text.contains(option) && text.contains(&expected), "{text}");
+        }
+    }
+}

@@ -2,6 +2,7 @@
 //! servers and proxies that fail in each way.
 
 mod agents;
+mod closed_output;
 mod commands;
 mod failures;
 mod local_inputs;

@@ -56,6 +56,15 @@ fn libraries_are_used_by_their_owners_alone() {
     assert_eq!(all.filter(|it| !used.contains(it)).collect::<Vec<_>>(), [], "no longer needed");
 }
 
+#[test]
+fn yaml_is_written_by_one_writer_alone() {
+    let calls = ["yaml_serde::to_string", "yaml_serde::to_writer", "yaml_serde::Serializer"];
+    for source in sources(ALL) {
+        let found = calls.iter().find(|call| source.code.contains(**call));
+        assert_eq!(found, None, "{}: write YAML by domain::yaml", source.path());
+    }
+}
+
 /// Files of the runner with their code.
 fn runner() -> Vec<(PathBuf, String)> {
     let files = sources(&["model-runner"]).into_iter();

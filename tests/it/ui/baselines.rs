@@ -107,7 +107,7 @@ async fn a_form_accepts_a_regression_with_a_reason() {
         format!("baseline=main&runs={run}&fail_on.tpot=4.0&reason={reason}")
     };
     for (body, status, problem) in [
-        (body(&slow, ""), 422, "accept"),
+        (body(&slow, ""), 422, "length of Reason"),
         (body(&slow, "x").replace("4.0", "much"), 422, "fail_on"),
         (body(&slow, "x").replace("4.0", "nan"), 422, "fail_on.tpot"),
         (body(&slow, "x").replace("4.0", "4&fail_on.tpot=90"), 422, "given more than once"),

@@ -238,6 +238,13 @@ async fn check_list(browser: &Browser, base: &str) {
             return [list.scrollWidth <= list.clientWidth, columns]";
         assert_eq!(browser.eval(fits).await, json!([true, 5]), "{width} px wide");
     }
+    browser.emulate(360, "dark").await;
+    browser.go(&format!("{base}/?columns=all")).await;
+    let fits = "const list = document.querySelector('#runs .scroll');
+        return list.scrollWidth <= list.clientWidth";
+    assert_eq!(browser.eval(fits).await, true, "all columns, one below the other");
+    browser.emulate(1400, "light").await;
+    browser.go(&format!("{base}/")).await;
     browser.press("[name=columns]").await;
     browser.until("return document.querySelectorAll('#runs thead th').length > 10").await;
 }

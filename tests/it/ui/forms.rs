@@ -1,5 +1,7 @@
 //! Fields of the forms of pages: known ones only, each once, and numbers within the contract.
 
+use std::{collections::BTreeSet, fs};
+
 use axum::http::Method;
 use serde_json::{Value, json};
 
@@ -56,6 +58,89 @@ async fn a_field_of_any_form_is_given_once() {
     }
 }
 
+/// The addresses of all forms and buttons of the pages, with names of this service.
+fn addresses() -> BTreeSet<String> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/crates/service/src/http/ui/templates");
+    let mut found = BTreeSet::new();
+    for file in fs::read_dir(folder).unwrap() {
+        let page = fs::read_to_string(file.unwrap().path()).unwrap();
+        let posted = page.split("method=\"post\" action=\"").skip(1);
+        for form in posted.chain(page.split("formaction=\"").skip(1)) {
+            let mut address = String::new();
+            for part in form.split("{{ ") {
+                match part.split_once(" }}") {
+                    Some((name, rest)) => {
+                        address += match name {
+                            name if name.contains("unpin") => "pin",
+                            name if name.ends_with(".command") => "tiny-generate",
+                            _ => UNKNOWN,
+                        };
+                        address += rest;
+                    }
+                    None => address += part,
+                }
+            }
+            found.insert(address.split('"').next().unwrap().to_owned());
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn every_form_and_button_of_the_pages_refuses_an_unknown_field() {
+    let api = Api::new().await;
+    let addresses = addresses();
+    assert!(addresses.len() >= 18, "{addresses:?}");
+    for address in addresses {
+        let answer = match address.as_str() {
+            "/ui/import" => {
+                let capture = timeline(MOCK);
+                let files: [(&str, &[u8]); 1] = [("mock.sqlite.zst", &capture)];
+                let body = form(&files, &[("unlikely", "x")]);
+                api.ask(Method::POST, &address, &[HOST, OWN, FORM], body).await
+            }
+            _ => post(&api, &address, &[], "unlikely=x").await,
+        };
+        let text = page(&answer, 422).replace('`', "");
+        assert!(text.contains("unknown field unlikely"), "{address}: {text}");
+    }
+    for body in ["", "a=b"] {
+        let path = format!("/ui/runs/{UNKNOWN}/cancel");
+        let answer = api.ask(Method::POST, &path, &[HOST, OWN], body).await;
+        let status = if body.is_empty() { 404 } else { 415 };
+        page(&answer, status);
+    }
+}
+
+#[tokio::test]
+async fn a_field_that_would_be_ignored_is_refused_by_its_label_with_the_reason() {
+    let api = Api::new().await;
+    let command = "/ui/commands/tiny-generate";
+    let session = format!("{command}/session");
+    let request = "request=%7B%7D";
+    let baseline = "name=main&remove=remove&label=x";
+    for (path, body, why) in [
+        (session.as_str(), "repeats=3", "Repeats: each run on the session has its own"),
+        (&session, "warmup=3", "Warm-up: each run"),
+        (&session, "timeout_s=3", "Time limit: each run"),
+        (&session, "priority=3", "Priority: each run"),
+        (&session, "revision=r1", "Revision: each run"),
+        (&session, "profiling=ncu.details%3Dtrue", "Settings of the passes: a session has"),
+        (&session, "labels=a,b", "Labels: a session has one label; enter one"),
+        (&session, &format!("session={UNKNOWN}"), "Session: a session does not run on another"),
+        (command, "lifetime_s=100", "Lifetime of a session: only a session has one"),
+        ("/ui/sweeps", &format!("{request}&batch=1"), "Batch: the request in JSON replaces"),
+        ("/ui/sweeps", &format!("{request}&model={MODEL}"), "Model: the request in JSON"),
+        ("/ui/sweeps", &format!("{request}&max_minutes=1"), "Limit in minutes: the request"),
+        ("/ui/baselines", baseline, "a baseline is removed by its name alone"),
+    ] {
+        let text = page(&post(&api, path, &[], body).await, 422);
+        assert_contains(&text, &["role=\"alert\"", why]);
+    }
+    assert_eq!(api.get("/sessions").await.json()["sessions"], json!([]));
+    assert_eq!(api.get("/runs").await.json()["runs"], json!([]));
+}
+
 #[tokio::test]
 async fn an_unknown_parameter_of_a_page_is_refused_by_name() {
     let api = Api::new().await;
@@ -80,10 +165,10 @@ async fn text_in_a_number_field_is_refused_with_the_range() {
     let runs = format!("mock={UNKNOWN}&e2e={UNKNOWN}");
     let sweep = format!("model={MODEL}&batch=1&max_minutes=-1");
     for (path, body, why) in [
-        ("/ui/runs", format!("model={MODEL}&repeats=1e9"), ["repeats \"1e9\"", "1 and 100"]),
-        ("/ui/runs", format!("model={MODEL}&warmup=-1"), ["warmup: -1", "0 and 100"]),
-        ("/ui/alignments", format!("{runs}&forwards=few"), ["forwards \"few\"", "1 and 1000000"]),
-        ("/ui/sweeps", sweep, ["max_minutes: -1", "1 and 1440"]),
+        ("/ui/runs", format!("model={MODEL}&repeats=1e9"), ["Repeats \"1e9\"", "1 and 100"]),
+        ("/ui/runs", format!("model={MODEL}&warmup=-1"), ["Warm-up: -1", "0 and 100"]),
+        ("/ui/alignments", format!("{runs}&forwards=few"), ["each side \"few\"", "1 and 1000000"]),
+        ("/ui/sweeps", sweep, ["Limit in minutes: -1", "1 and 1440"]),
     ] {
         let text = page(&post(&api, path, &[], &body).await, 422).replace("&quot;", "\"");
         assert_contains(&text, &why);

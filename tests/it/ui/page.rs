@@ -196,11 +196,11 @@ async fn an_invalid_form_is_shown_again_with_its_values_and_the_reason() {
         (
             format!("model={MODEL}&repeats=0&labels=keep"),
             422,
-            "repeats: 0 is not between 1 and 100",
+            "Repeats: 0 is not between 1 and 100",
         ),
-        (format!("model={MODEL}&repeats=x&labels=keep"), 422, "repeats"),
+        (format!("model={MODEL}&repeats=x&labels=keep"), 422, "invalid Repeats"),
         ("model=none&labels=keep".to_owned(), 404, "no model none"),
-        ("labels=keep".to_owned(), 422, "model"),
+        ("labels=keep".to_owned(), 422, "missing field `Model`"),
         (format!("model={MODEL}&inputs=gone.yaml&labels=keep"), 422, "gone.png"),
     ];
     for (body, status, why) in cases {

@@ -1,7 +1,7 @@
 //! The pages of alignments and of retention: content, forms and buttons by role.
 
 use axum::http::Method;
-use llmprof_core::domain::state::RunState;
+use llmprof_core::domain::{alignment::AlignedSide, state::RunState};
 use llmprof_service::store::{AlignmentOutcome, Role};
 use serde_json::{Value, json};
 
@@ -109,6 +109,8 @@ async fn a_form_aligns_two_runs_and_redirects_to_a_live_page() {
             "Delete this alignment",
         ],
     );
+    let sides = AlignedSide::BOTH.map(|side| format!("<dt>{}</dt>", side.title()));
+    assert_contains(&text, &[&sides[0], &sides[1]]);
     assert!(!text.contains("data-events") && !text.contains("http-equiv"));
     let again = page(&api.get(&format!("/ui/alignments?again={id}")).await, 200);
     assert_contains(
@@ -142,9 +144,9 @@ async fn an_invalid_form_is_shown_again_with_its_values_and_the_reason() {
         (format!("{both}&selector=range&name=&stage=keep%3Dit"), 422, "is empty; give a name"),
         (format!("{both}&name=keep%3Dit"), 422, "selects no operation"),
         (format!("{both}&stage=warmup&selector=range&name=keep%3Dit"), 422, "unknown stage"),
-        (format!("{both}&forwards=few&selector=range&name=keep%3Dit"), 422, "forwards"),
-        (format!("mock={mock}&selector=range&name=keep%3Dit"), 422, "e2e"),
-        (format!("mock=7&e2e={e2e}&selector=range&name=keep%3Dit"), 422, "mock"),
+        (format!("{both}&forwards=few&selector=range&name=keep%3Dit"), 422, "Minimum instances"),
+        (format!("mock={mock}&selector=range&name=keep%3Dit"), 422, "missing field `Whole model`"),
+        (format!("mock=7&e2e={e2e}&selector=range&name=keep%3Dit"), 422, "Mock"),
         (format!("mock={UNKNOWN}&e2e={e2e}&selector=range&name=keep%3Dit"), 404, "no run"),
         (format!("mock={waiting}&e2e={e2e}&selector=range&name=keep%3Dit"), 409, "has not ended"),
         (format!("{both}&previous={UNKNOWN}&selector=range&name=keep%3Dit"), 404, "no alignment"),

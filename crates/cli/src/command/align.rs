@@ -12,6 +12,7 @@ use llmprof_analyze::align::{
     Verdict,
     settings::{self, Operation, Question, Thresholds, waivers},
 };
+use llmprof_core::domain::json_numbers::Within;
 use llmprof_report::{align::AlignmentReport, align::previous, pipeline::align_pair};
 
 use super::{ReportFormat, client::terminal};
@@ -56,7 +57,7 @@ pub struct AlignOptions {
     exclude_ranges: Vec<String>,
     /// Instances (one layer in one forward) that must count on each side; with fewer nothing is
     /// decided
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = Within::<1, 1_000_000>::text::<u32>)]
     forwards: Option<u32>,
     /// Thresholds that replace conf/alignment.toml
     #[arg(long, value_name = "TOML")]
@@ -82,7 +83,7 @@ pub fn run(options: &AlignOptions) -> ExitCode {
         Ok(Verdict::Fail) => ExitCode::from(1),
         Ok(Verdict::Inconclusive) => ExitCode::from(2),
         Err(error) => {
-            eprintln!("llmprof: {error:#}");
+            terminal::print_notice(format_args!("llmprof: {error:#}"));
             ExitCode::from(BAD_INPUT)
         }
     }

@@ -70,31 +70,47 @@ pub struct AnalyzeOptions {
     /// List no ranges with matching names as regions; repeatable
     #[arg(long, value_name = "GLOB")]
     exclude: Vec<Pattern>,
-    /// Write the report's files here, as a run does
+    /// Write the report's files here, as a run does, and print only the first page
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Output format
-    #[arg(long, value_enum, default_value_t = ReportFormat::Md)]
-    format: ReportFormat,
+    /// Print the whole report in this format [default: md, and the first page with --out]
+    #[arg(long, value_enum)]
+    format: Option<ReportFormat>,
 }
 
 pub fn run(options: &AnalyzeOptions) -> Result<()> {
     let (id, analyzed) = analyze(options)?;
-    let form = match options.format {
+    let form = options.format.map(|format| match format {
         ReportFormat::Md => ReportForm::Markdown,
         ReportFormat::Json => ReportForm::Json,
         ReportFormat::Html => ReportForm::Html,
-    };
+    });
     let text = match &options.out {
-        None => analyzed.render_one(form, id),
+        None => analyzed.render_one(form.unwrap_or(ReportForm::Markdown), id),
         Some(out) => {
             fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
             let files = analyzed.write(id, out)?;
-            let wanted = files.into_iter().find(|(name, _)| *name == form.file());
-            wanted.context("the report lacks that form")?.1
+            match form {
+                None => analyzed.first_page(id) + &places(out),
+                Some(form) => {
+                    let wanted = files.into_iter().find(|(name, _)| *name == form.file());
+                    wanted.context("the report lacks that form")?.1
+                }
+            }
         }
     };
     Ok(terminal::print(&text)?)
+}
+
+/// Places of the files that were written.
+fn places(out: &Path) -> String {
+    format!(
+        "The whole report is {} ({} as text), one page of it {}; its tables are CSV files next to \
+         it.\n",
+        out.join(layout::REPORT_HTML).display(),
+        layout::REPORT_MD,
+        layout::SUMMARY_MD,
+    )
 }
 
 fn analyze(options: &AnalyzeOptions) -> Result<(RunId, Analyzed)> {

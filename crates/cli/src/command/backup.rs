@@ -8,6 +8,7 @@ mod inputs;
 
 use std::{
     collections::HashSet,
+    fmt::Display,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -27,7 +28,7 @@ use llmprof_service::{
     store::{Store, audit::AuditLog},
 };
 
-use super::{progress, serve};
+use super::{client::terminal::print_notice, progress, serve};
 
 const DATABASE: &str = "llmprof.db";
 /// Stands in a data folder while it is restored; the service refuses one that has it.
@@ -122,7 +123,7 @@ pub fn backup(options: &BackupOptions) -> Result<()> {
         if copied.faults.is_empty() {
             return Ok(());
         }
-        copied.faults.iter().for_each(|fault| eprintln!("{fault}"));
+        copied.faults.iter().for_each(print_notice);
         bail!("cannot back up {} files; run llmprof check", copied.faults.len())
     })
 }
@@ -251,11 +252,12 @@ pub fn restore(options: &RestoreOptions) -> Result<()> {
                     }
                     Ok(None) => {
                         faults += 1;
-                        eprintln!("run {id}: {} is not what was sealed", artifact.path);
+                        print_fault("run", id, &artifact.path, "is not what was sealed");
                     }
                     Err(error) => {
                         faults += 1;
-                        eprintln!("run {id}: {}: {error}", artifact.path);
+                        let why = format!("cannot be restored: {error}");
+                        print_fault("run", id, &artifact.path, &why);
                     }
                 }
             }
@@ -267,8 +269,8 @@ pub fn restore(options: &RestoreOptions) -> Result<()> {
                     Ok(Some((stored, _))) => (files, bytes) = (files + 1, bytes + stored),
                     Ok(None) | Err(_) => {
                         faults += 1;
-                        let path = artifact.path;
-                        eprintln!("alignment {id}: {path} is not in the backup as it was sealed");
+                        let why = "is not in the backup as it was sealed";
+                        print_fault("alignment", id, &artifact.path, why);
                     }
                 }
             }
@@ -285,4 +287,9 @@ pub fn restore(options: &RestoreOptions) -> Result<()> {
         }
         Ok(())
     })
+}
+
+/// Prints why a file was not restored.
+fn print_fault(kind: &str, id: impl Display, path: &str, why: &str) {
+    print_notice(format_args!("{kind} {id}: {path} {why}"));
 }

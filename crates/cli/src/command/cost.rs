@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow};
 use clap::{Args, ValueEnum};
-use llmprof_core::domain::{dtype::Dtype, settings};
+use llmprof_core::domain::{dtype::Dtype, json_numbers::Within, settings};
 use llmprof_report::cost::{CostRequest, DEPTH, model_cost};
 use llmprof_service::artifact::inputs;
 
@@ -24,15 +24,15 @@ pub struct CostOptions {
     #[arg(long, value_name = "FILE")]
     inputs: Option<PathBuf>,
     /// Prompt positions, images' positions included
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=16_777_216))]
+    #[arg(long, value_name = "N", value_parser = Within::<1, 16_777_216>::text::<u64>)]
     prompt_tokens: Option<u64>,
     /// Tokens made after prefill
     #[arg(long, value_name = "N", default_value_t = 64,
-        value_parser = clap::value_parser!(u64).range(0..=16_777_216))]
+        value_parser = Within::<0, 16_777_216>::text::<u64>)]
     new_tokens: u64,
     /// Sequences of these inputs, computed at the same time
     #[arg(long, value_name = "N", default_value_t = 1,
-        value_parser = clap::value_parser!(u32).range(1..=1024))]
+        value_parser = Within::<1, 1024>::text::<u32>)]
     batch: u32,
     /// Dtype: f32, f16 or bf16 [default: the model's]
     #[arg(long)]
@@ -40,7 +40,7 @@ pub struct CostOptions {
     /// Depth of module paths in the table by module: 1 is vision and decoder, 2 SAM, CLIP and the
     /// projector
     #[arg(long, value_name = "N", default_value_t = DEPTH as u8,
-        value_parser = clap::value_parser!(u8).range(1..=16))]
+        value_parser = Within::<1, 16>::text::<u8>)]
     depth: u8,
     /// One row per layer, not per kind of layer
     #[arg(long)]

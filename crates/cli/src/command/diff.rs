@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use llmprof_analyze::{parse::aliases, series::gate::GateVerdict};
 use llmprof_core::layout;
-use llmprof_report::diff::{StoredReport, run_diff, stored};
+use llmprof_report::diff::{RunDiff, StoredReport, run_diff, stored};
 
 use super::{
     ReportFormat,
@@ -55,7 +55,7 @@ pub fn has_limit() -> bool {
 pub fn run(options: &DiffOptions) -> Result<ExitCode> {
     match compare(options) {
         Err(error) if options.fail_on.is_some() => {
-            eprintln!("llmprof: {error:#}");
+            terminal::print_notice(format_args!("llmprof: {error:#}"));
             Ok(ExitCode::from(BAD_INPUT))
         }
         result => result,
@@ -78,22 +78,45 @@ fn compare(options: &DiffOptions) -> Result<ExitCode> {
         GateVerdict::Regression => format!("slower by at least {limit} %"),
         GateVerdict::Inconclusive => format!("inconclusive: {limit} % cannot be excluded"),
     };
-    eprintln!("llmprof: {}", [vec![summary], judged.reasons, judged.dropped].concat().join("; "));
+    terminal::print_notice(format_args!(
+        "llmprof: {}",
+        [vec![summary], judged.reasons, judged.dropped].concat().join("; ")
+    ));
     if judged.verdict == GateVerdict::Inconclusive {
-        eprintln!("llmprof: {}", remedy(diff.diff.comparable));
+        terminal::print_notice(format_args!(
+            "llmprof: {}",
+            remedy(diff.diff.comparable, is_submitted(&diff, &options.a))
+        ));
     }
     Ok(verdict_code(judged.verdict))
 }
 
+/// True for a run whose request can measure it again: not for a capture, and not in a folder that
+/// `llmprof analyze` wrote.
+fn is_submitted(diff: &RunDiff, a: &Path) -> bool {
+    diff.a_name.is_none() && (!a.is_dir() || a.join(layout::CONFIG).exists())
+}
+
 /// The remedy of a limit that is not decided.
-fn remedy(is_comparable: bool) -> &'static str {
-    if is_comparable {
-        "to decide it, measure both runs with more repeats (`llmprof submit A/config.yaml \
-         --repeats 20`), add earlier runs of A's build (`--history RUN`, repeatable), or raise the \
-         limit"
-    } else {
-        "to decide it, measure B by the request of A, on the same device: `llmprof submit \
-         A/config.yaml`, of A's folder"
+const fn remedy(is_comparable: bool, is_submitted: bool) -> &'static str {
+    match (is_comparable, is_submitted) {
+        (true, true) => {
+            "to decide it, measure both runs with more repeats (`llmprof submit A/config.yaml \
+             --repeats 20`), add earlier runs of A's build (`--history RUN`, repeatable), or raise \
+             the limit"
+        }
+        (true, false) => {
+            "to decide it, record more repeats in both captures, add earlier captures of A's build \
+             (`--history DIR`, repeatable), or raise the limit"
+        }
+        (false, true) => {
+            "to decide it, measure B by the request of A, on the same device: `llmprof submit \
+             A/config.yaml`, of A's folder"
+        }
+        (false, false) => {
+            "to decide it, record B as A was recorded, on the same device, and analyse both with \
+             the same options"
+        }
     }
 }
 

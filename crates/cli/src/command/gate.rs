@@ -3,7 +3,7 @@
 //! The service decides; this submits runs, repeats them while that may decide, and prints the
 //! result.
 
-use std::{fs, path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
@@ -11,12 +11,12 @@ use llmprof_analyze::series::{
     gate::{GateVerdict, MAX_RUNS},
     gate_thresholds::THRESHOLD_PCT,
 };
-use llmprof_core::domain::subject::RunSpec;
+use llmprof_core::domain::{json_numbers::Within, subject::RunSpec};
 use llmprof_report::gate::{GateFigure, GateReport};
 use serde_json::{Map, Value, json};
 
 use super::{
-    client::{BAD_INPUT, ServerOptions, ServiceClient, terminal},
+    client::{BAD_INPUT, ServerOptions, ServiceClient, submit::read_object, terminal},
     serve,
 };
 
@@ -51,7 +51,7 @@ pub struct GateOptions {
     /// A run to test; give several of one build
     #[arg(long, value_name = "ID", required_unless_present = "submit", conflicts_with = "submit")]
     run: Vec<String>,
-    /// Submission to run and to test, as of `POST /runs`
+    /// Submission to run and to test, as of `POST /runs`, JSON or YAML; `-` is standard input
     #[arg(long, value_name = "FILE")]
     submit: Option<PathBuf>,
     /// Revision of the submission
@@ -61,7 +61,7 @@ pub struct GateOptions {
     #[arg(long, value_name = "FIGURE=PERCENT,...", default_value = "slower=3%")]
     fail_on: String,
     /// Runs of the candidate, repeats included
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=5))]
+    #[arg(long, default_value_t = 5, value_parser = Within::<1, 5>::text::<u32>)]
     max_runs: u32,
     /// Accept a regression, for this reason
     #[arg(long, value_name = "REASON")]
@@ -79,12 +79,12 @@ pub fn run(options: &GateOptions) -> ExitCode {
     match decided.and_then(|report| print(&report, options.format).map(|()| report)) {
         Ok(report) => {
             if let Some(remedy) = remedy(&report) {
-                eprintln!("llmprof: to decide it, {remedy}");
+                terminal::print_notice(format_args!("llmprof: to decide it, {remedy}"));
             }
             exit_code(&report)
         }
         Err(error) => {
-            eprintln!("llmprof: {error:#}");
+            terminal::print_notice(format_args!("llmprof: {error:#}"));
             ExitCode::from(BAD_INPUT)
         }
     }
@@ -165,9 +165,7 @@ async fn decide(options: &GateOptions) -> Result<GateReport> {
     }
     let submission = match &options.submit {
         Some(path) => {
-            let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-            let mut body: Value = serde_json::from_slice(&text)
-                .with_context(|| format!("{} is not JSON", path.display()))?;
+            let mut body = Value::from(read_object(path)?);
             if let Some(revision) = &options.revision {
                 body["revision"] = json!(revision);
             }
@@ -188,7 +186,11 @@ async fn decide(options: &GateOptions) -> Result<GateReport> {
         if !report.more_runs || runs.len() >= options.max_runs as usize || submission.is_null() {
             return Ok(report);
         }
-        eprintln!("llmprof: {} of {} runs: repeating", runs.len(), options.max_runs);
+        terminal::print_notice(format_args!(
+            "llmprof: {} of {} runs: repeating",
+            runs.len(),
+            options.max_runs
+        ));
         runs.push(submit(&client, &submission).await?);
     }
 }

@@ -22,6 +22,8 @@ use serde_json::{Map, Value};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use super::client::terminal::print_notice;
+
 /// Maximum size of a file of prompts, bytes.
 const MAX_PROMPTS: u64 = 64 << 20;
 
@@ -107,7 +109,7 @@ pub fn run(command: &LoadCommand) -> Result<ExitCode> {
     let plan = match command.plan() {
         Ok(plan) => plan,
         Err(error) => {
-            eprintln!("llmprof: {error:#}");
+            print_notice(format_args!("llmprof: {error:#}"));
             return Ok(ExitCode::from(2));
         }
     };
@@ -131,7 +133,9 @@ pub fn run(command: &LoadCommand) -> Result<ExitCode> {
     let (tally, end) = runtime.block_on(send(plan, out))?;
     let (complete, failed) = tally.load().counts();
     if let Some((failure, message)) = tally.first_failure() {
-        eprintln!("llmprof: {failed} requests failed; the first: {failure}: {message}");
+        print_notice(format_args!(
+            "llmprof: {failed} requests failed; the first: {failure}: {message}"
+        ));
     }
     if !command.quiet {
         print!("{}", summary(tally, end));

@@ -138,7 +138,9 @@ pub fn start_logging(format: LogFormat, level: &str) {
     // hangs up before its answer.
     let default = || EnvFilter::new(format!("{level},rmcp=off"));
     let filter = EnvFilter::try_from_env("LLMPROF_LOG").unwrap_or_else(|_| default());
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A failed write would be reported to the same reader, which ends the thread if it has left.
+    let log = tracing_subscriber::fmt().log_internal_errors(false);
+    let log = log.with_env_filter(filter).with_writer(std::io::stderr);
     match format {
         LogFormat::Human => {
             log.with_target(false).with_ansi(std::io::stderr().is_terminal()).init()

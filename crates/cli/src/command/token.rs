@@ -16,7 +16,7 @@ use llmprof_service::{
 };
 use sha2::{Digest, Sha256};
 
-use super::serve;
+use super::{client::terminal::print_notice, serve};
 
 /// Prefix of every token, for scanners of secrets.
 const PREFIX: &str = "llmprof_";
@@ -79,7 +79,9 @@ pub fn run(options: &TokenOptions) -> Result<()> {
                     );
                 };
                 audit.add(&AuditEntry::on_host("token create", name))?;
-                eprintln!("token {name}, role {role}: keep it, it is not shown again");
+                print_notice(format_args!(
+                    "token {name}, role {role}: keep it, it is not shown again"
+                ));
                 println!("{text}");
             }
             TokenCommand::List => list(&store).await?,
@@ -88,7 +90,7 @@ pub fn run(options: &TokenOptions) -> Result<()> {
                     bail!("there is no valid token {token}; `llmprof token list` shows them");
                 };
                 audit.add(&AuditEntry::on_host("token revoke", &name))?;
-                eprintln!("token {name} opens nothing any more");
+                print_notice(format_args!("token {name} opens nothing any more"));
             }
         }
         Ok(())

@@ -2,12 +2,15 @@
 //!
 //! Plain values. `analyze::align` computes the verdicts.
 
+use std::fmt::Display;
+
 use serde::{Deserialize, Serialize};
 
 use crate::domain::{
     ids::{AlignmentId, RunId},
     json_numbers::{Within, object, objects},
     named_values::named_values,
+    units::{capitalised, quantity},
 };
 
 named_values! {
@@ -54,6 +57,42 @@ named_values! {
         /// The function without tile sizes and architecture.
         Family = "family",
     }
+}
+
+/// A side of an alignment, named alike in tables, pages and sentences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AlignedSide {
+    /// The part alone: the field `mock`.
+    Mock,
+    /// The same part inside the whole model: the field `e2e`.
+    WholeModel,
+}
+
+impl AlignedSide {
+    /// Both, in the order of tables.
+    pub const BOTH: [Self; 2] = [Self::Mock, Self::WholeModel];
+
+    /// The name in a sentence.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mock => "mock",
+            Self::WholeModel => "whole model",
+        }
+    }
+
+    /// The name at the head of a column or in front of a fact.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Mock => "Mock",
+            Self::WholeModel => "Whole model",
+        }
+    }
+}
+
+/// One figure of each side in a sentence: `17 in the mock and 18 in the whole model`.
+pub fn of_sides([mock, whole]: [impl Display; 2]) -> String {
+    let [of_mock, of_whole] = AlignedSide::BOTH.map(AlignedSide::name);
+    format!("{mock} in the {of_mock} and {whole} in the {of_whole}")
 }
 
 /// Request of an alignment. `mock` and `e2e` are required, and at most one of `range`, `operator`
@@ -271,33 +310,39 @@ pub fn decisive(verdict: Verdict, checks: &[CheckSummary]) -> Vec<&CheckSummary>
     checks.filter(|it| !is_blocked || is_precondition(&it.id)).collect()
 }
 
+/// The verdict as a clause without a capital, which findings have as well.
+pub const fn conclusion(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Pass | Verdict::Warn => "the mock matches the whole model",
+        Verdict::Fail => "the mock does not match the whole model",
+        Verdict::Inconclusive => {
+            "the captures do not show whether the mock matches the whole model"
+        }
+    }
+}
+
 /// The verdict in a sentence, with the observation that decides it and its remedy.
 pub fn answer(verdict: Verdict, checks: &[CheckSummary]) -> String {
     let decisive = decisive(verdict, checks);
     let observed = decisive.first().map_or("", |it| it.observed.as_str());
     let advice = decisive.iter().find_map(|it| it.advice.as_deref()).unwrap_or_default();
-    let text = match verdict {
+    let reason = match verdict {
         Verdict::Pass | Verdict::Warn => {
+            let passed = checks.iter().filter(|it| it.verdict != Verdict::Inconclusive).count();
             let warned = checks.iter().filter(|it| it.verdict == Verdict::Warn).count();
             let warned = match warned {
                 0 => String::new(),
                 count => format!(", {count} of them with a warning"),
             };
-            format!("The mock runs what the whole model runs: {} checks passed{warned}.", {
-                checks.iter().filter(|it| it.verdict != Verdict::Inconclusive).count()
-            })
+            format!("{} passed{warned}.", quantity(passed as u64, "check"))
         }
         Verdict::Fail => {
             let ids: Vec<&str> = decisive.iter().map(|it| it.id.as_str()).collect();
-            let failed = ids.join(", ");
-            format!(
-                "The mock does not run what the whole model runs: {observed} (failed: {failed}). \
-                 {advice}"
-            )
+            format!("{observed} (failed: {}). {advice}", ids.join(", "))
         }
-        Verdict::Inconclusive => format!("No verdict: {observed}. {advice}"),
+        Verdict::Inconclusive => format!("{observed}. {advice}"),
     };
-    text.trim_end().to_owned()
+    format!("{}: {}", capitalised(conclusion(verdict)), reason.trim_end())
 }
 
 #[cfg(test)]
@@ -324,17 +369,18 @@ mod tests {
         };
         assert_eq!(
             answer(Pass, &[("complete", Pass), ("names", Warn), ("clocks", Inconclusive)]),
-            "The mock runs what the whole model runs: 2 checks passed, 1 of them with a warning."
+            "The mock matches the whole model: 2 checks passed, 1 of them with a warning."
         );
         assert_eq!(
             answer(Fail, &[("complete", Pass), ("names", Fail), ("counts", Fail)]),
-            "The mock does not run what the whole model runs: seen by names (failed: names, \
-             counts). Repair names."
+            "The mock does not match the whole model: seen by names (failed: names, counts). \
+             Repair names."
         );
         let blocked = [("complete", Inconclusive), ("isolation", Pass), ("names", Inconclusive)];
         assert_eq!(
             answer(Inconclusive, &blocked),
-            "No verdict: seen by complete. Repair complete."
+            "The captures do not show whether the mock matches the whole model: seen by \
+             complete. Repair complete."
         );
     }
 }

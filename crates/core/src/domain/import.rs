@@ -35,8 +35,8 @@ impl CaptureKind {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Import {
-    /// Name of the first file, without its extension.
-    #[cfg_attr(feature = "schema", schema(example = "vllm"))]
+    /// Name of the first file, as the sender gave it; runs of earlier versions lack its extension.
+    #[cfg_attr(feature = "schema", schema(example = "vllm.sqlite"))]
     pub name: String,
     /// Name of the model that ran, from the sender; `null` if it is not known.
     pub model: Option<String>,
@@ -53,6 +53,16 @@ pub struct Import {
     /// The model that ran, with the sizes of its inputs, as the sender states them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub computes: Option<Box<StatedModel>>,
+}
+
+impl Import {
+    /// Name in the identity of a series: of the first file, without its extension.
+    pub fn series_name(&self) -> &str {
+        let file = self.files.first().map_or("", |file| file.name.as_str());
+        let stem = file.strip_suffix(".zst").unwrap_or(file);
+        let stem = stem.rsplit_once('.').map_or(stem, |(stem, _)| stem);
+        if stem.is_empty() { "capture" } else { stem }
+    }
 }
 
 /// One imported file.
@@ -74,5 +84,34 @@ pub struct ImportedFile {
 impl ImportedFile {
     pub fn of_kind(kind: CaptureKind) -> Self {
         Self { name: kind.to_string(), kind, bytes: 1, path: String::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::domain::subject::{RunSpec, Subject};
+
+    use super::*;
+
+    #[test]
+    fn a_series_of_imports_is_named_by_the_file_without_its_extension() {
+        for (name, expected) in [
+            ("run.json", "run"),
+            ("run.sqlite.zst", "run"),
+            ("v1.2.nsys-rep", "v1.2"),
+            ("run", "run"),
+            (".zst", "capture"),
+            ("", "capture"),
+        ] {
+            let file = ImportedFile {
+                name: name.into(),
+                ..ImportedFile::of_kind(CaptureKind::PytorchTrace)
+            };
+            let mut spec = RunSpec::import_of_nothing();
+            let Subject::Import(import) = &mut spec.subject else { panic!("an import") };
+            import.files = vec![file];
+            import.name = name.into();
+            assert_eq!((spec.name(), spec.series_name()), (name, expected));
+        }
     }
 }

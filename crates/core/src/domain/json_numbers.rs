@@ -1,20 +1,27 @@
-//! Deserializers of integers and objects by JSON Schema's rules: `3.0` is an integer, and a list
-//! is not an object.
+//! Integers from outside within their ranges, and objects, by JSON Schema's rules: `3.0` is an
+//! integer, and a list is not an object.
 
-use std::{fmt, marker::PhantomData};
+use std::{
+    fmt::{self, Display},
+    marker::PhantomData,
+};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{Error, MapAccess, Unexpected, Visitor, value::MapAccessDeserializer},
+    de::{Error, MapAccess, Unexpected, Visitor, value, value::MapAccessDeserializer},
 };
 use serde_json::Number;
+
+use super::plain_words::plain_words;
 
 /// Largest integer that every JSON parser represents exactly.
 pub const MAX_EXACT: i64 = (1 << 53) - 1;
 
-/// Deserializers of integers from `MIN` to `MAX`, as in
-/// `deserialize_with = "Within::<1, 100>::integer"`. The error has the value and the range; the
-/// field is its path.
+/// Readers of integers from `MIN` to `MAX`, as in
+/// `deserialize_with = "Within::<1, 100>::integer"` for a field,
+/// `deserialize_with = "Within::<1, 100>::parameter"` for a parameter of a query and
+/// `value_parser = Within::<1, 100>::text::<u32>` for an option. The error has the value and the
+/// range; the field is its path.
 ///
 /// Stored values are read by the same rule: do not narrow the range of a stored field.
 pub struct Within<const MIN: i64, const MAX: i64>;
@@ -39,6 +46,41 @@ impl<const MIN: i64, const MAX: i64> Within<MIN, MAX> {
         deserializer: D,
     ) -> Result<Vec<T>, D::Error> {
         Vec::<Ranged<MIN, MAX>>::deserialize(deserializer)?.into_iter().map(converted).collect()
+    }
+
+    /// Deserializes an integer from the text of a query.
+    pub fn parameter<'de, D: Deserializer<'de>, T: TryFrom<i64>>(
+        deserializer: D,
+    ) -> Result<T, D::Error> {
+        Self::of_text(&String::deserialize(deserializer)?)
+    }
+
+    /// Deserializes an integer from the text of a query, if the query has it.
+    pub fn optional_parameter<'de, D: Deserializer<'de>, T: TryFrom<i64>>(
+        deserializer: D,
+    ) -> Result<Option<T>, D::Error> {
+        let text = Option::<String>::deserialize(deserializer)?;
+        text.map(|text| Self::of_text(&text)).transpose()
+    }
+
+    /// Parses an integer; the error does not name it.
+    pub fn text<T: TryFrom<i64>>(text: &str) -> Result<T, String> {
+        Self::of_text::<T, value::Error>(text).map_err(|error| plain_words(&error.to_string()))
+    }
+
+    /// Parses the integer `name`; the error starts with its name.
+    pub fn named<T: TryFrom<i64>>(name: &str, text: &str) -> Result<T, String> {
+        let parsed = Self::of_text::<T, value::Error>(text);
+        parsed.map_err(|error| plain_words(&format!("{name}: {error}")))
+    }
+
+    fn of_text<T: TryFrom<i64>, E: Error>(text: &str) -> Result<T, E> {
+        let range = RangeVisitor::<MIN, MAX>;
+        let number: i128 =
+            text.parse().map_err(|_| E::invalid_value(Unexpected::Str(text), &range))?;
+        let integer = i64::try_from(number).ok().filter(|it| (MIN..=MAX).contains(it));
+        let integer = integer.ok_or_else(|| outside::<MIN, MAX, E>(&number))?;
+        converted(Ranged::<MIN, MAX>(integer))
     }
 }
 
@@ -68,6 +110,14 @@ impl<const MIN: i64, const MAX: i64> Visitor<'_> for RangeVisitor<MIN, MAX> {
         ranged(&number.into())
     }
 
+    fn visit_i128<E: Error>(self, number: i128) -> Result<Self::Value, E> {
+        Err(outside::<MIN, MAX, E>(&number))
+    }
+
+    fn visit_u128<E: Error>(self, number: u128) -> Result<Self::Value, E> {
+        Err(outside::<MIN, MAX, E>(&number))
+    }
+
     fn visit_f64<E: Error>(self, number: f64) -> Result<Self::Value, E> {
         let wrong = || E::invalid_value(Unexpected::Float(number), &self);
         if number.fract() != 0.0 {
@@ -92,10 +142,10 @@ fn ranged<const MIN: i64, const MAX: i64, E: Error>(
 fn converted<const MIN: i64, const MAX: i64, T: TryFrom<i64>, E: Error>(
     Ranged(integer): Ranged<MIN, MAX>,
 ) -> Result<T, E> {
-    integer.try_into().map_err(|_| outside::<MIN, MAX, E>(&integer.into()))
+    integer.try_into().map_err(|_| outside::<MIN, MAX, E>(&integer))
 }
 
-fn outside<const MIN: i64, const MAX: i64, E: Error>(number: &Number) -> E {
+fn outside<const MIN: i64, const MAX: i64, E: Error>(number: &impl Display) -> E {
     E::custom(format!("{number} is not between {MIN} and {MAX}"))
 }
 
@@ -186,5 +236,34 @@ mod tests {
             let error = serde_json::from_value::<Fields>(fields).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn a_text_is_an_integer_of_its_range_or_refused_with_value_and_range() {
+        assert_eq!(Within::<1, 200>::text::<u32>("200"), Ok(200));
+        assert_eq!(Within::<-5, 5>::named::<i32>("priority", "-5"), Ok(-5));
+        for (text, expected) in [
+            ("0", "limit: 0 is not between 1 and 200"),
+            ("201", "limit: 201 is not between 1 and 200"),
+            ("-1", "limit: -1 is not between 1 and 200"),
+            ("1000000000000", "limit: 1000000000000 is not between 1 and 200"),
+            ("18446744073709551616", "limit: 18446744073709551616 is not between 1 and 200"),
+            ("few", "invalid limit \"few\"; expected an integer between 1 and 200"),
+            ("1.0", "invalid limit \"1.0\"; expected an integer between 1 and 200"),
+            ("", "invalid limit \"\"; expected an integer between 1 and 200"),
+        ] {
+            let refused = Within::<1, 200>::named::<u32>("limit", text).unwrap_err();
+            assert_eq!(refused, expected);
+        }
+        let long = Within::<1, 200>::named::<u32>("limit", &"9".repeat(1000)).unwrap_err();
+        assert!(long.len() < 120, "{long}");
+    }
+
+    #[test]
+    fn an_integer_beyond_64_bits_is_refused_with_value_and_range() {
+        use serde::de::{IntoDeserializer, value::U128Deserializer};
+        let number: U128Deserializer<value::Error> = (1_u128 << 64).into_deserializer();
+        let error = Within::<1, 100>::integer::<_, u32>(number).unwrap_err().to_string();
+        assert_eq!(error, "18446744073709551616 is not between 1 and 100");
     }
 }

@@ -37,5 +37,7 @@ pub mod state;
 pub mod stated_model;
 pub mod subject;
 pub mod sweep;
+pub mod unique_keys;
 pub mod units;
 pub mod webhook_event;
+pub mod yaml;

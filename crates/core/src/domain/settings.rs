@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value};
 
+use super::unique_keys::UniqueKeys;
+
 /// A tree of settings.
 pub type Settings = Map<String, Value>;
 
@@ -51,10 +53,35 @@ pub enum BadAssignment {
     NoValue(String),
     #[error("setting {0}: a part of it was set before")]
     PartSet(String),
+    #[error("setting {0}: given more than once; give it once")]
+    Repeated(String),
+    #[error("setting {0}: {1}")]
+    Value(String, String),
+}
+
+/// Sets each of `settings` in a tree, as [`assign`] does. None may set what another one sets.
+pub fn assign_all<S: AsRef<str>>(
+    tree: &mut Settings,
+    settings: impl IntoIterator<Item = S>,
+) -> Result<(), BadAssignment> {
+    let mut set: Vec<String> = Vec::new();
+    for setting in settings {
+        let setting = setting.as_ref();
+        assign(tree, setting)?;
+        let key = setting.split('=').next().unwrap_or_default().trim().to_owned();
+        let is_in = |inner: &str, outer: &str| {
+            inner.strip_prefix(outer).is_some_and(|it| it.is_empty() || it.starts_with('.'))
+        };
+        if set.iter().any(|it| is_in(it, &key) || is_in(&key, it)) {
+            return Err(BadAssignment::Repeated(key));
+        }
+        set.push(key);
+    }
+    Ok(())
 }
 
 /// Sets `a.b=value` in a tree; the value is JSON if it parses, else a text.
-pub fn assign(tree: &mut Settings, setting: &str) -> Result<(), BadAssignment> {
+fn assign(tree: &mut Settings, setting: &str) -> Result<(), BadAssignment> {
     let (path, value) =
         setting.split_once('=').ok_or_else(|| BadAssignment::NoValue(setting.to_owned()))?;
     let mut groups: Vec<&str> = path.trim().split('.').collect();
@@ -67,13 +94,18 @@ pub fn assign(tree: &mut Settings, setting: &str) -> Result<(), BadAssignment> {
         group.as_object_mut()
     });
     let group = group.ok_or_else(|| BadAssignment::PartSet(path.to_owned()))?;
-    group.insert(key.to_owned(), parse(value.trim()));
+    let value = parse(value.trim()).map_err(|why| BadAssignment::Value(path.to_owned(), why))?;
+    group.insert(key.to_owned(), value);
     Ok(())
 }
 
-/// A value: JSON if it parses, else a text.
-pub fn parse(value: &str) -> Value {
-    serde_json::from_str(value).unwrap_or_else(|_| value.into())
+/// A value: JSON if it parses, else a text. JSON with a repeated key is refused.
+pub fn parse(value: &str) -> Result<Value, String> {
+    match serde_json::from_str(value) {
+        Ok(UniqueKeys(value)) => Ok(value),
+        Err(error) if error.is_data() => Err(error.to_string()),
+        Err(_) => Ok(value.into()),
+    }
 }
 
 /// The settings of a tree, each as [`assign`] reads it.
@@ -82,7 +114,9 @@ pub fn assignments(tree: &Settings) -> Vec<String> {
         Value::Object(group) => {
             assignments(group).iter().map(|setting| format!("{key}.{setting}")).collect()
         }
-        Value::String(text) if parse(text) == *value => vec![format!("{key}={text}")],
+        Value::String(text) if parse(text).is_ok_and(|read| read == *value) => {
+            vec![format!("{key}={text}")]
+        }
         _ => vec![format!("{key}={value}")],
     };
     tree.iter().flat_map(of_one).collect()
@@ -167,6 +201,23 @@ mod tests {
         };
         assign(&mut empty, " nsys.delay_s = 2 ").unwrap();
         assert_eq!(Value::from(empty), json!({ "nsys": { "delay_s": 2 } }));
+    }
+
+    #[test]
+    fn a_setting_that_is_given_twice_whole_or_in_part_is_refused_by_name() {
+        let repeated = |key: &str| Err(BadAssignment::Repeated(key.into()));
+        for (set, expected) in [
+            (&["a.x=1", "a.y=1", "ab=1"][..], Ok(())),
+            (&["a.x=1", "a.y=1", "a.x=1"], repeated("a.x")),
+            (&["a.x=1", " a.x = 2"], repeated("a.x")),
+            (&["a.x=1", "a={}"], repeated("a")),
+            (&["a={}", "a.x=1"], repeated("a.x")),
+        ] {
+            assert_eq!(assign_all(&mut Settings::new(), set), expected, "{set:?}");
+        }
+        let twice = assign_all(&mut Settings::new(), [r#"a={"x": 1, "x": 2}"#]).unwrap_err();
+        let message = twice.to_string();
+        assert!(message.starts_with("setting a: `x` is given more than once"), "{message}");
     }
 
     proptest! {

@@ -9,14 +9,15 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{
     dtype::Dtype,
+    json_numbers::Within,
     model::{ModelError, ModelSpec, hf},
     settings::nearest,
 };
 
 /// Maximum number of tokens of a sequence.
-const MAX_TOKENS: u64 = 1 << 24;
+const MAX_TOKENS: i64 = 1 << 24;
 /// Maximum number of sequences.
-const MAX_BATCH: u64 = 1 << 16;
+const MAX_BATCH: i64 = 1 << 16;
 
 /// A model and the sizes of its inputs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -83,8 +84,8 @@ pub enum StatementError {
     Quantised(String),
     #[error("dtype: missing; config.json has no torch_dtype: state f32, f16 or bf16")]
     WithoutDtype,
-    #[error("{field}: {text:?} is not a whole number from {min} to {max}")]
-    Number { field: &'static str, text: String, min: u64, max: u64 },
+    #[error("{0}")]
+    Number(String),
     #[error("dtype: {text:?}; expected f32, f16 or bf16")]
     Dtype { text: String },
     #[error(
@@ -128,11 +129,18 @@ impl ModelStatement {
         };
         let model = model_of(config, models)?;
         let prompt = self.prompt_tokens.as_deref().ok_or(StatementError::WithoutPrompt)?;
-        let prompt_tokens = number("prompt_tokens", prompt, 1..=MAX_TOKENS)?;
+        let prompt_tokens: u64 = Within::<1, MAX_TOKENS>::named("prompt_tokens", prompt)
+            .map_err(StatementError::Number)?;
         let new_tokens = self.new_tokens.as_deref();
-        let new_tokens =
-            new_tokens.map(|text| number("new_tokens", text, 0..=MAX_TOKENS)).transpose()?;
-        let batch = self.batch.as_deref().map(|text| number("batch", text, 1..=MAX_BATCH));
+        let new_tokens: Option<u64> = new_tokens
+            .map(|text| Within::<0, MAX_TOKENS>::named("new_tokens", text))
+            .transpose()
+            .map_err(StatementError::Number)?;
+        let batch = self.batch.as_deref();
+        let batch: Option<u64> = batch
+            .map(|text| Within::<1, MAX_BATCH>::named("batch", text))
+            .transpose()
+            .map_err(StatementError::Number)?;
         let dtype = match self.dtype.as_deref() {
             Some(text) => {
                 text.parse().map_err(|_| StatementError::Dtype { text: shortened(text) })?
@@ -147,7 +155,7 @@ impl ModelStatement {
         if needed > limit {
             return Err(StatementError::Context { needed, limit });
         }
-        let batch = batch.transpose()?.unwrap_or(1);
+        let batch = batch.unwrap_or(1);
         Ok(Some(StatedModel { model, prompt_tokens, new_tokens, batch, dtype }))
     }
 }
@@ -178,17 +186,6 @@ fn model_of(
         })?
     };
     Ok(ModelSpec { weights: None, ..model })
-}
-
-fn number(
-    field: &'static str,
-    text: &str,
-    range: std::ops::RangeInclusive<u64>,
-) -> Result<u64, StatementError> {
-    let (min, max) = range.clone().into_inner();
-    let invalid = || StatementError::Number { field, text: shortened(text), min, max };
-    let number: u64 = text.parse().map_err(|_| invalid())?;
-    if range.contains(&number) { Ok(number) } else { Err(invalid()) }
 }
 
 /// The start of a text from outside.
@@ -271,8 +268,8 @@ mod tests {
         refused(&[("model_config", "{}"), ("prompt_tokens", "1")], "model_config: the model has");
         let with =
             |field, text| [("model_config", "qwen3-0.6b"), ("prompt_tokens", "1"), (field, text)];
-        refused(&with("batch", "0"), "batch: \"0\" is not a whole number from 1 to 65536");
-        refused(&with("new_tokens", "-1"), "new_tokens: \"-1\"");
+        refused(&with("batch", "0"), "batch: 0 is not between 1 and 65536");
+        refused(&with("new_tokens", "-1"), "new_tokens: -1 is not between 0 and 16777216");
         refused(&with("new_tokens", "99999999999999999999"), "new_tokens");
         refused(&with("dtype", "fp8"), "expected f32, f16 or bf16");
     }

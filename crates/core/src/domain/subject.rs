@@ -189,6 +189,15 @@ impl RunSpec {
         }
     }
 
+    /// Name in the identity of its series. An import without a model has the name of its file
+    /// without the extension.
+    pub fn series_name(&self) -> &str {
+        match &self.subject {
+            Subject::Import(it) if it.model.is_none() => it.series_name(),
+            _ => self.name(),
+        }
+    }
+
     /// Name for readers: a part is named with its model.
     pub fn title(&self) -> String {
         title(self.name().to_owned(), self.part().map(str::to_owned))

@@ -23,6 +23,12 @@ pub fn plural(count: u64, noun: &str) -> String {
     }
 }
 
+/// A text at the start of a sentence.
+pub fn capitalised(text: &str) -> String {
+    let mut rest = text.chars();
+    rest.next().map_or_else(String::new, |first| first.to_uppercase().chain(rest).collect())
+}
+
 macro_rules! unit {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
         $(#[$doc])*
@@ -86,6 +92,12 @@ impl Nanos {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sentence_starts_with_a_capital() {
+        let shown = ["decode takes 2 ms", "Prefill", "é", ""].map(capitalised);
+        assert_eq!(shown, ["Decode takes 2 ms", "Prefill", "É", ""]);
+    }
 
     #[test]
     fn one_is_singular() {

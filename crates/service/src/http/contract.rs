@@ -1,12 +1,9 @@
 //! The contract: the declarations of the handlers, completed with shared responses, security and
 //! schemas that the derives cannot express. `contracts/profile.yaml` is a copy of it.
 
-mod yaml;
-
 use serde_json::{Map, Value, json};
 use utoipa::{OpenApi, openapi::OpenApi as Declarations};
 
-pub use self::yaml::yaml;
 use llmprof_core::domain::{
     command::{MAX_PARAMS, MAX_TEXT},
     sweep::MODEL_AXES,

@@ -22,7 +22,10 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 use crate::{
-    http::{error::ErrorBody, extract::body::read_json},
+    http::{
+        error::ErrorBody,
+        extract::body::{check_unique, read_json},
+    },
     mcp::{AgentServer, ApiCall, ApiMethod, ApiRefusal, MAX_MESSAGE, ServiceApi},
 };
 
@@ -66,7 +69,8 @@ pub fn router(calls: Router, closing: CancellationToken) -> Router {
 
 async fn serve(State(state): State<McpState>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
-    let body = match read_json(&parts.headers, body, MAX_MESSAGE).await {
+    let body = read_json(&parts.headers, body, MAX_MESSAGE).await;
+    let body = match body.and_then(|body| check_unique(&body).map(|()| body)) {
         Ok(body) => body,
         Err(error) => return error.into_response(),
     };

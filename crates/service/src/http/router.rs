@@ -8,6 +8,7 @@ use axum::{
     http::{HeaderName, HeaderValue, Method, header},
     middleware,
 };
+use llmprof_core::domain::yaml;
 use serde_json::Value;
 use tower::util::option_layer;
 use tower_http::{
@@ -30,7 +31,7 @@ use crate::http::{
     },
     auth::guard::{self, AccessRule, Guard},
     compression,
-    contract::{self, complete},
+    contract::complete,
     error::{self, ApiError, ErrorCode},
     mcp, request_id,
     state::App,
@@ -107,7 +108,7 @@ pub fn contract() -> &'static Value {
 
 /// The contract as YAML, as in `contracts/profile.yaml`.
 pub fn contract_yaml() -> String {
-    contract::yaml(contract())
+    yaml::yaml(contract())
 }
 
 fn contract_text() -> ContractText {

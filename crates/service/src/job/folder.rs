@@ -3,7 +3,10 @@
 use std::{ffi::OsStr, fs, io, path::Path};
 
 use llmprof_core::{
-    domain::subject::{RunSpec, SubjectKind},
+    domain::{
+        subject::{RunSpec, SubjectKind},
+        yaml::to_yaml,
+    },
     layout,
 };
 
@@ -53,27 +56,7 @@ pub(super) fn json(value: &impl serde::Serialize) -> Result<String, String> {
 }
 
 pub(super) fn yaml(value: &impl serde::Serialize) -> Result<String, String> {
-    yaml_serde::to_string(value).map_err(|error| error.to_string())
-}
-
-/// The same for values without texts of several lines, with floats such as `1e-6` as `1.0e-6`:
-/// readers of YAML 1.1, such as PyYAML, take `1e-6` for a text.
-pub(super) fn yaml_1_1(value: &impl serde::Serialize) -> Result<String, String> {
-    let line = |line: &str| match line.split_once(": ").filter(|(_, value)| is_float(value)) {
-        Some((key, value)) => {
-            let (digits, exponent) = value.split_once('e').unwrap_or((value, "0"));
-            let sign = if exponent.starts_with('-') { "" } else { "+" };
-            format!("{key}: {digits}.0e{sign}{exponent}\n")
-        }
-        None => format!("{line}\n"),
-    };
-    Ok(yaml(value)?.lines().map(line).collect())
-}
-
-/// True for a float with an exponent and without a point.
-fn is_float(text: &str) -> bool {
-    let plain = text.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'e' | b'-'));
-    plain && text.contains('e') && text.parse::<f64>().is_ok()
+    to_yaml(value).map_err(|error| error.to_string())
 }
 
 impl RunningJob<'_> {
@@ -108,24 +91,5 @@ impl RunningJob<'_> {
             self.note_exhaustion(&error);
             format!("cannot write {name}: {error}")
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn floats_have_a_point_and_texts_are_unchanged() {
-        let value =
-            json!({ "a": 1e-6, "b": 1e300, "c": 2.5e-7, "d": 7, "e": "1e-6", "f": "x 1e-6" });
-        let text = yaml_1_1(&value).unwrap();
-        for line in ["a: 1.0e-6", "b: 1.0e+300", "c: 2.5e-7", "d: 7", "f: x 1e-6"] {
-            assert!(text.lines().any(|it| it == line), "{line}: {text}");
-        }
-        let read: serde_json::Value = yaml_serde::from_str(&text).unwrap();
-        assert_eq!(read, value);
     }
 }

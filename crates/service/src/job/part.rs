@@ -9,7 +9,7 @@ use std::fs;
 use llmprof_analyze::align::Verdict;
 use llmprof_core::{
     domain::{
-        alignment::decisive,
+        alignment::{conclusion, decisive},
         finding::{Finding, catalogue},
         model::ModelSpec,
         part::{MockChange, PartPath},
@@ -182,18 +182,12 @@ fn mock(whole: &RunnerRequest, part: &str, change: MockChange) -> RunnerRequest 
 /// The finding of one stage's alignment.
 fn alignment_finding(part: &str, aligned: &AlignedStage) -> Finding {
     let (stage, mock) = (aligned.stage, &aligned.mock);
-    let (id, conclusion) = match mock.verdict {
-        Verdict::Pass | Verdict::Warn => {
-            (catalogue::ALIGNMENT_PASSED, "the mock launches the same kernels as the whole model")
-        }
-        Verdict::Fail => {
-            (catalogue::ALIGNMENT_FAILED, "the mock does not match the part in the whole model")
-        }
-        Verdict::Inconclusive => (
-            catalogue::ALIGNMENT_INCONCLUSIVE,
-            "the captures do not show whether the mock matches the part in the whole model",
-        ),
+    let id = match mock.verdict {
+        Verdict::Pass | Verdict::Warn => catalogue::ALIGNMENT_PASSED,
+        Verdict::Fail => catalogue::ALIGNMENT_FAILED,
+        Verdict::Inconclusive => catalogue::ALIGNMENT_INCONCLUSIVE,
     };
+    let conclusion = conclusion(mock.verdict);
     let mut finding = Finding::new(id, format!("{stage}, {part}: {conclusion}"));
     let checks = mock.summary();
     let decisive = decisive(mock.verdict, &checks);

@@ -22,7 +22,7 @@ use llmprof_core::{
 
 use super::{
     RunningJob,
-    folder::{json, yaml, yaml_1_1},
+    folder::{json, yaml},
     step_runner::{JobStep, StepOutcome},
 };
 use crate::{
@@ -91,7 +91,7 @@ impl JobStep for CommandPreflight<'_> {
 impl RunningJob<'_> {
     /// Writes the resolved configuration, with the model and its dtype if one runs.
     fn write_config(&self, model: Option<(ModelSpec, Dtype)>) -> Result<(), String> {
-        let Some(submission) = self.spec.spec.submission() else { return Ok(()) };
+        let Some(mut config) = self.spec.spec.submission() else { return Ok(()) };
         let devices = [self.device].into_iter().chain(&self.spec.other_gpus);
         let name = |device: &Device| device.uuid.as_ref().unwrap_or(&device.name).clone();
         let (model, dtype) = model.unzip();
@@ -102,8 +102,8 @@ impl RunningJob<'_> {
             dtype,
             model,
         };
-        let resolved = yaml_1_1(&serde_json::json!({ "resolved": resolved }))?;
-        let text = format!("# llmprof submit config.yaml\n{}{resolved}", yaml(&submission)?);
+        config.insert("resolved".into(), serde_json::json!(resolved));
+        let text = format!("# llmprof submit config.yaml\n{}", yaml(&config)?);
         self.write(layout::CONFIG, &text)
     }
 

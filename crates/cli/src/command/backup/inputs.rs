@@ -15,6 +15,7 @@ use llmprof_service::{
 };
 
 use super::CopyCounts;
+use crate::command::client::terminal::print_notice;
 
 /// A content as a file of the folder of stored inputs.
 fn artifact(image: &StoredImage) -> ArtifactRecord {
@@ -77,7 +78,7 @@ pub(super) async fn restore(
                 Ok(Some((stored, _))) => (files, bytes) = (files + 1, bytes + stored),
                 Ok(None) | Err(_) => {
                     faults += 1;
-                    eprintln!("inputs {id}: {} is not in the backup", image.name);
+                    print_notice(format_args!("inputs {id}: {} is not in the backup", image.name));
                 }
             }
         }

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
+use llmprof_core::domain::json_numbers::Within;
 use serde_json::Value;
 
 use super::{
@@ -13,15 +14,13 @@ use super::{
 };
 
 /// The rule of the times that stand for a run, which `headline::times` of the report applies.
-const TIMES: &str = "ttft and tpot are means over repeats; medians of a load's requests, of an \
-                     engine's steps, and of steps whose outliers make the mean the time of none \
-                     (`llmprof show ID` states which)";
+const TIMES: &str = "ttft is the median over repeats, tpot over decode steps; of a load both are \
+                     over its requests (`llmprof show ID` states which)";
 
 /// List the runs of a service, newest first
 ///
-/// ttft and tpot, the time to first token and per token, are means over repeats; medians of a
-/// load's requests, of an engine's steps, and of steps whose outliers make the mean the time of
-/// none. The first page of `llmprof show ID` states which.
+/// ttft, the time to first token, is the median over repeats; tpot, the time per token, over decode
+/// steps; of a load both are over its requests. The first page of `llmprof show ID` states which.
 ///
 /// Not on a terminal, columns are separated by tabs and times are RFC 3339. Exit code 0, or 3: bad
 /// input, or the service refuses or does not answer.
@@ -43,7 +42,7 @@ pub struct ListOptions {
     #[arg(long, value_name = "FIGURE")]
     sort: Option<String>,
     /// Maximum number of runs
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=200))]
+    #[arg(long, default_value_t = 20, value_parser = Within::<1, 200>::text::<u32>)]
     limit: u32,
     /// Print the answer of `GET /runs`
     #[arg(long)]
@@ -82,7 +81,7 @@ async fn list(client: &ServiceClient, options: &ListOptions) -> Result<ExitCode>
         print(&table(&list.runs, width.is_some()).text(width))?;
     }
     if width.is_some() {
-        notes(&list).iter().for_each(|note| eprintln!("{note}"));
+        notes(&list).iter().for_each(terminal::print_notice);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -142,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_with_times_states_which_are_means_and_which_are_medians() {
+    fn a_list_with_times_states_their_statistic() {
         let list = |headline: Value| -> RunListAnswer {
             let run = json!({
                 "run_id": "1", "state": "succeeded", "name": "a", "mode": "deep",
@@ -152,7 +151,6 @@ mod tests {
             serde_json::from_value(json!({ "runs": [run], "next_cursor": null })).unwrap()
         };
         assert_eq!(notes(&list(json!({ "tpot": 1.5 }))), [TIMES]);
-        assert!(TIMES.contains("means over repeats") && TIMES.contains("medians"));
         assert!(notes(&list(json!({ "wall": 3.0 }))).is_empty());
         assert!(notes(&list(Value::Null)).is_empty());
     }

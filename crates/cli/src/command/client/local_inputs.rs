@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use super::{
     ServiceClient,
     answers::InputsAnswer,
-    terminal::escaped,
+    terminal::{escaped, print_notice},
     upload::{bar, part},
 };
 
@@ -103,10 +103,10 @@ impl LocalInputs {
         let stored: InputsAnswer = client.understood(answer?, path).await?;
         let id = escaped(&stored.inputs_id);
         let plural = if images == 1 { "" } else { "s" };
-        eprintln!(
+        print_notice(format_args!(
             "inputs {id}: {images} image{plural}, {}",
             client.url(&format!("/ui/inputs/{id}"))
-        );
+        ));
         Ok(json!(stored.inputs_id))
     }
 

@@ -16,7 +16,7 @@ use rmcp::{
     transport::{async_rw::AsyncRwTransport, stdio},
 };
 
-use super::{ServerOptions, ServiceClient, refusal::Refused};
+use super::{ServerOptions, ServiceClient, refusal::Refused, terminal::print_notice};
 
 /// Serve the tools of agents (MCP) over standard input and output
 ///
@@ -39,10 +39,10 @@ pub fn run(options: &McpOptions) -> ExitCode {
 
 async fn serve(client: ServiceClient) -> Result<ExitCode> {
     if stdin().is_terminal() {
-        eprintln!(
+        print_notice(format_args!(
             "llmprof: reading messages of an agent from standard input; add this command to an \
              agent's MCP servers, or press Ctrl-D"
-        );
+        ));
     }
     let (input, output) = stdio();
     let transport = AsyncRwTransport::new_server(input, output).with_max_line_length(MAX_MESSAGE);

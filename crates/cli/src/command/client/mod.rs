@@ -92,7 +92,7 @@ where
 /// Prints an error in one line; returns its exit code.
 fn failed(error: &anyhow::Error) -> ExitCode {
     let line = format!("{error:#}").replace('\n', " ");
-    eprintln!("llmprof: {}", terminal::escaped(&line));
+    terminal::print_notice(format_args!("llmprof: {}", terminal::escaped(&line)));
     ExitCode::from(BAD_INPUT)
 }
 
@@ -115,7 +115,9 @@ impl ServiceClient {
             value.set_sensitive(true);
             headers.insert(header::AUTHORIZATION, value);
             if base.scheme() == "http" && !is_loopback(&base) {
-                eprintln!("llmprof: warning: the token is sent to {base} without encryption");
+                terminal::print_notice(format_args!(
+                    "llmprof: warning: the token is sent to {base} without encryption"
+                ));
             }
         }
         let http = reqwest::Client::builder()

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::{
     answers::{RunAnswer, StepAnswer},
     events::RunUpdate,
-    terminal::{between, duration, escaped, since},
+    terminal::{between, duration, escaped, print_notice, since},
 };
 
 /// Display of one run.
@@ -107,7 +107,7 @@ impl RunProgress {
     fn line(&self, text: &str) {
         // A hidden bar prints nothing.
         if self.bar.is_hidden() {
-            eprintln!("{text}");
+            print_notice(text);
         } else {
             self.bar.println(text);
         }

@@ -1,7 +1,7 @@
 //! Settings of passes on a command line: `--set nsys.cuda_graph_trace=graph`.
 
 use anyhow::{Context as _, Result};
-use llmprof_core::domain::settings::{Settings, assign};
+use llmprof_core::domain::settings::{Settings, assign_all};
 use serde_json::Value;
 
 /// Sets them in the `profiling` of a submission. The service validates them.
@@ -14,7 +14,7 @@ pub fn change(submission: &mut Value, settings: &[String]) -> Result<()> {
         *profiling = Settings::new().into();
     }
     let tree = profiling.as_object_mut().context("profiling of the submission is not an object")?;
-    settings.iter().try_for_each(|setting| assign(tree, setting)).context("--set")
+    assign_all(tree, settings).context("--set")
 }
 
 #[cfg(test)]
@@ -34,5 +34,8 @@ mod tests {
         change(&mut empty, &[]).unwrap();
         assert_eq!(empty, json!({}));
         assert!(change(&mut json!({ "profiling": 3 }), &set).is_err());
+        let twice = [&set[..], &set[1..]].concat();
+        let refused = format!("{:#}", change(&mut json!({}), &twice).unwrap_err());
+        assert_eq!(refused, "--set: setting ncu.max_launches: given more than once; give it once");
     }
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use llmprof_core::layout;
+use llmprof_core::{domain::json_numbers::Within, layout};
 use llmprof_report::{MissingStep, tables::NO_MESSAGE};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -43,7 +43,7 @@ pub struct ShowOptions {
     #[arg(long, value_name = "COLUMN", requires = "table", allow_hyphen_values = true)]
     sort: Option<String>,
     /// Maximum number of rows; 40 on a terminal, else all
-    #[arg(long, requires = "table")]
+    #[arg(long, requires = "table", value_parser = Within::<1, 1_000_000>::text::<u32>)]
     limit: Option<u32>,
     /// Columns to show, separated by commas
     #[arg(long, value_delimiter = ',', requires = "table")]
@@ -234,7 +234,11 @@ async fn table(client: &ServiceClient, name: &str, options: &ShowOptions) -> Res
     let shown = if options.columns.is_empty() { &rows.columns } else { &options.columns };
     print(&table_of(&rows, shown).text(width))?;
     if rows.total > rows.rows.len() as u64 {
-        eprintln!("{} of {} rows; more by --limit", rows.rows.len(), rows.total);
+        terminal::print_notice(format_args!(
+            "{} of {} rows; more by --limit",
+            rows.rows.len(),
+            rows.total
+        ));
     }
     Ok(())
 }

@@ -8,9 +8,9 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
-use llmprof_core::domain::settings::parse;
+use llmprof_core::domain::{settings::parse, unique_keys::UniqueKeys};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -19,7 +19,7 @@ use super::{
     local_inputs::{self, LocalInputs, inline_image, manifest_in, upload_name},
     refusal::Refused,
     settings,
-    terminal::{duration, escaped, print},
+    terminal::{duration, escaped, print, print_notice},
     watch,
 };
 
@@ -179,14 +179,14 @@ pub async fn queued(
         print(&format!("{id}\n"))?;
     }
     if let Some(waited) = &run.waited {
-        eprintln!("{}", escaped(waited));
+        print_notice(escaped(waited));
     }
     if wait {
         return watch::watch(client, &id, json).await;
     }
     let position = run.queue_position.map(|at| format!("position {at} in the queue; "));
     let page = client.url(&format!("/ui/runs/{id}"));
-    eprintln!("{}`llmprof watch {id}`, {page}", position.unwrap_or_default());
+    print_notice(format_args!("{}`llmprof watch {id}`, {page}", position.unwrap_or_default()));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -265,15 +265,16 @@ pub fn read_object(path: &Path) -> Result<Map<String, Value>> {
     }
     let parsed = serde_json::from_str(&text).or_else(|json_error| {
         let is_json = text.trim_start().starts_with('{');
-        yaml_serde::from_str(&text).map_err(|yaml_error| match is_json {
-            true => json_error.to_string(),
-            false => yaml_error.to_string(),
+        yaml_serde::from_str(&text).map_err(|yaml_error| match (is_json, json_error.is_data()) {
+            (true, true) => anyhow!("{shown}: {json_error}"),
+            (true, false) => anyhow!("{shown} is neither JSON nor YAML: {json_error}"),
+            (false, _) => anyhow!("{shown} is not a submission in JSON or YAML: {yaml_error}"),
         })
     });
     match parsed {
-        Ok(Value::Object(fields)) => Ok(fields),
+        Ok(UniqueKeys(Value::Object(fields))) => Ok(fields),
         Ok(_) => bail!("{shown} is not a submission; expected an object with a model or target"),
-        Err(error) => bail!("{shown} is neither JSON nor YAML: {error}"),
+        Err(error) => Err(error),
     }
 }
 
@@ -292,12 +293,16 @@ fn depth(text: &str) -> usize {
 }
 
 fn params(params: &[String]) -> Result<Map<String, Value>> {
-    let param = |text: &String| {
+    let mut named = Map::new();
+    for text in params {
         let (name, value) =
             text.split_once('=').with_context(|| format!("--param {text}: there is no = in it"))?;
-        Ok((name.to_owned(), parse(value)))
-    };
-    params.iter().map(param).collect()
+        let value = parse(value).map_err(|why| anyhow!("--param {name}: {why}"))?;
+        if named.insert(name.to_owned(), value).is_some() {
+            bail!("--param {name}: given more than once; give it once");
+        }
+    }
+    Ok(named)
 }
 
 fn inputs(options: &SubmitOptions) -> Result<Option<Value>> {

@@ -21,7 +21,7 @@ use super::{
     INTERRUPTED, ServerOptions, ServiceClient,
     local_inputs::{LocalInputs, manifest_in},
     submit,
-    terminal::{escaped, print},
+    terminal::{escaped, print, print_notice},
 };
 use crate::command::serve::{self, LogFormat, Logging, ServeOptions, Service};
 
@@ -75,7 +75,8 @@ pub fn run(options: &SweepOptions) -> ExitCode {
             tokio::select! {
                 code = follow(&client, &id, options.csv) => code,
                 _ = tokio::signal::ctrl_c() => {
-                    eprintln!("the sweep {id} continues: {}", client.url(&page(&id)));
+                    let page = client.url(&page(&id));
+                    print_notice(format_args!("the sweep {id} continues: {page}"));
                     Ok(ExitCode::from(INTERRUPTED))
                 }
             }
@@ -89,7 +90,7 @@ fn page(id: &str) -> String {
 
 fn print_id(client: &ServiceClient, id: &str) -> Result<ExitCode> {
     print(&format!("{id}\n"))?;
-    eprintln!("{}", client.url(&page(id)));
+    print_notice(client.url(&page(id)));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -121,7 +122,7 @@ fn run_local(options: &SweepOptions, data: &Path) -> Result<ExitCode> {
         let ended = tokio::select! {
             ended = sweep => ended,
             () = stopped.signalled() => {
-                eprintln!("interrupted; the same command continues the sweep");
+                print_notice(format_args!("interrupted; the same command continues the sweep"));
                 Ok(ExitCode::from(INTERRUPTED))
             }
         };
@@ -141,7 +142,7 @@ async fn start(
     let sweep = match active {
         Some(sweep) => {
             let id = id_of(sweep)?;
-            eprintln!("continuing the sweep {id}");
+            print_notice(format_args!("continuing the sweep {id}"));
             client.post(&format!("/sweeps/{id}/resume"), &json!({})).await?
         }
         None => {
@@ -181,7 +182,7 @@ async fn follow(client: &ServiceClient, id: &str, csv: bool) -> Result<ExitCode>
         let sweep = client.get(&path).await?;
         let line = progress(&sweep);
         if line != shown {
-            eprintln!("{}", escaped(&line));
+            print_notice(escaped(&line));
             shown = line;
         }
         match sweep["state"].as_str() {

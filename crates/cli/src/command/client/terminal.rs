@@ -3,6 +3,7 @@
 //! If the output is not a terminal, a table is complete, with tabs between its columns.
 
 use std::{
+    fmt::Display,
     io::{self, IsTerminal, Write},
     time::Duration,
 };
@@ -34,6 +35,12 @@ pub fn print(text: &str) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written,
     }
+}
+
+/// Writes a line to standard error. A failed write is ignored: a reader that left changes neither
+/// the output nor the exit code.
+pub fn print_notice(line: impl Display) {
+    _ = writeln!(io::stderr(), "{line}");
 }
 
 /// Columns of the terminal on standard output; `None` if it is not one.

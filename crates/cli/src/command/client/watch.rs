@@ -10,7 +10,7 @@ use super::{
     answers::RunAnswer,
     events::{self, RunUpdate},
     progress::RunProgress,
-    terminal::{between, duration, escaped, print},
+    terminal::{between, duration, escaped, print, print_notice},
 };
 
 /// Exit code of a failed or cancelled run.
@@ -87,7 +87,9 @@ async fn print_events(client: &ServiceClient, id: &str) -> Result<ExitCode> {
             }
         }
         RunUpdate::Run(_) => {}
-        RunUpdate::Connection(message) => eprintln!("llmprof: {}", escaped(message)),
+        RunUpdate::Connection(message) => {
+            print_notice(format_args!("llmprof: {}", escaped(message)))
+        }
     })
     .await?;
     if let Some(error) = failed {
@@ -99,11 +101,11 @@ async fn print_events(client: &ServiceClient, id: &str) -> Result<ExitCode> {
 
 /// Ends this command and leaves the run.
 fn leave(client: &ServiceClient, id: &str) -> ExitCode {
-    eprintln!(
+    print_notice(format_args!(
         "llmprof: the run continues on {}; follow it by `llmprof watch {id}`, end it by \
          `llmprof cancel {id}`",
         client.base
-    );
+    ));
     ExitCode::from(INTERRUPTED)
 }
 

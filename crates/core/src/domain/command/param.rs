@@ -5,7 +5,7 @@
 use std::fmt;
 
 use regex::Regex;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Visitor};
 
 /// Maximum length of a text value, in characters.
 pub const MAX_TEXT: usize = 4096;
@@ -67,8 +67,8 @@ pub enum Param {
     },
 }
 
-/// A parameter's value in a request.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// A parameter's value in a request. Integers beyond 64 bits are floats.
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(untagged)]
 pub enum ParamValue {
@@ -76,6 +76,44 @@ pub enum ParamValue {
     Int(i64),
     Float(f64),
     Text(String),
+}
+
+/// By the type of the value, so that errors name it.
+impl<'de> Deserialize<'de> for ParamValue {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ValueVisitor)
+    }
+}
+
+struct ValueVisitor;
+
+impl Visitor<'_> for ValueVisitor {
+    type Value = ParamValue;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a number, a text, true or false")
+    }
+
+    fn visit_bool<E>(self, flag: bool) -> Result<ParamValue, E> {
+        Ok(ParamValue::Flag(flag))
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<ParamValue, E> {
+        Ok(ParamValue::Int(number))
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<ParamValue, E> {
+        let float = ParamValue::Float(number as f64);
+        Ok(i64::try_from(number).map_or(float, ParamValue::Int))
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<ParamValue, E> {
+        Ok(ParamValue::Float(number))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<ParamValue, E> {
+        Ok(ParamValue::Text(text.to_owned()))
+    }
 }
 
 impl ParamValue {
@@ -199,7 +237,11 @@ impl Param {
             if fits {
                 Ok(Some(value.to_string()))
             } else {
-                Err(format!("{value} is not between {min} and {max}"))
+                let shown = match value {
+                    ParamValue::Float(number) if number.abs() >= 1e16 => format!("{number:e}"),
+                    _ => value.to_string(),
+                };
+                Err(format!("{shown} is not between {min} and {max}"))
             }
         };
         match (self, value) {
@@ -211,6 +253,9 @@ impl Param {
                 if number.fract() == 0.0 && number.abs() < 9e15 =>
             {
                 self.text(&ParamValue::Int(*number as i64))
+            }
+            (Self::Int { min, max, .. }, ParamValue::Float(number)) if number.fract() == 0.0 => {
+                bounded(false, min, max)
             }
             (Self::Float { min, max, .. }, ParamValue::Float(number)) => {
                 bounded((min..=max).contains(&number), min, max)
@@ -248,5 +293,37 @@ impl Param {
     /// are bounded by the operator.
     pub fn allows_leading_dash(&self) -> bool {
         !matches!(self, Self::String { leading_dash: false, .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_number_outside_the_range_of_its_parameter_is_refused_with_value_and_range() {
+        let (min, max, description) = (1, 4096, String::new());
+        let int = Param::Int { description: description.clone(), min, max, default: None };
+        let (min, max) = (0.5, 2.0);
+        let float = Param::Float { description, min, max, default: None };
+        let text = |param: &Param, value: Value| -> Result<Option<String>, String> {
+            param.text(&serde_json::from_value(value).unwrap())
+        };
+        assert_eq!(text(&int, json!(8.0)), Ok(Some("8".into())), "JSON Schema's integer");
+        for (value, shown) in [
+            (json!(0), "0"),
+            (json!(4097.0), "4097"),
+            (json!(i64::MAX), "9223372036854775807"),
+            (json!(u64::MAX), "1.8446744073709552e19"),
+            (json!(1e300), "1e300"),
+            (json!(-1e16), "-1e16"),
+        ] {
+            let refused = Err(format!("{shown} is not between 1 and 4096"));
+            assert_eq!(text(&int, value.clone()), refused);
+            assert!(text(&float, value).unwrap_err().ends_with(" is not between 0.5 and 2"));
+        }
+        assert_eq!(text(&int, json!(1.5)), Err("expected a whole number".into()));
     }
 }

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::Profiling;
+use crate::domain::{run_plan::PlannedStep, subject::RunSpec};
 
 impl Profiling {
     /// Error if the recording would start after the end of each pass; `None` otherwise.
@@ -17,32 +18,37 @@ impl Profiling {
         })
     }
 
-    /// A sentence for each pass that is off here although its settings differ from `preset`.
-    pub fn unused(&self, preset: &Self) -> Vec<String> {
-        let (Ok(Value::Object(own)), Ok(preset)) =
+    /// A sentence for settings of each pass that differ from `preset` and have no effect on the
+    /// run of `spec`, whose plan is `steps`: the pass is off or skipped, or records no such thing.
+    pub fn unused(&self, preset: &Self, spec: &RunSpec, steps: &[PlannedStep]) -> Vec<String> {
+        let (Ok(Value::Object(own)), Ok(base)) =
             (serde_json::to_value(self), serde_json::to_value(preset))
         else {
             return Vec::new();
         };
-        let mut notes = Vec::new();
+        let step = |pass: &str| steps.iter().find(|it| it.step.as_str() == pass);
+        let runs = |pass: &str| step(pass).is_some_and(|it| it.skipped_because.is_none());
+        let mut notes = self.runner.unused(&preset.runner, spec, |it| runs(it.as_str()));
         for (pass, settings) in &own {
+            let skipped = step(pass).and_then(|it| it.skipped_because.as_ref());
             // The passes with sampled metrics read settings of the timeline pass, too.
-            let is_read = pass == "nsys" && self.gpu_metrics.enabled;
-            if settings["enabled"] != false || is_read {
-                continue;
-            }
+            let is_read = pass == "nsys" && runs("gpu_metrics");
+            let why = match skipped {
+                Some(reason) => format!("the pass is skipped: {reason}"),
+                None if settings["enabled"] == false && !is_read => {
+                    format!("the pass is off, and profiling.{pass}.enabled = true turns it on")
+                }
+                None => continue,
+            };
             let Some(settings) = settings.as_object() else { continue };
             let changed = settings
                 .iter()
-                .filter(|(name, value)| *name != "enabled" && preset[pass][name] != **value)
+                .filter(|(name, value)| base[pass][name] != **value)
+                .filter(|(name, _)| skipped.is_some() || *name != "enabled")
                 .map(|(name, _)| format!("profiling.{pass}.{name}"));
             let changed: Vec<String> = changed.collect();
             if !changed.is_empty() {
-                notes.push(format!(
-                    "no effect: {}; the pass is off, and profiling.{pass}.enabled = true turns it \
-                     on",
-                    changed.join(", ")
-                ));
+                notes.push(format!("no effect: {}; {why}", changed.join(", ")));
             }
         }
         notes
@@ -54,12 +60,25 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::domain::mode::Mode;
+    use crate::domain::{
+        mode::Mode,
+        run_plan::{PlanFacts, plan},
+        subject::Subject,
+    };
 
-    fn unused(mode: &Mode, change: Value) -> Vec<String> {
+    /// Notes on a change of the mode's settings for a run of a model.
+    fn unused_on(facts: PlanFacts, mode: &Mode, change: Value) -> Vec<String> {
         let Value::Object(change) = change else { panic!("a change is an object") };
         let preset = Profiling::bundled(mode).unwrap();
-        preset.with_changes(change).unwrap().unused(&preset)
+        let settings = preset.with_changes(change).unwrap();
+        let mut spec = RunSpec::tiny(mode.clone(), 0, &[]);
+        let Subject::Model(subject) = &mut spec.subject else { panic!("a model") };
+        subject.passes.profiling = Some(settings.clone());
+        settings.unused(&preset, &spec, &plan(&spec, facts))
+    }
+
+    fn unused(mode: &Mode, change: Value) -> Vec<String> {
+        unused_on(PlanFacts::default(), mode, change)
     }
 
     #[test]
@@ -87,5 +106,55 @@ mod tests {
             assert!(unused(&mode, whole).is_empty());
             assert!(unused(&mode, json!({"nsys": {"enabled": false}})).is_empty());
         }
+    }
+
+    #[test]
+    fn settings_of_a_pass_that_is_skipped_are_named_with_the_reason() {
+        let on_cpu = PlanFacts { on_cpu: true, ..PlanFacts::default() };
+        let change = json!({"ncu": {"enabled": true, "max_launches": 9}});
+        assert_eq!(
+            unused_on(on_cpu, &Mode::BASIC, change.clone()),
+            ["no effect: profiling.ncu.enabled, profiling.ncu.max_launches; the pass is skipped: \
+              ncu reads counters of GPU kernels only"]
+        );
+        assert!(unused(&Mode::BASIC, change).is_empty());
+        assert!(unused_on(on_cpu, &Mode::DEEP, json!({})).is_empty(), "nothing was changed");
+        let read = json!({"nsys": {"warmup": 0}, "gpu_metrics": {"enabled": true}});
+        assert_eq!(unused_on(on_cpu, &Mode::BASIC, read).len(), 2, "nothing reads them");
+    }
+
+    #[test]
+    fn records_of_the_runner_in_passes_that_do_not_run_are_named() {
+        let change = json!({"runner": {"predictions": ["baseline", "ncu"], "memory": true}});
+        let note = "no effect: ncu in profiling.runner.predictions; the pass does not run";
+        assert_eq!(unused(&Mode::LIGHT, change.clone()), [note]);
+        assert!(unused(&Mode::DEEP, change.clone()).is_empty());
+        let on_cpu = PlanFacts { on_cpu: true, ..PlanFacts::default() };
+        assert_eq!(unused_on(on_cpu, &Mode::DEEP, change), [note]);
+        let ranges = json!({"runner": {"operators": ["baseline"], "operator_ranges": ["nsys"]}});
+        let notes = unused(&Mode::LIGHT, ranges);
+        assert!(
+            notes.iter().any(|it| it.starts_with("no effect: nsys in profiling.runner.operator_r")),
+            "{notes:?}"
+        );
+    }
+
+    #[test]
+    fn a_command_uses_no_setting_of_the_runner() {
+        let preset = Profiling::bundled(&Mode::BASIC).unwrap();
+        let change = json!({"runner": {"memory": true, "predictions": []}});
+        let Value::Object(change) = change else { panic!("a change is an object") };
+        let settings = preset.with_changes(change).unwrap();
+        let passes = json!({ "mode": "basic", "repeats": 1, "warmup": 0, "device": "cpu" });
+        let common = json!({ "labels": [], "priority": 0, "timeout_s": 60 });
+        let subject = json!({ "kind": "command", "call": { "command": "go" }, "passes": passes });
+        let spec = json!({ "subject": subject, "common": common });
+        let spec: RunSpec = serde_json::from_value(spec).unwrap();
+        let notes = settings.unused(&preset, &spec, &plan(&spec, PlanFacts::default()));
+        assert_eq!(
+            notes,
+            ["no effect: profiling.runner.predictions, profiling.runner.memory; a command does \
+              not use the model runner"]
+        );
     }
 }

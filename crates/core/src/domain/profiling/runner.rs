@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::ProfilingError;
-use crate::domain::named_values::named_values;
+use crate::domain::{named_values::named_values, subject::RunSpec};
 
 named_values! {
     /// A pass of the model runner.
@@ -58,12 +58,7 @@ fn every_pass() -> Vec<RunnerPass> {
 
 impl RunnerSettings {
     pub(super) fn check(&self) -> Result<(), ProfilingError> {
-        let lists = [
-            ("operators", &self.operators),
-            ("operator_ranges", &self.operator_ranges),
-            ("predictions", &self.predictions),
-        ];
-        for (key, list) in lists {
+        for (key, list) in lists(self) {
             for (at, pass) in list.iter().enumerate() {
                 if list[..at].contains(pass) {
                     return Err(ProfilingError::Wrong(format!(
@@ -74,6 +69,56 @@ impl RunnerSettings {
         }
         Ok(())
     }
+
+    /// A sentence for each setting that differs from `preset` and has no effect on the run of
+    /// `spec`, which runs the passes for which `runs` is true.
+    pub(super) fn unused(
+        &self,
+        preset: &Self,
+        spec: &RunSpec,
+        runs: impl Fn(RunnerPass) -> bool,
+    ) -> Vec<String> {
+        let pairs = || lists(self).into_iter().zip(lists(preset));
+        if spec.workload().is_none() {
+            let changed = pairs().filter(|((_, own), (_, preset))| own != preset);
+            let memory = (self.memory != preset.memory).then_some("memory");
+            let changed = changed.map(|((key, _), _)| key).chain(memory);
+            let keys: Vec<String> = changed.map(|key| format!("profiling.runner.{key}")).collect();
+            let note = || {
+                format!("no effect: {}; a command does not use the model runner", keys.join(", "))
+            };
+            return if keys.is_empty() { Vec::new() } else { vec![note()] };
+        }
+        let note = |key: &str, passes: Vec<&str>, why: &str| {
+            let note = format!("no effect: {} in profiling.runner.{key}; {why}", passes.join(", "));
+            (!passes.is_empty()).then_some(note)
+        };
+        let mut notes = Vec::new();
+        for ((key, own), (_, preset)) in pairs() {
+            let idle = RunnerPass::ALL
+                .iter()
+                .filter(|pass| own.contains(pass) && !preset.contains(pass) && !runs(**pass));
+            let idle = idle.map(|pass| pass.as_str()).collect();
+            notes.extend(note(key, idle, "the pass does not run"));
+        }
+        let without_operators = self.operator_ranges.iter().filter(|pass| {
+            let is_listed = preset.operator_ranges.contains(pass) || self.operators.contains(pass);
+            !is_listed && runs(**pass)
+        });
+        let without_operators = without_operators.map(|pass| pass.as_str()).collect();
+        let why = "list the pass in profiling.runner.operators, too";
+        notes.extend(note("operator_ranges", without_operators, why));
+        notes
+    }
+}
+
+/// The lists of passes, by key.
+fn lists(it: &RunnerSettings) -> [(&'static str, &[RunnerPass]); 3] {
+    [
+        ("operators", &it.operators),
+        ("operator_ranges", &it.operator_ranges),
+        ("predictions", &it.predictions),
+    ]
 }
 
 #[cfg(test)]

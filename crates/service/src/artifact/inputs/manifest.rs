@@ -5,6 +5,7 @@
 use llmprof_core::domain::{
     input_manifest::{InputManifest, ManifestSamples},
     plain_words::plain_words,
+    yaml::to_yaml,
 };
 
 /// Maximum size of a manifest, bytes.
@@ -31,7 +32,7 @@ pub fn parse(text: &[u8]) -> Result<ManifestSamples, String> {
 
 /// The text of a manifest with these samples.
 pub fn text(samples: ManifestSamples) -> Result<String, String> {
-    yaml_serde::to_string(&InputManifest::new(samples)).map_err(|error| error.to_string())
+    to_yaml(&InputManifest::new(samples)).map_err(|error| error.to_string())
 }
 
 fn one_line(message: &str) -> String {

@@ -125,13 +125,10 @@ impl CollectError {
     pub fn finding(&self) -> Option<Finding> {
         let message = self.to_string();
         match self {
-            Self::TooLarge { max_bytes, dropped, .. } => {
+            Self::TooLarge { what, max_bytes, dropped } => {
                 let finding =
                     Finding::new(catalogue::RUN_TOO_LARGE, message).with("limit, bytes", max_bytes);
-                Some(with_dropped(finding, dropped).advise(
-                    "generate fewer tokens, trace less (profiling.nsys: trace, sample, cpuctxsw, \
-                     duration_s, cuda_graph_trace graph), or raise limits.run_bytes",
-                ))
+                Some(with_dropped(finding, dropped).advise(write_less(what)))
             }
             Self::DiskFull { free_bytes, dropped, .. } => {
                 let finding = Finding::new(catalogue::DISK_FULL, message)
@@ -235,8 +232,51 @@ impl CollectError {
     }
 }
 
+/// The remedy for a program whose files exceed the quota of a run.
+fn write_less(what: &str) -> &'static str {
+    match what.split(' ').next() {
+        Some("nsys" | "QdstrmImporter") => {
+            "generate fewer tokens, trace less (profiling.nsys: trace, sample, cpuctxsw, \
+             duration_s, cuda_graph_trace graph), or raise limits.run_bytes"
+        }
+        Some("ncu") => {
+            "profile fewer launches (profiling.ncu: max_launches, launches_per_config, details \
+             false), or raise limits.run_bytes"
+        }
+        _ => {
+            "have the program write fewer or smaller files, generate fewer tokens, or raise \
+             limits.run_bytes"
+        }
+    }
+}
+
 fn with_dropped(finding: Finding, dropped: &[(String, u64)]) -> Finding {
     dropped.iter().fold(finding, |finding, (name, bytes)| {
         finding.with(name, format!("{bytes} bytes, dropped"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_remedy_of_an_exceeded_quota_is_of_the_program_that_exceeded_it() {
+        for (what, tool) in [
+            ("nsys profile", Some("profiling.nsys")),
+            ("nsys export", Some("profiling.nsys")),
+            ("QdstrmImporter", Some("profiling.nsys")),
+            ("ncu", Some("profiling.ncu")),
+            ("the model runner", None),
+            ("the command", None),
+            ("the server", None),
+        ] {
+            let error = CollectError::TooLarge { what, max_bytes: 1, dropped: vec![] };
+            let advice = error.finding().unwrap().advice.unwrap();
+            for setting in ["profiling.nsys", "profiling.ncu"] {
+                assert_eq!(advice.contains(setting), tool == Some(setting), "{what}: {advice}");
+            }
+            assert!(advice.contains("limits.run_bytes"), "{what}: {advice}");
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! `GET /audit`: the audit log, for admins.
 
 use axum::{Json, extract::State};
+use llmprof_core::domain::json_numbers::Within;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -11,14 +12,12 @@ use crate::{
             ApiError,
             responses::{GuardedErrors, InvalidParameter},
         },
-        extract::{bounds, params::Params},
+        extract::params::Params,
         state::App,
     },
     runtime,
     store::audit::AuditEntry,
 };
-
-const MAX_LIMIT: u32 = 1000;
 
 /// The newest entries of the audit log, newest first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -46,6 +45,7 @@ impl AuditList {
 #[into_params(parameter_in = Query)]
 pub struct AuditQuery {
     /// Number of entries.
+    #[serde(default, deserialize_with = "Within::<1, 1000>::optional_parameter")]
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u32>,
 }
@@ -61,7 +61,7 @@ pub async fn audit(
     State(app): State<App>,
     Params(query): Params<AuditQuery>,
 ) -> Result<Json<AuditList>, ApiError> {
-    let limit = bounds::limit(query.limit, 100, MAX_LIMIT)?;
+    let limit = query.limit.unwrap_or(100);
     let read = move || app.access.audit_entries(limit as usize);
     let entries = runtime::blocking(read)
         .await

@@ -5,7 +5,7 @@ use axum::{
     http::HeaderMap,
     response::Response,
 };
-use llmprof_core::domain::{dtype::Dtype, model::ModelSpec};
+use llmprof_core::domain::{dtype::Dtype, json_numbers::Within, model::ModelSpec};
 use llmprof_report::cost::{CostRequest, DEPTH, ModelCost, model_cost};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use utoipa::IntoParams;
 
 use super::{
     models::find_model,
-    runs::{MAX_BATCH, input_error, submissions::defaults},
+    runs::{input_error, submissions::defaults},
 };
 use crate::{
     artifact::inputs::Inputs,
@@ -27,7 +27,6 @@ use crate::{
             },
         },
         extract::{
-            bounds::check_range,
             content_negotiation::{self, TableFormat},
             params::{Params, bad_path},
         },
@@ -37,9 +36,6 @@ use crate::{
 };
 
 const MAX_NAME: usize = 200;
-const MAX_DEPTH: u8 = 16;
-/// Above the context of any model.
-const MAX_TOKENS: u64 = 1 << 24;
 
 /// Inputs of the cost.
 #[derive(Debug, Clone, Deserialize, IntoParams)]
@@ -51,21 +47,22 @@ pub struct CostQuery {
     #[param(min_length = 1, max_length = 200)]
     inputs: Option<String>,
     /// Prompt positions, images' positions included [default: as many as the inputs have].
+    #[serde(default, deserialize_with = "Within::<1, 16_777_216>::optional_parameter")]
     #[param(minimum = 1, maximum = 16777216)]
     prompt_tokens: Option<u64>,
     /// Tokens generated after prefill.
-    #[serde(default = "new_tokens")]
+    #[serde(default = "new_tokens", deserialize_with = "Within::<0, 16_777_216>::parameter")]
     #[param(default = 64, minimum = 0, maximum = 16777216)]
     new_tokens: u64,
     /// Sequences of these inputs, computed at the same time.
-    #[serde(default = "defaults::batch")]
+    #[serde(default = "defaults::batch", deserialize_with = "Within::<1, 1024>::parameter")]
     #[param(default = 1, minimum = 1, maximum = 1024)]
     batch: u32,
     /// Dtype; the model's default when absent.
     #[param(inline)]
     dtype: Option<Dtype>,
     /// Path components by which modules are grouped.
-    #[serde(default = "depth")]
+    #[serde(default = "depth", deserialize_with = "Within::<1, 16>::parameter")]
     #[param(default = 2, minimum = 1, maximum = 16)]
     depth: u8,
     /// True for rows of each layer, with its number in place of `*`.
@@ -146,7 +143,6 @@ pub async fn cost(
     let offered = [TableFormat::Json, TableFormat::Md, TableFormat::Csv];
     let format = content_negotiation::requested_format(query.format, &headers, &offered)?;
     let model = find_model(&app, &name)?;
-    check_query(&query)?;
     let manifest = manifest(&query, model)?;
     let inputs = match &manifest {
         Some(name) => Some(read_inputs(&app, name).await?),
@@ -176,15 +172,6 @@ pub async fn cost(
         TableFormat::Json | TableFormat::Html => cost.json(),
     };
     Ok(content_negotiation::respond(format, text))
-}
-
-fn check_query(query: &CostQuery) -> Result<(), ApiError> {
-    if let Some(tokens) = query.prompt_tokens {
-        check_range("prompt_tokens", tokens, 1..=MAX_TOKENS)?;
-    }
-    check_range("new_tokens", query.new_tokens, 0..=MAX_TOKENS)?;
-    check_range("batch", query.batch, 1..=MAX_BATCH)?;
-    check_range("depth", query.depth, 1..=MAX_DEPTH)
 }
 
 /// The manifest to read; `None` if only the number of prompt tokens is given.

@@ -4,7 +4,7 @@ use axum::{
     Json,
     extract::{Path, State, rejection::PathRejection},
 };
-use llmprof_core::domain::ids::RunId;
+use llmprof_core::domain::{ids::RunId, json_numbers::Within};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -15,16 +15,11 @@ use crate::{
             ApiError, ErrorCode,
             responses::{DeliveryNotFound, GuardedErrors, InvalidParameter},
         },
-        extract::{
-            bounds,
-            params::{Params, bad_path},
-        },
+        extract::params::{Params, bad_path},
         state::App,
     },
     store::{DeliveryState, StoredDelivery},
 };
-
-const MAX_LIMIT: u32 = 1000;
 
 /// The newest webhook deliveries, newest first. They outlive their runs by up to 30 days.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -98,6 +93,7 @@ pub struct DeliveryQuery {
     /// Deliveries of this state only.
     state: Option<DeliveryState>,
     /// Number of deliveries.
+    #[serde(default, deserialize_with = "Within::<1, 1000>::optional_parameter")]
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u32>,
 }
@@ -113,7 +109,7 @@ pub async fn list(
     State(app): State<App>,
     Params(query): Params<DeliveryQuery>,
 ) -> Result<Json<DeliveryList>, ApiError> {
-    let limit = bounds::limit(query.limit, 100, MAX_LIMIT)?;
+    let limit = query.limit.unwrap_or(100);
     let found = app.store.deliveries(query.state, limit).await?;
     Ok(Json(DeliveryList { deliveries: found.into_iter().map(Into::into).collect() }))
 }

@@ -16,6 +16,7 @@ use axum::{
 use llmprof_core::domain::{
     alignment::AlignmentState,
     ids::{AlignmentId, RunId},
+    json_numbers::{MAX_EXACT, Within},
     state::{RunState, Step},
 };
 use serde::{Deserialize, Serialize};
@@ -42,8 +43,6 @@ use crate::{
 const PERIOD: Duration = Duration::from_millis(200);
 /// Events per read.
 const BATCH: usize = 500;
-/// Largest integer that every JSON reader represents exactly.
-const MAX_ID: u64 = (1 << 53) - 1;
 
 /// An event of a stream: an entry of the run's journal, or the run's state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -195,11 +194,9 @@ pub(crate) fn stream(
 
 fn last_event_id(headers: &HeaderMap) -> Result<u64, ApiError> {
     let Some(value) = headers.get("last-event-id") else { return Ok(0) };
-    let id = value.to_str().ok().and_then(|text| text.trim().parse().ok());
-    id.filter(|id| *id <= MAX_ID).ok_or_else(|| {
-        let message = format!("invalid Last-Event-ID; expected an integer from 0 to {MAX_ID}");
-        ApiError::new(ErrorCode::InvalidParameter, message)
-    })
+    let text = value.to_str().unwrap_or_default().trim();
+    Within::<0, MAX_EXACT>::named("Last-Event-ID", text)
+        .map_err(|message| ApiError::new(ErrorCode::InvalidParameter, message))
 }
 
 type Sender = mpsc::Sender<Result<Event, Infallible>>;

@@ -8,6 +8,7 @@ use llmprof_analyze::series::noise::Noise;
 use llmprof_core::domain::{
     headline::{FigureName, Headline, SeriesIdentity},
     ids::RunId,
+    json_numbers::Within,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -19,17 +20,12 @@ use crate::{
             ApiError, ErrorCode,
             responses::{GuardedErrors, InvalidParameter, SeriesNotFound},
         },
-        extract::{
-            bounds,
-            params::{Params, bad_path, parse_id},
-        },
+        extract::params::{Params, bad_path, parse_id},
         state::App,
     },
     store::{StoredChange, StoredPoint, StoredSeries},
 };
 
-const MAX_SERIES: u32 = 200;
-const MAX_POINTS: u32 = 1000;
 /// Newest runs of a series whose noise is estimated.
 pub(crate) const RECENT: u32 = 500;
 
@@ -160,6 +156,7 @@ impl SeriesList {
 pub struct SeriesListQuery {
     #[param(format = "uuid")]
     cursor: Option<String>,
+    #[serde(default, deserialize_with = "Within::<1, 200>::optional_parameter")]
     #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
 }
@@ -175,7 +172,7 @@ pub async fn list(
     State(app): State<App>,
     Params(query): Params<SeriesListQuery>,
 ) -> Result<Json<SeriesList>, ApiError> {
-    let limit = bounds::limit(query.limit, 50, MAX_SERIES)?;
+    let limit = query.limit.unwrap_or(50);
     Ok(Json(list_page(&app, query.cursor.as_deref(), limit).await?))
 }
 
@@ -199,6 +196,7 @@ pub(crate) async fn list_page(
 pub struct SeriesQuery {
     #[param(format = "uuid")]
     cursor: Option<String>,
+    #[serde(default, deserialize_with = "Within::<1, 1000>::optional_parameter")]
     #[param(minimum = 1, maximum = 1000, default = 200)]
     limit: Option<u32>,
 }
@@ -216,7 +214,7 @@ pub async fn show(
     Params(query): Params<SeriesQuery>,
 ) -> Result<Json<SeriesView>, ApiError> {
     let Path(id) = id.map_err(bad_path)?;
-    let limit = bounds::limit(query.limit, 200, MAX_POINTS)?;
+    let limit = query.limit.unwrap_or(200);
     Ok(Json(view(&app, &id, query.cursor.as_deref(), limit).await?))
 }
 

@@ -9,7 +9,10 @@ use axum::{
     response::Response,
 };
 use llmprof_analyze::parse::aliases;
-use llmprof_core::{domain::ids::RunId, layout};
+use llmprof_core::{
+    domain::{ids::RunId, json_numbers::Within},
+    layout,
+};
 use llmprof_report::tables::{
     filter::{InvalidFilter, RowFilter},
     stage_table,
@@ -39,7 +42,6 @@ use crate::{
     runtime,
 };
 
-const MAX_ROWS: u32 = 1_000_000;
 const MAX_TEXT: usize = 200;
 const MAX_FILTERS: usize = 16;
 const MAX_FILTER: usize = 300;
@@ -105,11 +107,7 @@ impl TableQuery {
                 return Err(invalid(format!("{name}: given more than once")));
             }
         }
-        let number = |text: String| {
-            text.parse().ok().filter(|limit| (1..=MAX_ROWS).contains(limit)).ok_or_else(|| {
-                invalid(format!("limit {text:.20} is out of range; expected 1 to {MAX_ROWS}"))
-            })
-        };
+        let number = |text: String| Within::<1, 1_000_000>::named("limit", &text).map_err(invalid);
         query.limit = limit.map(number).transpose()?;
         query.format = format.as_deref().map(table_format).transpose()?;
         Ok(query)

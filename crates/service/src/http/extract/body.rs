@@ -6,7 +6,7 @@ use axum::{
     body::{Body, Bytes, to_bytes},
     http::{HeaderMap, HeaderName, header},
 };
-use llmprof_core::domain::plain_words::with_value;
+use llmprof_core::domain::{plain_words::with_value, unique_keys::UniqueKeys};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -68,8 +68,22 @@ pub fn parse_object<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let ended = reader.end();
     match parsed {
         // A derived deserializer accepts a list of a struct's fields too; the contract does not.
-        Ok(parsed) if ended.is_ok() && body.trim_ascii_start().starts_with(b"{") => Ok(parsed),
+        Ok(parsed) if ended.is_ok() && body.trim_ascii_start().starts_with(b"{") => {
+            check_unique(body)?;
+            Ok(parsed)
+        }
         parsed => Err(refused(body, parsed.err())),
+    }
+}
+
+/// Refuses a repeated field of any object: a map would keep the last one. Errors of syntax are left
+/// to the parser.
+pub fn check_unique(body: &[u8]) -> Result<(), ApiError> {
+    let mut reader = serde_json::Deserializer::from_slice(body);
+    let read: Result<UniqueKeys, _> = serde_path_to_error::deserialize(&mut reader);
+    match read {
+        Err(error) if error.inner().is_data() => Err(refused(body, Some(error))),
+        _ => Ok(()),
     }
 }
 

@@ -11,7 +11,7 @@ use llmprof_core::{
 };
 use serde::Serialize;
 
-use super::{alignment_form::is_expressible, page::HtmlPage};
+use super::{alignment_form::is_expressible, forms::Button, page::HtmlPage};
 use crate::{
     artifact::journal,
     http::{
@@ -83,6 +83,7 @@ pub async fn delete(
     state: State<App>,
     caller: Extension<Caller>,
     path: AlignmentPath,
+    _: Button,
 ) -> Result<Redirect, ApiError> {
     api::delete(state, caller, path).await?;
     Ok(Redirect::to("/ui/alignments"))

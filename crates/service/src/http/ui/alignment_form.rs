@@ -6,7 +6,7 @@ use llmprof_core::domain::alignment::{AlignmentSpec, ThresholdChanges};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::forms::number_or_text;
+use super::forms::{Labels, number_or_text};
 use crate::http::error::{ApiError, ErrorCode};
 
 /// Ways to select the operation: the API's field, and its label.
@@ -14,6 +14,21 @@ pub(super) const SELECTORS: [(&str, &str); 3] = [
     ("range", "ranges of this name"),
     ("operator", "the operator at this path"),
     ("kernels", "kernels with this in their names"),
+];
+
+/// Labels of the fields.
+pub(super) const LABELS: &Labels = &[
+    ("mock", "Mock"),
+    ("e2e", "Whole model"),
+    ("selector", "Operation"),
+    ("name", "Name"),
+    ("range", "Name"),
+    ("operator", "Name"),
+    ("kernels", "Name"),
+    ("stage", "Stage"),
+    ("include_ranges", "Only in these ranges"),
+    ("exclude_ranges", "Not in these ranges"),
+    ("forwards", "Minimum instances on each side"),
 ];
 
 /// Text of every field.

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use super::{
-    alignment_form::{AlignmentForm, SELECTORS},
+    alignment_form::{AlignmentForm, LABELS, SELECTORS},
     forms::{self, non_empty, parse_state},
     page::HtmlPage,
 };
@@ -109,8 +109,9 @@ pub async fn submit(
     match submitted.await {
         Ok(queued) => Ok(Redirect::to(&format!("/ui/alignments/{}", queued.id)).into_response()),
         Err(refused) => {
-            let (query, problem) = (AlignmentsPageQuery::default(), Some(refused.message()));
-            let page = show(&app, &caller, &query, &entered, problem).await?;
+            let problem = forms::labelled(refused.message(), LABELS);
+            let query = AlignmentsPageQuery::default();
+            let page = show(&app, &caller, &query, &entered, Some(&problem)).await?;
             Ok(page.with_status(refused.code().status()).into_response())
         }
     }

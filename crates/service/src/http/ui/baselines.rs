@@ -35,6 +35,15 @@ const PAGE_ACCEPTED: u32 = 50;
 /// Value of the field `remove` that removes the baseline.
 const REMOVE: &str = "remove";
 
+/// Labels of the fields.
+pub(super) const LABELS: &forms::Labels = &[
+    ("name", "Name"),
+    ("run_id", "Run"),
+    ("label", "Or a label"),
+    ("accept", "Reason"),
+    ("reason", "Reason"),
+];
+
 /// Prefix of the fields of thresholds, in percent by figure.
 const THRESHOLD: &str = "fail_on.";
 
@@ -95,7 +104,8 @@ pub async fn set(
     match set.await {
         Ok(()) => Ok(Redirect::to("/ui/baselines").into_response()),
         Err(refused) => {
-            let page = show(&app, &caller, &entered, Some(refused.message())).await?;
+            let problem = forms::labelled(refused.message(), LABELS);
+            let page = show(&app, &caller, &entered, Some(&problem)).await?;
             Ok(page.with_status(refused.code().status()).into_response())
         }
     }
@@ -128,7 +138,7 @@ pub async fn accept(
             return Ok(Redirect::to("/ui/baselines#accepted").into_response());
         }
         Ok(gate) => (StatusCode::CONFLICT, format!("nothing to accept: {}", gate.summary())),
-        Err(refused) => (refused.code().status(), refused.message().to_owned()),
+        Err(refused) => (refused.code().status(), forms::labelled(refused.message(), LABELS)),
     };
     let page = show(&app, &caller, &BaselineForm::default(), Some(&problem)).await?;
     Ok(page.with_status(status).into_response())
@@ -153,6 +163,10 @@ impl BaselineForm {
             .into_iter()
             .filter_map(|(name, it)| Some((name.into(), non_empty(it)?.into())))
             .collect();
+        if remove && given.len() > 1 {
+            let message = "run and label: a baseline is removed by its name alone; empty them";
+            return Err(ApiError::new(ErrorCode::InvalidRequest, message));
+        }
         if !remove && !given.contains_key("run_id") && !given.contains_key("label") {
             let message = "run and label: enter one of them";
             return Err(ApiError::new(ErrorCode::InvalidRequest, message));

@@ -19,7 +19,7 @@ use super::{
     forms::{self, Fields, field, number_or_text},
     home::{FormOption, mode_options},
     page::HtmlPage,
-    submit_form::SubmitForm,
+    submit_form::{self, SubmitForm},
 };
 use crate::http::{
     api::{
@@ -52,6 +52,32 @@ const COMMON: [&str; 9] = [
 ];
 /// Settings that a session has, too.
 const OF_SESSIONS: [&str; 2] = ["mode", "device"];
+/// Other fields of the form, each with the reason why a session cannot use it.
+const NOT_OF_SESSIONS: [(&str, &str); 7] = [
+    ("repeats", "each run on the session has its own; leave the field empty"),
+    ("warmup", "each run on the session has its own; leave the field empty"),
+    ("timeout_s", "each run on the session has its own; a session has a lifetime"),
+    ("priority", "each run on the session has its own; leave the field empty"),
+    ("revision", "each run on the session has its own; leave the field empty"),
+    (
+        "profiling",
+        "a session has the settings of its mode; leave them as they are, or choose a mode that \
+         has them (docs/runs.md)",
+    ),
+    ("session", "a session does not run on another one; choose a process of its own"),
+];
+
+/// Labels of fields that the form of a model lacks.
+pub(super) const LABELS: &forms::Labels = &[
+    ("gpus", "GPUs"),
+    ("target.gpus", "GPUs"),
+    ("session", "Session"),
+    ("target.session", "Session"),
+    ("lifetime_s", "Lifetime of a session"),
+    ("label", "Labels"),
+];
+/// Paths of parameters in errors, whose labels are their names.
+const PARAM_PATHS: [&str; 2] = ["target.params.", "params."];
 
 #[derive(Serialize)]
 struct CommandList {
@@ -141,6 +167,9 @@ pub async fn submit(
     let command = find_command(&app, &name)?;
     let submitted = async {
         check(command, &fields)?;
+        if given(&fields, "lifetime_s").is_some() {
+            return Err(unusable("lifetime_s", "only a session has one; leave the field empty"));
+        }
         let mut body = entered.body(false)?;
         body["target"] = call(&name, command, &fields);
         let body = body.to_string();
@@ -191,15 +220,21 @@ fn session_body(
     fields: &Fields,
     entered: &SubmitForm,
 ) -> Result<Value, ApiError> {
-    let common = of_session(entered.body(false)?)?;
+    let unused = NOT_OF_SESSIONS.iter().find(|(name, _)| given(fields, name).is_some());
+    if let Some((name, reason)) = unused {
+        return Err(unusable(name, reason));
+    }
+    let common = entered.body(false)?;
     let mut body = call(name, command, fields);
     for setting in OF_SESSIONS {
         if let Some(value) = common.get(setting) {
             body[setting] = value.clone();
         }
     }
-    if let Some(label) = common["labels"].get(0) {
-        body["label"] = label.clone();
+    match common["labels"].as_array().map(Vec::as_slice).unwrap_or_default() {
+        [] => {}
+        [label] => body["label"] = label.clone(),
+        _ => return Err(unusable("labels", "a session has one label; enter one")),
     }
     if let Some(lifetime_s) = given(fields, "lifetime_s") {
         body["lifetime_s"] = number_or_text(lifetime_s);
@@ -207,14 +242,9 @@ fn session_body(
     Ok(body)
 }
 
-/// Refuses settings that a session would ignore.
-fn of_session(common: Value) -> Result<Value, ApiError> {
-    if common.get("profiling").is_none() {
-        return Ok(common);
-    }
-    let message = "profiling: a session has the settings of its mode; leave them as they are, or \
-                   choose a mode that has them (docs/runs.md)";
-    Err(ApiError::new(ErrorCode::InvalidRequest, message))
+/// The refusal of a field that would be ignored.
+fn unusable(field: &str, reason: &str) -> ApiError {
+    ApiError::new(ErrorCode::InvalidRequest, format!("{field}: {reason}"))
 }
 
 /// `GET` of a button's address: redirects to the form.
@@ -234,7 +264,12 @@ async fn refuse(
     entered: (&Fields, &SubmitForm),
     refused: &ApiError,
 ) -> Result<Response, ApiError> {
-    let page = show(app, caller, name, entered, Some(refused.message())).await?;
+    let message = refused.message();
+    let problem = match PARAM_PATHS.iter().find_map(|path| message.strip_prefix(path)) {
+        Some(of_param) => of_param.to_owned(),
+        None => forms::labelled(message, &[submit_form::LABELS, LABELS].concat()),
+    };
+    let page = show(app, caller, name, entered, Some(&problem)).await?;
     Ok(page.with_status(refused.code().status()).into_response())
 }
 

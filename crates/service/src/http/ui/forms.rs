@@ -1,11 +1,13 @@
-//! Forms: their fields, their numbers, and keys that make a repeated submission one.
+//! Forms: their fields, their numbers, and keys that make a repeated submission one. A button is a
+//! form without fields.
 
 use std::collections::HashSet;
 
 use axum::{
     Form,
+    body::Bytes,
     extract::{FromRequest, Request, rejection::FormRejection},
-    http::StatusCode,
+    http::{StatusCode, header},
 };
 use llmprof_core::domain::{hex::hex, named_values::UnknownName, settings::nearest};
 use serde::Serialize;
@@ -21,6 +23,12 @@ use crate::http::{
 pub(super) const KEY: &str = "key";
 /// Maximum characters of an unknown field's name in a message.
 const MAX_NAME: usize = 40;
+
+/// Texts before the name of a field in an error.
+const STARTS: [&str; 4] = ["invalid ", "length of ", "missing field `", ""];
+
+/// Names of the API, each with the label of its field on the page.
+pub(super) type Labels = [(&'static str, &'static str)];
 
 /// The fields of a form.
 pub(super) type Fields = Vec<(String, String)>;
@@ -40,6 +48,26 @@ pub(super) async fn read(request: Request) -> Result<Fields, ApiError> {
     })
 }
 
+/// A button: a form without fields, whose body is read and refused if it has any.
+pub(super) struct Button;
+
+impl<S: Send + Sync> FromRequest<S> for Button {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        if request.headers().contains_key(header::CONTENT_TYPE) {
+            check::<&str>(&read(request).await?, &[])?;
+            return Ok(Self);
+        }
+        let read = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, &())).await;
+        match read.map_err(|_| too_late())? {
+            Ok(body) if body.is_empty() => Ok(Self),
+            Ok(_) => Err(ApiError::of(ErrorCode::UnsupportedMediaType)),
+            Err(rejection) => Err(ApiError::new(ErrorCode::BodyTooLarge, rejection.body_text())),
+        }
+    }
+}
+
 /// The text of a field; empty if it is missing.
 pub(super) fn field<'a>(fields: &'a Fields, name: &str) -> &'a str {
     fields.iter().find(|(field, _)| field == name).map_or("", |(_, text)| text)
@@ -54,6 +82,7 @@ pub(super) fn check<S: AsRef<str>>(fields: &Fields, known: &[S]) -> Result<(), A
         if !known.contains(&name.as_str()) {
             let hint = match nearest(name, known.iter().copied()) {
                 Some(near) => format!("did you mean `{near}`?"),
+                None if known.is_empty() => "this form has no fields".to_owned(),
                 None => format!("expected one of {}", known.join(", ")),
             };
             return invalid(format!("unknown field `{name:.MAX_NAME$}`; {hint}"));
@@ -63,6 +92,19 @@ pub(super) fn check<S: AsRef<str>>(fields: &Fields, known: &[S]) -> Result<(), A
         }
     }
     Ok(())
+}
+
+/// The message of an error with the label of its field in place of the API's name.
+pub(super) fn labelled(message: &str, labels: &Labels) -> String {
+    let with_label = |start: &&str| {
+        let rest = message.strip_prefix(start)?;
+        labels.iter().find_map(|(name, label)| {
+            let after = rest.strip_prefix(name)?;
+            let goes_on = |next: char| next.is_alphanumeric() || matches!(next, '_' | '.');
+            (!after.starts_with(goes_on)).then(|| format!("{start}{label}{after}"))
+        })
+    };
+    STARTS.iter().find_map(with_label).unwrap_or_else(|| message.to_owned())
 }
 
 /// Names of the fields of a form that is a struct.
@@ -121,5 +163,72 @@ mod tests {
             refused(&["model", "xyz"]),
             "unknown field `xyz`; expected one of model, mode, repeats"
         );
+    }
+
+    #[test]
+    fn an_error_names_the_field_by_its_label() {
+        let labels = [("batch", "Batch"), ("axes.batch", "Batch"), ("timeout_s", "Time limit, s")];
+        for (message, expected) in [
+            ("timeout_s: 0 is not between 1 and 9", "Time limit, s: 0 is not between 1 and 9"),
+            ("invalid batch \"x\"; expected 1", "invalid Batch \"x\"; expected 1"),
+            ("axes.batch: no values", "Batch: no values"),
+            ("invalid batch[0] \"x\"", "invalid Batch[0] \"x\""),
+            ("length of batch: 3", "length of Batch: 3"),
+            ("missing field `batch`; see", "missing field `Batch`; see"),
+            ("batches: 3", "batches: 3"),
+            ("batch.x: 3", "batch.x: 3"),
+            ("no run batch: 3", "no run batch: 3"),
+        ] {
+            assert_eq!(labelled(message, &labels), expected);
+        }
+    }
+
+    /// The labels of a form with the sources of its page.
+    fn pages() -> [(Vec<(&'static str, &'static str)>, &'static str); 6] {
+        use super::super::{alignment_form, baselines, commands, imports, submit_form, sweeps};
+        let of_command = [submit_form::LABELS, commands::LABELS].concat();
+        [
+            (submit_form::LABELS.to_vec(), include_str!("templates/submit.html")),
+            (of_command, include_str!("templates/command.html")),
+            (sweeps::LABELS.to_vec(), include_str!("templates/sweeps.html")),
+            (alignment_form::LABELS.to_vec(), include_str!("templates/alignments.html")),
+            (baselines::LABELS.to_vec(), include_str!("templates/baselines.html")),
+            (imports::LABELS.to_vec(), include_str!("templates/import.html")),
+        ]
+    }
+
+    /// Name of the field in a line of a page, if its label is in the line, too.
+    fn named_field(line: &str) -> Option<&str> {
+        let (_, label) = line.split_once("<label")?;
+        let (name, _) = label.split_once(" name=\"")?.1.split_once('"')?;
+        let is_fixed = |next: char| next.is_ascii_alphanumeric() || next == '_';
+        name.chars().all(is_fixed).then_some(name)
+    }
+
+    #[test]
+    fn the_labels_in_errors_are_those_of_the_pages_for_every_field() {
+        let mut checked = 0;
+        for (labels, page) in pages() {
+            let label_of = |field: &str| {
+                let found = labels.iter().find(|(name, _)| *name == field);
+                found.unwrap_or_else(|| panic!("no label of {field}")).1
+            };
+            let forms = page.split("method=\"post\"").skip(1);
+            let lines = forms.flat_map(|form| form.split("</form>").take(1)).flat_map(str::lines);
+            for line in lines.filter(|line| !line.contains("type=\"file\"")) {
+                if let Some(field) = named_field(line) {
+                    assert!(line.contains(label_of(field)), "{field}: {line}");
+                    checked += 1;
+                }
+                let numbers = line.split_once("numbers(").map_or("", |(_, fields)| fields);
+                for field in numbers.split("(\"").skip(1) {
+                    let mut texts = field.split('"').step_by(2);
+                    let (name, title) = (texts.next().unwrap(), texts.next().unwrap());
+                    assert!(title.starts_with(label_of(name)), "{name}: {title}");
+                    checked += 1;
+                }
+            }
+        }
+        assert!(checked > 40, "only {checked} fields were found");
     }
 }

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::{
     forms::{self, field, non_empty, parse_state},
     page::HtmlPage,
-    submit_form::SubmitForm,
+    submit_form::{LABELS, SubmitForm},
     submit_inputs,
 };
 use crate::{
@@ -226,8 +226,9 @@ pub async fn submit(
     match submitted.await {
         Ok(run) => Ok(Redirect::to(&format!("/ui/runs/{}", run.id)).into_response()),
         Err(refused) => {
-            let problem = Some(refused.message());
-            let page = show(&app, &caller, &HomeQuery::default(), &entered, problem).await?;
+            let problem = forms::labelled(refused.message(), LABELS);
+            let (query, problem) = (HomeQuery::default(), Some(problem.as_str()));
+            let page = show(&app, &caller, &query, &entered, problem).await?;
             Ok(page.with_status(refused.code().status()).into_response())
         }
     }

@@ -10,7 +10,10 @@ use axum::{
 use llmprof_core::domain::dtype::Dtype;
 use serde::Serialize;
 
-use super::page::HtmlPage;
+use super::{
+    forms::{Labels, labelled},
+    page::HtmlPage,
+};
 use crate::http::{
     api::captures::{FormTexts, import},
     auth::access::Caller,
@@ -21,6 +24,22 @@ use crate::http::{
 
 /// Fields of several values, separated by commas.
 const LISTS: [&str; 4] = ["label", "stage", "include_ranges", "exclude_ranges"];
+
+/// Labels of the fields.
+pub(super) const LABELS: &Labels = &[
+    ("model", "Name of the model"),
+    ("labels", "Labels"),
+    ("label", "Labels"),
+    ("revision", "Revision"),
+    ("stage", "Ranges that are a stage"),
+    ("include_ranges", "Only in these ranges"),
+    ("exclude_ranges", "Not in these ranges"),
+    ("model_config", "Configured model"),
+    ("prompt_tokens", "Prompt tokens"),
+    ("new_tokens", "New tokens"),
+    ("batch", "Sequences at the same time"),
+    ("dtype", "Dtype"),
+];
 
 #[derive(Serialize)]
 struct ImportView<'a> {
@@ -56,7 +75,8 @@ pub async fn submit(
             Ok(Redirect::to(&format!("/ui{run}")).into_response())
         }
         Err(refused) => {
-            let page = show(&app, &caller, Some(refused.message()))?;
+            let problem = labelled(refused.message(), LABELS);
+            let page = show(&app, &caller, Some(&problem))?;
             Ok(page.with_status(refused.code().status()).into_response())
         }
     }

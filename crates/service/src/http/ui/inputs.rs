@@ -9,7 +9,7 @@ use llmprof_core::domain::inputs::{MAX_SAMPLE_IMAGES, MAX_SAMPLES};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    forms::non_empty,
+    forms::{Button, non_empty},
     page::HtmlPage,
     run_inputs::{self, SampleView},
 };
@@ -88,6 +88,7 @@ pub async fn delete(
     state: State<App>,
     caller: Extension<Caller>,
     path: InputsPath,
+    _: Button,
 ) -> Result<Redirect, ApiError> {
     api::delete(state, caller, path).await?;
     Ok(Redirect::to("/ui/inputs"))

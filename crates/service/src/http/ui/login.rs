@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     assets::ASSETS,
-    forms::{self, field},
+    forms::{self, Button, field},
     page::HtmlPage,
 };
 use crate::http::{
@@ -151,7 +151,7 @@ pub async fn log_in(State(app): State<App>, request: Request) -> Result<Response
 }
 
 /// `POST /ui/logout`
-pub async fn log_out(State(app): State<App>, headers: HeaderMap) -> Response {
+pub async fn log_out(State(app): State<App>, headers: HeaderMap, _: Button) -> Response {
     let encrypted = app.access.is_encrypted();
     if let Some(session) = session(&headers, encrypted) {
         app.access.log_out(session);

@@ -19,6 +19,7 @@ use llmprof_report::{
 use serde::Serialize;
 
 use super::{
+    forms::Button,
     lighter::{self, LighterForm},
     page::HtmlPage,
     run_inputs::{self, RunInputs},
@@ -245,6 +246,7 @@ pub async fn cancel(
     state: State<App>,
     caller: Extension<Caller>,
     RunPath(id): RunPath,
+    _: Button,
 ) -> Result<Redirect, ApiError> {
     _ = runs::cancel::cancel(state, caller, RunPath(id)).await?;
     Ok(Redirect::to(&format!("/ui/runs/{id}")))
@@ -255,6 +257,7 @@ pub async fn delete(
     state: State<App>,
     caller: Extension<Caller>,
     path: RunPath,
+    _: Button,
 ) -> Result<Redirect, ApiError> {
     runs::delete::delete(state, caller, path).await?;
     Ok(Redirect::to("/"))
@@ -265,6 +268,7 @@ pub async fn pin(
     state: State<App>,
     caller: Extension<Caller>,
     RunPath(id): RunPath,
+    _: Button,
 ) -> Result<Redirect, ApiError> {
     _ = retention::pin(state, caller, RunPath(id)).await?;
     Ok(Redirect::to(&format!("/ui/runs/{id}#kept")))
@@ -275,6 +279,7 @@ pub async fn unpin(
     state: State<App>,
     caller: Extension<Caller>,
     RunPath(id): RunPath,
+    _: Button,
 ) -> Result<Redirect, ApiError> {
     _ = retention::unpin(state, caller, RunPath(id)).await?;
     Ok(Redirect::to(&format!("/ui/runs/{id}#kept")))

@@ -5,7 +5,7 @@
 use axum::{Extension, extract::State, response::Redirect};
 use serde::Serialize;
 
-use super::page::HtmlPage;
+use super::{forms::Button, page::HtmlPage};
 use crate::http::{
     api::sessions::{self, SessionView},
     auth::access::Caller,
@@ -46,6 +46,7 @@ pub async fn end(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     SessionPath(id): SessionPath,
+    _: Button,
 ) -> Result<Redirect, ApiError> {
     sessions::request_end(&app, &caller, id).await?;
     Ok(Redirect::to("/ui/sessions"))

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use llmprof_core::domain::{
     profiling::{Presets, Profiling},
-    settings::{BadAssignment, Settings, assign, assignments, difference},
+    settings::{BadAssignment, Settings, assign_all, assignments, difference},
     subject::{Passes, RunSpec, Subject},
 };
 use serde::Serialize;
@@ -29,10 +29,34 @@ const PROMPT: &str = "prompt";
 const EACH_IMAGE: &str = "each_image";
 /// Its text for one sample of all images, as without the field.
 const NOT_EACH_IMAGE: &str = "false";
-/// Labels separated by commas.
-const LABELS: &str = "labels";
+/// Labels of the run, separated by commas.
+const RUN_LABELS: &str = "labels";
 /// Changes of the mode's settings, each on a line: `ncu.max_launches=3`.
 const PROFILING: &str = "profiling";
+
+/// Labels of the fields.
+pub(super) const LABELS: &forms::Labels = &[
+    ("model", "Model"),
+    ("mode", "Mode"),
+    ("prompt", "Prompt"),
+    ("inputs.prompt", "Prompt"),
+    ("each_image", "Each image is a sample of its own"),
+    ("inputs", "Stored inputs"),
+    ("labels", "Labels"),
+    ("revision", "Revision"),
+    ("target", "Part"),
+    ("align_with", "Align it with the same part inside the whole model"),
+    ("repeats", "Repeats"),
+    ("warmup", "Warm-up"),
+    ("max_new_tokens", "New tokens"),
+    ("batch", "Batch"),
+    ("seed", "Seed"),
+    ("timeout_s", "Time limit"),
+    ("priority", "Priority"),
+    ("dtype", "Dtype"),
+    ("device", "Device"),
+    ("profiling", "Settings of the passes"),
+];
 
 /// Text of every field.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -46,7 +70,7 @@ impl SubmitForm {
 
     /// Names of the fields.
     pub fn names() -> impl Iterator<Item = &'static str> {
-        NUMBERS.into_iter().chain(TEXTS).chain([LABELS, PROFILING, PROMPT, EACH_IMAGE])
+        NUMBERS.into_iter().chain(TEXTS).chain([RUN_LABELS, PROFILING, PROMPT, EACH_IMAGE])
     }
 
     /// The form of these fields without those of other names, which [`forms::check`] refuses in a
@@ -72,7 +96,7 @@ impl SubmitForm {
         if let Some(inputs) = fields.remove("inputs_manifest") {
             fields.insert("inputs".into(), inputs);
         }
-        fields.insert(LABELS.into(), spec.common.labels.join(", ").into());
+        fields.insert(RUN_LABELS.into(), spec.common.labels.join(", ").into());
         fields.insert(PROFILING.into(), changes(spec.passes(), presets).join("\n").into());
         if let Subject::Part(part) = &spec.subject {
             fields.insert("target".into(), part.part.0.as_str().into());
@@ -145,11 +169,13 @@ impl SubmitForm {
         for (field, text) in
             self.0.iter().filter(|(field, text)| !text.is_empty() && is_field(field))
         {
-            // Both together contradict each other, which the API reports.
-            let is_second = field == "inputs" && (has_images || body.contains_key("inputs"));
-            let name = if is_second { "inputs_manifest" } else { field };
+            if field == "inputs" && (has_images || body.contains_key("inputs")) {
+                let message = "Stored inputs: they and a prompt or images of the form contradict \
+                               each other; enter one of them";
+                return Err(ApiError::new(ErrorCode::RequestContradictory, message));
+            }
             let value = match field.as_str() {
-                LABELS => text
+                RUN_LABELS => text
                     .split(',')
                     .map(str::trim)
                     .filter(|label| !label.is_empty())
@@ -159,7 +185,7 @@ impl SubmitForm {
                 field if NUMBERS.contains(&field) => forms::number_or_text(text),
                 _ => Value::from(text.as_str()),
             };
-            body.insert(name.to_owned(), value);
+            body.insert(field.clone(), value);
         }
         Ok(Value::Object(body))
     }
@@ -181,8 +207,8 @@ fn changes(passes: Option<&Passes>, presets: &Presets) -> Vec<String> {
 /// Settings of the passes, each on a line.
 fn read_settings(text: &str) -> Result<Settings, ApiError> {
     let mut settings = Settings::new();
-    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let read = lines.try_for_each(|line| assign(&mut settings, line));
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let read = assign_all(&mut settings, lines);
     let invalid =
         |error: BadAssignment| ApiError::new(ErrorCode::InvalidRequest, error.to_string());
     read.map(|()| settings).map_err(invalid)

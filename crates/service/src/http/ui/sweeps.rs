@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{
-    forms::{self, Fields, field, non_empty, number_or_text},
+    forms::{self, Button, Fields, field, non_empty, number_or_text},
     page::HtmlPage,
 };
 use crate::http::{
@@ -29,6 +29,27 @@ use crate::http::{
 
 /// Axes of the form.
 const FORM_AXES: [&str; 4] = ["batch", "prompt_tokens", "new_tokens", "dtype"];
+
+/// Labels of the fields.
+pub(super) const LABELS: &forms::Labels = &[
+    ("name", "Name"),
+    ("model", "Model"),
+    ("mode", "Mode"),
+    ("base.mode", "Mode"),
+    ("device", "Device"),
+    ("batch", "Batch"),
+    ("axes.batch", "Batch"),
+    ("prompt_tokens", "Prompt tokens"),
+    ("axes.prompt_tokens", "Prompt tokens"),
+    ("new_tokens", "New tokens"),
+    ("axes.new_tokens", "New tokens"),
+    ("max_new_tokens", "New tokens"),
+    ("dtype", "Dtypes"),
+    ("axes.dtype", "Dtypes"),
+    ("max_minutes", "Limit in minutes"),
+    ("limits.max_minutes", "Limit in minutes"),
+    ("request", "Body of POST /sweeps"),
+];
 
 /// Listed operators; the results of the API have all of them.
 const PAGE_BOUNDS: usize = 200;
@@ -90,13 +111,17 @@ pub async fn start(
     let entered = SweepForm::of(&fields);
     let started = async {
         forms::check(&fields, &forms::names_of::<SweepForm>())?;
-        submit::begin(&app, &caller, entered.body().as_bytes()).await
+        submit::begin(&app, &caller, entered.body()?.as_bytes()).await
     };
     match started.await {
         Ok(sweep) => Ok(Redirect::to(&format!("/ui/sweeps/{}", sweep.id)).into_response()),
         Err(refused) if refused.code() == ErrorCode::Internal => Err(refused),
         Err(refused) => {
-            let page = render_list(&app, &caller, &entered, Some(refused.message())).await?;
+            let problem = match entered.request.is_empty() {
+                true => forms::labelled(refused.message(), LABELS),
+                false => refused.message().to_owned(),
+            };
+            let page = render_list(&app, &caller, &entered, Some(&problem)).await?;
             Ok(page.with_status(refused.code().status()).into_response())
         }
     }
@@ -119,10 +144,31 @@ impl SweepForm {
         }
     }
 
-    /// The body of the API.
-    fn body(&self) -> String {
+    /// The body of the API. A request in JSON is all of it.
+    fn body(&self) -> Result<String, ApiError> {
         if let Some(request) = non_empty(&self.request) {
-            return request;
+            let Self { name, model, mode, device, batch, max_minutes, .. } = self;
+            let Self { prompt_tokens, new_tokens, dtype, .. } = self;
+            let others = [
+                ("name", name),
+                ("model", model),
+                ("mode", mode),
+                ("device", device),
+                ("batch", batch),
+                ("prompt_tokens", prompt_tokens),
+                ("new_tokens", new_tokens),
+                ("dtype", dtype),
+                ("max_minutes", max_minutes),
+            ];
+            let Some((name, _)) = others.into_iter().find(|(_, text)| !text.is_empty()) else {
+                return Ok(request);
+            };
+            let message = format!(
+                "{name}: the request in JSON replaces the other fields of the form; empty this \
+                 field, or the request"
+            );
+            let message = forms::labelled(&message, LABELS);
+            return Err(ApiError::new(ErrorCode::InvalidRequest, message));
         }
         let given = [("model", &self.model), ("mode", &self.mode), ("device", &self.device)];
         let base: Map<String, Value> = given
@@ -142,7 +188,7 @@ impl SweepForm {
         if let Some(minutes) = non_empty(&self.max_minutes) {
             body["limits"] = json!({ "max_minutes": number_or_text(&minutes) });
         }
-        body.to_string()
+        Ok(body.to_string())
     }
 }
 
@@ -283,6 +329,7 @@ pub async fn pause(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     SweepPath(id): SweepPath,
+    _: Button,
 ) -> Result<Redirect, ApiError> {
     sweeps::apply(&app, &caller, id, SweepAction::Pause).await?;
     Ok(Redirect::to(&format!("/ui/sweeps/{id}")))
@@ -293,6 +340,7 @@ pub async fn resume(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     SweepPath(id): SweepPath,
+    _: Button,
 ) -> Result<Redirect, ApiError> {
     sweeps::apply(&app, &caller, id, SweepAction::Resume).await?;
     Ok(Redirect::to(&format!("/ui/sweeps/{id}")))
@@ -303,6 +351,7 @@ pub async fn cancel(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     SweepPath(id): SweepPath,
+    _: Button,
 ) -> Result<Redirect, ApiError> {
     sweeps::apply(&app, &caller, id, SweepAction::Cancel).await?;
     Ok(Redirect::to(&format!("/ui/sweeps/{id}")))
@@ -313,6 +362,7 @@ pub async fn delete(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     SweepPath(id): SweepPath,
+    _: Button,
 ) -> Result<Redirect, ApiError> {
     sweeps::remove(&app, &caller, id).await?;
     Ok(Redirect::to("/ui/sweeps"))

@@ -6,6 +6,7 @@ use axum::{
     Extension,
     extract::{Path, State, rejection::PathRejection},
 };
+use llmprof_core::domain::json_numbers::{MAX_EXACT, Within};
 use llmprof_report::tables::{
     filter::RowFilter,
     stored::{RowSelection, SelectionError, StoredTable},
@@ -42,6 +43,7 @@ pub struct TablePageQuery {
     /// A column; descending after a `-`.
     sort: String,
     /// From 1.
+    #[serde(deserialize_with = "Within::<1, MAX_EXACT>::optional_parameter")]
     page: Option<usize>,
 }
 

@@ -1,5 +1,6 @@
 //! Tool `find_runs`: runs by their properties, with headline figures.
 
+use llmprof_core::domain::json_numbers::Within;
 use rmcp::{
     model::Tool,
     schemars::{self, JsonSchema},
@@ -10,7 +11,6 @@ use serde_json::Value;
 use super::{Effect, FIGURES, items, known, of, text};
 use crate::mcp::{
     answer::ToolAnswer,
-    arguments::within,
     service_api::{ApiCall, ApiRefusal, ServiceApi, read},
 };
 
@@ -54,6 +54,7 @@ pub struct Arguments {
     #[schemars(length(max = 20))]
     sort: Option<String>,
     /// Runs to return; 20 when absent
+    #[serde(default, deserialize_with = "Within::<1, 50>::optional")]
     #[schemars(range(min = 1, max = 50))]
     limit: Option<u32>,
     /// `next_cursor` of the answer before
@@ -75,7 +76,7 @@ pub fn tool() -> Tool {
 
 pub async fn call(api: &impl ServiceApi, arguments: Arguments) -> Result<ToolAnswer, ApiRefusal> {
     let it = arguments;
-    let limit = within("limit", it.limit, 20, 1..=50)?;
+    let limit = it.limit.unwrap_or(20);
     let call = ApiCall::get("/runs")
         .with("state", it.state)
         .with("kind", it.kind)

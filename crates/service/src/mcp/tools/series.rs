@@ -1,5 +1,6 @@
 //! Tool `series`: comparable runs over time, with noise and change points.
 
+use llmprof_core::domain::json_numbers::Within;
 use rmcp::{
     model::Tool,
     schemars::{self, JsonSchema},
@@ -10,7 +11,7 @@ use serde_json::Value;
 use super::{Effect, FIGURES, items, known, of, text};
 use crate::mcp::{
     answer::ToolAnswer,
-    arguments::{invalid, within},
+    arguments::invalid,
     service_api::{ApiCall, ApiRefusal, ServiceApi, read},
 };
 
@@ -22,6 +23,7 @@ pub struct Arguments {
     #[schemars(length(max = 32), example = &"5e884898da28047151d0e56f8dc62927")]
     series_id: Option<String>,
     /// Points or series to return, newest first; 20 when absent
+    #[serde(default, deserialize_with = "Within::<1, 100>::optional")]
     #[schemars(range(min = 1, max = 100))]
     limit: Option<u32>,
     /// `next_cursor` of the answer before
@@ -42,7 +44,7 @@ pub fn tool() -> Tool {
 }
 
 pub async fn call(api: &impl ServiceApi, arguments: Arguments) -> Result<ToolAnswer, ApiRefusal> {
-    let limit = within("limit", arguments.limit, 20, 1..=100)?;
+    let limit = arguments.limit.unwrap_or(20);
     let path = match &arguments.series_id {
         None => "/series".to_owned(),
         Some(id) if id.len() == 32 && id.bytes().all(|it| it.is_ascii_hexdigit()) => {

@@ -1,5 +1,6 @@
 //! Tool `submit_run`: queues a run of a model or of an allowed command.
 
+use llmprof_core::domain::json_numbers::Within;
 use rmcp::{
     model::Tool,
     schemars::{self, JsonSchema},
@@ -40,15 +41,19 @@ pub struct Arguments {
     #[schemars(length(max = 64), example = &"light")]
     mode: Option<String>,
     /// Measured repeats without a profiler; more give a narrower interval
+    #[serde(default, deserialize_with = "Within::<1, 100>::optional")]
     #[schemars(range(min = 1, max = 100))]
     repeats: Option<u32>,
     /// Unmeasured repeats before them
+    #[serde(default, deserialize_with = "Within::<0, 100>::optional")]
     #[schemars(range(min = 0, max = 100))]
     warmup: Option<u32>,
     /// Tokens to generate after prefill
+    #[serde(default, deserialize_with = "Within::<1, 4096>::optional")]
     #[schemars(range(min = 1, max = 4096))]
     max_new_tokens: Option<u32>,
     /// Sequences generated together
+    #[serde(default, deserialize_with = "Within::<1, 1024>::optional")]
     #[schemars(range(min = 1, max = 1024))]
     batch: Option<u32>,
     /// Device, as `describe` lists it

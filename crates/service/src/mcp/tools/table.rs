@@ -1,5 +1,6 @@
 //! Tool `table`: rows of one table of a run, or the list of its tables.
 
+use llmprof_core::domain::json_numbers::Within;
 use rmcp::{
     model::Tool,
     schemars::{self, JsonSchema},
@@ -10,7 +11,7 @@ use serde_json::{Map, Value};
 use super::{Effect, items, of, text};
 use crate::mcp::{
     answer::ToolAnswer,
-    arguments::{invalid, run_path, within},
+    arguments::{invalid, run_path},
     service_api::{ApiCall, ApiRefusal, ServiceApi, read},
 };
 
@@ -40,6 +41,7 @@ pub struct Arguments {
     #[schemars(length(max = 60))]
     columns: Vec<String>,
     /// Rows to return; 20 when absent
+    #[serde(default, deserialize_with = "Within::<1, 200>::optional")]
     #[schemars(range(min = 1, max = 200))]
     limit: Option<u32>,
 }
@@ -86,7 +88,7 @@ pub async fn call(api: &impl ServiceApi, arguments: Arguments) -> Result<ToolAns
         }
         return list(api, &arguments.run_id).await;
     };
-    let limit = within("limit", arguments.limit, 20, 1..=200)?;
+    let limit = arguments.limit.unwrap_or(20);
     let mut call = ApiCall::get(table_path(&arguments.run_id, name)?);
     for filter in &arguments.filters {
         call = call.with("where", Some(filter));

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use llmprof_core::domain::json_numbers::Within;
 use rmcp::{
     model::Tool,
     schemars::{self, JsonSchema},
@@ -13,13 +14,14 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::{Effect, items, known, links, of, text};
 use crate::mcp::{
     answer::ToolAnswer,
-    arguments::{run_path, within},
+    arguments::run_path,
     service_api::{ApiCall, ApiRefusal, ServiceApi, read},
 };
 
-/// Longest wait: clients give up on an answer after a minute.
-const MAX_WAIT_S: u32 = 50;
+/// Wait of a call that states none, seconds.
 const WAIT_S: u32 = 25;
+/// Longest wait of a call, seconds: clients give up on an answer after a minute.
+const MAX_WAIT_S: i64 = 50;
 /// Shortest and longest pause between two questions about the state.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
 
@@ -31,7 +33,8 @@ pub struct Arguments {
     #[schemars(length(max = 40), example = &"019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10")]
     run_id: String,
     /// Seconds to wait for the end of the run at most; 25 when absent, 0 to return at once
-    #[schemars(range(min = 0, max = 50))]
+    #[serde(default, deserialize_with = "Within::<0, MAX_WAIT_S>::optional")]
+    #[schemars(range(min = 0, max = MAX_WAIT_S))]
     timeout_s: Option<u32>,
 }
 
@@ -49,7 +52,7 @@ pub fn tool() -> Tool {
 
 pub async fn call(api: &impl ServiceApi, arguments: Arguments) -> Result<ToolAnswer, ApiRefusal> {
     let path = run_path(&arguments.run_id)?;
-    let wait = within("timeout_s", arguments.timeout_s, WAIT_S, 0..=MAX_WAIT_S)?;
+    let wait = arguments.timeout_s.unwrap_or(WAIT_S);
     let deadline = Instant::now() + Duration::from_secs(wait.into());
     let mut pause = PAUSES[0];
     loop {

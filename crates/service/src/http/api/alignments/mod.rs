@@ -15,6 +15,7 @@ use axum::{
 use llmprof_core::domain::{
     alignment::{self, AlignmentSpec, AlignmentState, CheckSummary, Verdict},
     ids::{AlignmentId, RunId},
+    json_numbers::Within,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -33,17 +34,12 @@ use crate::{
                 InvalidParameter,
             },
         },
-        extract::{
-            bounds,
-            params::{AlignmentPath, Params, parse_id},
-        },
+        extract::params::{AlignmentPath, Params, parse_id},
         state::App,
     },
     measuring::WAITING,
     store::{AlignmentFilter, DeleteOutcome, Removal, StoredAlignment},
 };
-
-const MAX_LIMIT: u32 = 200;
 
 /// Paths of an alignment's parts, and of its runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -140,6 +136,7 @@ pub struct AlignmentListQuery {
     #[param(format = "uuid")]
     cursor: Option<String>,
     /// Alignments per page.
+    #[serde(default, deserialize_with = "Within::<1, 200>::optional_parameter")]
     #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
 }
@@ -155,7 +152,7 @@ pub async fn list(
     State(app): State<App>,
     Params(query): Params<AlignmentListQuery>,
 ) -> Result<Json<AlignmentList>, ApiError> {
-    let limit = bounds::limit(query.limit, 50, MAX_LIMIT)?;
+    let limit = query.limit.unwrap_or(50);
     let run = query.run.as_deref().map(parse_id::<RunId>).transpose()?;
     let filter = AlignmentFilter { state: query.state, run };
     Ok(Json(page(&app, filter, query.cursor.as_deref(), limit).await?))

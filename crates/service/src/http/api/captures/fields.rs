@@ -146,7 +146,7 @@ impl UploadFields {
     /// An import of `files` with these rules.
     pub(super) fn import(&self, files: Vec<ImportedFile>) -> Import {
         let Self { model, stages, include_ranges, exclude_ranges, computes, .. } = self.clone();
-        let name = stem(files.first().map_or("", |file| &file.name));
+        let name = files.first().map(|file| file.name.clone()).unwrap_or_default();
         Import { name, model, files, stages, include_ranges, exclude_ranges, computes }
     }
 
@@ -155,11 +155,4 @@ impl UploadFields {
         let common = Common { labels, revision, timeout_s: IMPORT_TIMEOUT_S, ..Common::default() };
         RunSpec { subject: Subject::Import(import), common }
     }
-}
-
-/// A file's name without its extensions.
-fn stem(file: &str) -> String {
-    let stem = file.strip_suffix(".zst").unwrap_or(file);
-    let stem = stem.rsplit_once('.').map_or(stem, |(stem, _)| stem);
-    if stem.is_empty() { "capture".into() } else { stem.to_owned() }
 }

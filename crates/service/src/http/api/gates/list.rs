@@ -1,6 +1,7 @@
 //! `GET /gates`: decisions of gates, among them accepted regressions.
 
 use axum::{Json, extract::State};
+use llmprof_core::domain::json_numbers::Within;
 use llmprof_report::gate::GateReport;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -12,13 +13,11 @@ use crate::{
             ApiError, ErrorCode,
             responses::{GuardedErrors, InvalidParameter},
         },
-        extract::{bounds, params::Params},
+        extract::params::Params,
         state::App,
     },
     store::{GateFilter, StoredGate},
 };
-
-const MAX_GATES: u32 = 200;
 
 /// A decision of a gate.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -53,6 +52,7 @@ pub struct GateQuery {
     pub baseline: Option<String>,
     /// Only accepted regressions, or only the others.
     pub accepted: Option<bool>,
+    #[serde(default, deserialize_with = "Within::<1, 200>::optional_parameter")]
     #[param(minimum = 1, maximum = 200, default = 50)]
     pub limit: Option<u32>,
 }
@@ -79,7 +79,7 @@ pub(crate) async fn page(app: &App, query: &GateQuery) -> Result<Vec<DecidedGate
         check_name(name)
             .map_err(|error| ApiError::new(ErrorCode::InvalidParameter, error.message()))?;
     }
-    let limit = bounds::limit(query.limit, 50, MAX_GATES)?;
+    let limit = query.limit.unwrap_or(50);
     let filter = GateFilter { baseline: query.baseline.as_deref(), accepted: query.accepted };
     app.store.gates(filter, limit).await?.into_iter().map(DecidedGate::of).collect()
 }

@@ -10,6 +10,7 @@ use axum::{Extension, Json, extract::State, http::StatusCode, response::Response
 use llmprof_core::domain::{
     ids::{InputsId, RunId},
     inputs::{ImageFormat, InputSample, InputSet, StoredImage},
+    json_numbers::Within,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -24,17 +25,12 @@ use crate::{
                 GuardedErrors, InputsActive, InputsNotFound, InvalidParameter, Unavailable,
             },
         },
-        extract::{
-            bounds,
-            params::{ImagePath, InputsPath, Params, parse_id},
-        },
+        extract::params::{ImagePath, InputsPath, Params, parse_id},
         state::App,
     },
     runtime,
     store::{DeletedInputs, StoredInputs},
 };
-
-const MAX_LIMIT: u32 = 200;
 
 /// Stored inputs in a list.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -167,6 +163,7 @@ pub struct InputsListQuery {
     #[param(format = "uuid")]
     cursor: Option<String>,
     /// Stored inputs per page.
+    #[serde(default, deserialize_with = "Within::<1, 200>::optional_parameter")]
     #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
 }
@@ -182,7 +179,7 @@ pub async fn list(
     State(app): State<App>,
     Params(query): Params<InputsListQuery>,
 ) -> Result<Json<InputsList>, ApiError> {
-    let limit = bounds::limit(query.limit, 50, MAX_LIMIT)?;
+    let limit = query.limit.unwrap_or(50);
     let before = query.cursor.as_deref().map(parse_id).transpose()?;
     Ok(Json(page(&app, before, limit).await?))
 }

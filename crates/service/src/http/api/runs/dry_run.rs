@@ -22,7 +22,7 @@ pub struct DryRun {
     /// Steps in order.
     pub steps: Vec<PlannedStep>,
     pub duration: DurationEstimate,
-    /// Settings without effect, one sentence for each pass that is off.
+    /// Settings without effect, one sentence for each pass that is off or skipped.
     pub notes: Vec<String>,
 }
 
@@ -69,11 +69,11 @@ impl DryRun {
 pub(crate) async fn answer(app: &App, spec: RunSpec) -> Result<impl IntoResponse, ApiError> {
     let steps = run_plan::plan(&spec, facts(app, &spec));
     let duration = estimate(app, &spec).await?;
-    let notes = notes(app, &spec);
+    let notes = notes(app, &spec, &steps);
     Ok((StatusCode::OK, Json(DryRun { spec, steps, duration, notes })))
 }
 
-fn notes(app: &App, spec: &RunSpec) -> Vec<String> {
+fn notes(app: &App, spec: &RunSpec, steps: &[PlannedStep]) -> Vec<String> {
     let passes = spec.passes();
     let preset = passes.and_then(|it| app.presets.get(&it.mode));
     let profiling = passes.and_then(|it| it.profiling.as_ref());
@@ -82,7 +82,8 @@ fn notes(app: &App, spec: &RunSpec) -> Vec<String> {
         Some(command) => with_recording_window(it.profiling.clone(), &Settings::new(), command),
         None => it.profiling.clone(),
     });
-    preset.zip(profiling).map(|(preset, it)| it.unused(&preset)).unwrap_or_default()
+    let notes = preset.zip(profiling).map(|(preset, it)| it.unused(&preset, spec, steps));
+    notes.unwrap_or_default()
 }
 
 pub(super) fn facts(app: &App, spec: &RunSpec) -> PlanFacts {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use axum::{Json, extract::State};
 use llmprof_core::domain::{
-    headline::FigureName, ids::RunId, state::RunState, subject::SubjectKind,
+    headline::FigureName, ids::RunId, json_numbers::Within, state::RunState, subject::SubjectKind,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -16,16 +16,12 @@ use crate::{
             ApiError, ErrorCode,
             responses::{GuardedErrors, InvalidParameter},
         },
-        extract::{
-            bounds,
-            params::{Params, parse_id},
-        },
+        extract::params::{Params, parse_id},
         state::App,
     },
     store::Filter,
 };
 
-const MAX_LIMIT: u32 = 200;
 const MAX_LABELS: usize = 16;
 
 /// Filter and page of a list of runs.
@@ -70,6 +66,7 @@ pub struct RunListQuery {
     #[param(format = "uuid")]
     cursor: Option<String>,
     /// Runs per page.
+    #[serde(default, deserialize_with = "Within::<1, 200>::optional_parameter")]
     #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
 }
@@ -85,7 +82,7 @@ pub async fn list(
     State(app): State<App>,
     Params(query): Params<RunListQuery>,
 ) -> Result<Json<RunList>, ApiError> {
-    let limit = bounds::limit(query.limit, 50, MAX_LIMIT)?;
+    let limit = query.limit.unwrap_or(50);
     let filter = Filter {
         state: query.state,
         model: query.model,

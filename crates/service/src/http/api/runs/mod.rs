@@ -21,7 +21,6 @@ pub(crate) use checks::{
 };
 pub(crate) use submit_command::{check_gpu_count, find_command};
 pub(crate) use submit_inputs::read_inline;
-pub(crate) use submit_model::MAX_BATCH;
 
 use llmprof_core::domain::{
     finding::Finding,

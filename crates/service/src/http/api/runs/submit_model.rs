@@ -24,8 +24,6 @@ use crate::http::{
 };
 
 const MAX_NAME: usize = 200;
-/// Sequences of a batch.
-pub(crate) const MAX_BATCH: u32 = 1024;
 /// Traced repeats by default if times are compared.
 const TRACED_REPEATS: u32 = 5;
 

@@ -3,7 +3,9 @@
 use llmprof_analyze::cost::{self, InputsProblem};
 use llmprof_core::domain::{
     command::{ParamValue, is_param},
+    json_numbers::Within,
     mode::Mode,
+    plain_words::plain_words,
     settings::nearest,
     subject::{RunSpec, Workload},
     sweep::{AxesError, MODEL_AXES, NEW_TOKENS, PARAM_PREFIX, PROMPT_TOKENS, PointAxes},
@@ -149,13 +151,10 @@ fn with_axes(base: &Map<String, Value>, axes: &PointAxes) -> Map<String, Value> 
 }
 
 fn prompt_tokens(value: &ParamValue) -> Result<u64, ApiError> {
-    match value {
-        ParamValue::Int(tokens) if (2..=1 << 16).contains(tokens) => Ok(tokens.unsigned_abs()),
-        other => {
-            let message = format!("prompt_tokens: {other} is not an integer between 2 and 65536");
-            Err(ApiError::new(ErrorCode::InvalidRequest, message))
-        }
-    }
+    Within::<2, 65_536>::integer(json!(value)).map_err(|error| {
+        let message = plain_words(&format!("prompt_tokens: {error}"));
+        ApiError::new(ErrorCode::InvalidRequest, message)
+    })
 }
 
 /// Checks the length of a generated prompt before it is stored.

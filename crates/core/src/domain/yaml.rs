@@ -1,5 +1,5 @@
-//! JSON as YAML that parsers of version 1.1 and of version 1.2 read alike, with short lists and
-//! maps on one line.
+//! The only writer of YAML: JSON as YAML that parsers of version 1.1, such as PyYAML, and of
+//! version 1.2 read alike, with short lists and maps on one line.
 //!
 //! Version 1.1 reads more plain text as booleans, numbers and times: `on`, `1:30`, `2026-11-01`.
 //! Text that either version could read as something else is quoted, keys included.
@@ -8,6 +8,7 @@ mod scalar;
 #[cfg(test)]
 mod tests;
 
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use self::scalar::{key, literal, scalar};
@@ -20,6 +21,11 @@ const MAX_FIELDS: usize = 10;
 /// Writes a document.
 pub fn yaml(document: &Value) -> String {
     block(document, 0)
+}
+
+/// Writes a value whose serialization is JSON.
+pub fn to_yaml(value: &impl Serialize) -> Result<String, serde_json::Error> {
+    serde_json::to_value(value).map(|document| yaml(&document))
 }
 
 /// A map or list over several lines, indented by `indent`.
