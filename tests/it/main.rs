@@ -1,6 +1,7 @@
 //! Integration tests of the built programs, in one binary.
 
 #![expect(clippy::unwrap_used, reason = "an unwrap is an assertion")]
+#![expect(clippy::disallowed_macros, reason = "a skipped test states the reason")]
 
 mod api;
 mod clients;

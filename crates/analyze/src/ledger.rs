@@ -123,6 +123,14 @@ pub struct LedgerRow {
     pub max_saving_ns: i64,
 }
 
+impl LedgerRow {
+    /// Upper bound of the time of gaps, nanoseconds: tracing lengthens them, and the unprofiled
+    /// pass limits them. `None` if the traced time stands.
+    pub fn bound_ns(&self) -> Option<i64> {
+        (self.cause.is_gap() && self.max_saving_ns < self.ns).then_some(self.max_saving_ns)
+    }
+}
+
 /// A kernel or gap of a row.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LedgerMember {

@@ -1,10 +1,12 @@
 //! Reports of an alignment: Markdown, HTML and JSON, and the verdicts of a stored one.
 
-use llmprof_analyze::{
-    align::{Alignment, AlignmentCheck, EvidenceRow, SideFacts, SidePower, Verdict},
-    stats::ratio,
+use llmprof_analyze::align::{
+    Alignment, AlignmentCheck, EvidenceRow, SideFacts, SidePower, Verdict,
 };
-use llmprof_core::{domain::digits, layout};
+use llmprof_core::{
+    domain::{alignment::AlignedSide, digits},
+    layout,
+};
 use minijinja::{
     context,
     value::{Serde, Value},
@@ -13,7 +15,9 @@ use serde::Deserialize;
 
 use super::{
     engine,
-    format::{UNKNOWN, count, decimals, known, pct, with_interval},
+    format::{
+        HALF_INTERVAL, UNKNOWN, count, decimals, known, pct, proportional_half, with_interval,
+    },
     json,
     tables::ReportTable,
 };
@@ -23,6 +27,11 @@ const MAX_ROWS: usize = 300;
 /// Name of a fact, and its field.
 type Fact<S, T> = (&'static str, fn(&S) -> T);
 
+const MOCK: &str = AlignedSide::Mock.title();
+const WHOLE_MODEL: &str = AlignedSide::WholeModel.title();
+/// Meaning of the sides.
+const SUBJECT: &str = "The mock is the part that ran alone; it is compared with the same part \
+                       inside the whole model.";
 const IN_JSON: &str = "the others are in the JSON";
 
 /// Stem of the reports on a stage in the folder of a run: `alignment-prefill`.
@@ -70,13 +79,17 @@ impl AlignmentReport<'_> {
     }
 
     fn render(&self, name: &str) -> String {
-        let checks: Vec<Value> = self.0.checks.iter().map(check_view).collect();
+        let answer = self.0.answer();
+        let checks: Vec<Value> = self.0.checks.iter().map(|it| check_view(it, &answer)).collect();
         let page = context! {
             verdict => self.0.verdict.as_str(),
-            answer => self.0.answer(),
+            answer => answer,
+            subject => SUBJECT,
             mock => &self.0.mock.name,
             e2e => &self.0.e2e.name,
-            stage => self.0.stage.as_deref().unwrap_or("all but the warm-up"),
+            sides => AlignedSide::BOTH.map(AlignedSide::title),
+            only => AlignedSide::BOTH.map(only),
+            stage => self.0.stage.as_deref().unwrap_or("all except warm-up"),
             checks => checks,
             tables => Value::from(Serde(self.tables(name.ends_with(".md")))),
             places => Value::from(Serde(self.0.sequence.iter().take(MAX_ROWS).collect::<Vec<_>>())),
@@ -102,8 +115,8 @@ impl AlignmentReport<'_> {
         let mut table = ReportTable::new(
             "sides",
             "Isolation",
-            "Facts about the operation on each side.",
-            &["Fact", "Mock", "End to end"],
+            format!("Facts about the operation on each side; {HALF_INTERVAL}."),
+            &["Fact", MOCK, WHOLE_MODEL],
         );
         let per = |it: Option<f64>| known(it, |it| format!("{it:.2}"));
         let counts: [Fact<SideFacts, u64>; 4] = [
@@ -126,7 +139,7 @@ impl AlignmentReport<'_> {
                 known(side.power.as_ref().and_then(field), digits::figure)
             };
             let bounded: [Fact<SidePower, Option<f64>>; 2] = [
-                ("mean GPU power with its 95 % interval, W", |it| it.mean_w),
+                ("mean GPU power, W", |it| it.mean_w),
                 ("energy of the GPU in one instance of the stage, J", |it| it.energy_j),
             ];
             for (name, field) in bounded {
@@ -149,12 +162,16 @@ impl AlignmentReport<'_> {
             "sequence",
             "Kernels side by side",
             "The usual sequence of each side, position by position.",
-            &["#Position", "Same", "Mock", "End to end"],
+            &["#Position", "Same", MOCK, WHOLE_MODEL],
         );
         for (at, place) in self.0.sequence.iter().enumerate() {
-            let same = if place.mock.is_some() && place.e2e.is_some() { "=" } else { "DIFFERS" };
+            let same = match (&place.mock, &place.e2e) {
+                (Some(_), Some(_)) => "=".to_owned(),
+                (Some(_), None) => only(AlignedSide::Mock),
+                (None, _) => only(AlignedSide::WholeModel),
+            };
             let name = |it: &Option<String>| it.clone().unwrap_or_else(|| UNKNOWN.into());
-            table.row([(at + 1).to_string(), same.into(), name(&place.mock), name(&place.e2e)]);
+            table.row([(at + 1).to_string(), same, name(&place.mock), name(&place.e2e)]);
         }
         table
             .or_gap("A side has no kernels of the operation.", "See the checks above.")
@@ -163,15 +180,9 @@ impl AlignmentReport<'_> {
 
     /// Known differences.
     fn waiver_table(&self) -> ReportTable {
-        let columns = [
-            "Pattern",
-            "Reason",
-            "Impact",
-            "Expires",
-            "Applies",
-            "#Launches, mock",
-            "#Launches, end to end",
-        ];
+        let [of_mock, of_whole] = heads("#Launches");
+        let columns =
+            ["Pattern", "Reason", "Impact", "Expires", "Applies", &of_mock, &of_whole].map(owned);
         let mut table = ReportTable::new(
             "waivers",
             "Known differences",
@@ -209,22 +220,16 @@ impl AlignmentReport<'_> {
 
     /// Each kernel on both sides.
     fn kernel_table(&self) -> ReportTable {
-        let columns = [
-            "Kernel",
-            "#Calls, mock",
-            "#Mean, mock",
-            "Interval, mock",
-            "#Calls, end to end",
-            "#Mean, end to end",
-            "Interval, end to end",
-            "#Share",
-            "#Ratio",
-            "Interval",
-            "Agreement",
-            "Note",
-        ];
-        let caption = "Mean time of a call with its 95 % interval, microseconds; ratio of the mock \
-                       to the whole model.";
+        let [calls, means, intervals] = ["#Calls", "#Mean", "Interval"].map(heads);
+        let of_sides = [0, 1].into_iter().flat_map(|at| {
+            [&calls, &means, &intervals].map(|heads: &[String; 2]| heads[at].clone())
+        });
+        let verdict = ["#Share", "#Ratio", "Interval", "Agreement", "Note"].map(owned);
+        let columns: Vec<String> =
+            ["Kernel".to_owned()].into_iter().chain(of_sides).chain(verdict).collect();
+        let caption = "Mean time of a call with its 95 % interval, microseconds; share of the \
+                       whole model's time, or of the mock's if only the mock launches the kernel; \
+                       ratio of the mock to the whole model.";
         let mut table = ReportTable::new("kernels", "Kernels", caption, &columns);
         let interval =
             |it: Option<[f64; 2]>| known(it, |[from, to]| format!("{from:.3} to {to:.3}"));
@@ -254,9 +259,24 @@ impl AlignmentReport<'_> {
     }
 }
 
-fn check_view(check: &AlignmentCheck) -> Value {
-    let mut rows =
-        ReportTable::new("rows", "Evidence", "", &["Item", "Mock", "End to end", "Note"]);
+/// The heads of a column of each side.
+fn heads(of: &str) -> [String; 2] {
+    AlignedSide::BOTH.map(|side| format!("{of}, {}", side.name()))
+}
+
+fn owned(head: &str) -> String {
+    head.to_owned()
+}
+
+/// Marks a place of a sequence that the other side lacks.
+fn only(side: AlignedSide) -> String {
+    format!("{} only", side.name())
+}
+
+/// The check without the advice that the `answer` contains.
+fn check_view(check: &AlignmentCheck, answer: &str) -> Value {
+    let advice = check.advice.as_deref().filter(|advice| !answer.contains(advice));
+    let mut rows = ReportTable::new("rows", "Evidence", "", &["Item", MOCK, WHOLE_MODEL, "Note"]);
     for EvidenceRow { what, mock, e2e, note } in &check.rows {
         rows.row([what.clone(), mock.clone(), e2e.clone(), note.clone()]);
     }
@@ -266,17 +286,17 @@ fn check_view(check: &AlignmentCheck) -> Value {
         observed => &check.observed,
         threshold => &check.threshold,
         decisive => check.decisive,
-        advice => &check.advice,
+        advice => advice,
         rows => Value::from(Serde(rows)),
     }
 }
+
 /// A figure of the power of a side, `512.3 ± 1.9` if its interval is known.
 fn power_figure(side: &SideFacts, field: fn(&SidePower) -> Option<f64>) -> String {
     let Some((value, power)) = side.power.as_ref().and_then(|it| Some((field(it)?, it))) else {
         return UNKNOWN.into();
     };
-    let half = power.mean_w_half_width.zip(power.mean_w);
-    match half.and_then(|(half, mean)| ratio(half * value, mean)) {
+    match proportional_half(value, power.mean_w, power.mean_w_half_width) {
         Some(half) => with_interval(value, half),
         None => digits::figure(value),
     }
@@ -287,6 +307,61 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// An alignment that one check decides, with power on both sides.
+    fn alignment() -> Alignment {
+        let power = json!({
+            "mean_w": 500.0, "mean_w_half_width": 5.0, "energy_j": 2.0, "sm_mhz": 1980.0,
+            "throttled_pct": 0.0,
+        });
+        let side = |name: &str| {
+            json!({
+                "name": name, "isolated_by": "range", "ranges": 1, "counted": 1, "left_out": 0,
+                "instances": 1, "kernels": 2, "kernels_per_instance": 2.0,
+                "distinct_sequences": 1, "replayed_kernels": 0, "power": power,
+            })
+        };
+        let check = |id: &str, verdict: &str| {
+            json!({
+                "id": id, "verdict": verdict, "observed": format!("seen by {id}"),
+                "threshold": "all", "decisive": true, "advice": format!("Repair {id}."),
+                "rows": [{"what": "gemm", "mock": "1", "e2e": "2", "note": ""}],
+            })
+        };
+        serde_json::from_value(json!({
+            "verdict": "fail", "checks": [check("names", "fail"), check("counts", "fail")],
+            "stage": "decode", "mock": side("a.sqlite"), "e2e": side("b.sqlite"),
+            "latency": null, "kernels": [], "triage_ratio": 2.0,
+            "sequence": [{"mock": "gemm", "e2e": null}, {"mock": null, "e2e": "copy"}],
+            "waivers": [{
+                "pattern": "copy", "reason": "cache", "impact": "none", "expires": "2999-01-01",
+                "expired": false, "mock_launches": 0, "e2e_launches": 1,
+            }],
+            "changes": null,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_report_names_both_sides_alike_and_states_verdict_and_remedies_once() {
+        let alignment = alignment();
+        let report = AlignmentReport(&alignment);
+        let (markdown, html) = (report.markdown(), report.html());
+        let (_, page) = html.split_once("</style>").unwrap();
+        for text in [markdown.as_str(), page] {
+            for once in ["does not match the whole model", "Repair names.", "Repair counts."] {
+                assert_eq!(text.matches(once).count(), 1, "{once} in {text}");
+            }
+            let lower = text.to_lowercase();
+            for other in ["end to end", "e2e", "mock layer", "partial"] {
+                assert!(!lower.contains(other), "{other} in {text}");
+            }
+            for side in AlignedSide::BOTH.map(only) {
+                assert!(text.contains(&side), "{side} in {text}");
+            }
+            assert!(text.contains(" ± ") && text.contains(HALF_INTERVAL), "{text}");
+        }
+    }
 
     #[test]
     fn energy_has_the_relative_interval_of_the_power() {

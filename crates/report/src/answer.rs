@@ -3,14 +3,17 @@
 //!
 //! Only from records of the report, so that stored reports give the same text.
 
+mod cause_words;
 mod cited;
 mod latencies;
 mod on_cpu;
 mod on_findings;
+mod once;
 mod outliers;
 mod overhead;
 mod ran;
 mod reasons;
+mod stage_time;
 mod steps;
 mod times;
 mod whole;
@@ -38,6 +41,7 @@ use llmprof_core::{
 };
 use serde::{Deserialize, Serialize};
 
+use self::once::StatedSentences;
 pub use self::{
     cited::{Cited, Source},
     reasons::Reason,
@@ -256,6 +260,13 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
 }
 
 impl Answer {
+    /// True if a reason, an unknown figure or a condition has this advice.
+    pub(crate) fn advises(&self, advice: &str) -> bool {
+        let cited = self.reasons.iter().map(|it| &it.advice).chain(&self.overhead);
+        let mut texts = cited.map(Cited::as_str).chain(self.unknown.iter().map(String::as_str));
+        texts.any(|text| text.contains(advice))
+    }
+
     fn cited(&self) -> impl Iterator<Item = &Cited> {
         let reasons = self.reasons.iter().flat_map(|it| [&it.text, &it.advice]);
         self.ran.iter().chain(&self.sentences).chain(reasons).chain(&self.overhead)
@@ -305,11 +316,21 @@ fn answer(records: &AnswerRecords) -> Answer {
     if !whole::is_without_stages(records) {
         overhead.extend(on_findings::why_unended(records.findings).map(Cited::name));
     }
+    let reasons = reasons::reasons(records);
+    let mut stated = StatedSentences::default();
+    let of_reasons = reasons.iter().flat_map(|it| [&it.text, &it.advice]);
+    records.ran.iter().chain(&sentences).chain(of_reasons).for_each(|it| stated.add(it.as_str()));
+    let unknown = unknown.iter().map(|it| stated.rest(it)).filter(|it| !it.is_empty()).collect();
+    let overhead = overhead.into_iter().map(|it| {
+        let rest = stated.rest(it.as_str());
+        it.with_text(rest)
+    });
+    let overhead = overhead.filter(|it| !it.as_str().is_empty()).collect();
     Answer {
         ran: records.ran.clone(),
         sentences,
         charts: ledger.stages.iter().map(|stage| chart(ledger, stage)).collect(),
-        reasons: reasons::reasons(records),
+        reasons,
         unknown,
         overhead,
     }

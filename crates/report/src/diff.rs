@@ -36,7 +36,7 @@ use units::{unit_of, units};
 use super::{
     answer::why_unended,
     engine,
-    format::{UNKNOWN, count, decimals, known, ms, of_interval},
+    format::{HALF_INTERVAL, UNKNOWN, count, decimals, known, ms, of_interval},
     json,
     profile::LLMProfileReport,
     tables::ReportTable,
@@ -293,7 +293,7 @@ impl RunDiff {
         let claims = (!self.claims.is_empty()).then(|| overview::claims_table(&self.claims));
         let tables = tables.into_iter().filter(|(_, _, rows)| !rows.is_empty());
         let tables = tables.map(|(id, title, rows)| {
-            table(id, title, "Rows with a verdict; largest change first.", &rows)
+            table((id, title), "Rows with a verdict; largest change first.", &rows, "")
         });
         ledger.into_iter().chain(claims).chain(tables).collect()
     }
@@ -309,24 +309,30 @@ impl RunDiff {
             let forbids = if it.forbids { "yes" } else { "no" };
             checks.row([it.what.clone(), text(&it.a), text(&it.b), same, forbids.to_owned()]);
         }
-        let host =
-            "Host time of operators per repeat of the unprofiled pass, layers rolled up (*).";
-        let device = "Device time of kernels per repeat of their stage in the traced pass, per \
-                      step of a decode that a recording cuts; ± is the 95 % interval by the \
-                      kernel's own calls. The capture's calls are counted in full, and kernels \
-                      outside every stage are summed over all calls.";
+        let of_stages = format!(
+            "Milliseconds per repeat: of the unprofiled pass, or of the traced one where a capture \
+             is all that there is; {HALF_INTERVAL}."
+        );
+        let host = format!(
+            "Host time of operators per repeat of the unprofiled pass, layers rolled up (*); \
+             {HALF_INTERVAL}."
+        );
+        let device = format!(
+            "Device time of kernels per repeat of their stage in the traced pass, per step of a \
+             decode that a recording cuts; {HALF_INTERVAL}, by the kernel's own calls. The \
+             capture's calls are counted in full, and kernels outside every stage are summed over \
+             all calls."
+        );
+        let remedy = match (&self.a_name, &self.b_name) {
+            (None, None) => "Submit both in a mode that collects them; kernels need a GPU.",
+            _ => "Record them in both captures; kernels need a GPU.",
+        };
         let mut tables = vec![checks];
         tables.extend((!self.ledger.is_empty()).then(|| overview::ledger_table(&self.ledger)));
         tables.extend([
-            table(
-                "stages",
-                "Stages",
-                "Milliseconds per repeat: of the unprofiled pass, or of the traced one where a \
-                 capture is all that there is.",
-                &diff.stages,
-            ),
-            table("operators", "Operators", host, &diff.operators),
-            table("kernels", "Kernels", device, &diff.kernels),
+            table(("stages", "Stages"), &of_stages, &diff.stages, remedy),
+            table(("operators", "Operators"), &host, &diff.operators, remedy),
+            table(("kernels", "Kernels"), &device, &diff.kernels, remedy),
         ]);
         tables
     }
@@ -341,7 +347,12 @@ fn with_noise(side: Option<Measured>) -> [String; 2] {
     }
 }
 
-fn table(id: &'static str, title: &'static str, caption: &str, changes: &[Change]) -> ReportTable {
+fn table(
+    (id, title): (&'static str, &'static str),
+    caption: &str,
+    changes: &[Change],
+    remedy: &str,
+) -> ReportTable {
     let columns = [
         "Name",
         "Stage",
@@ -378,10 +389,5 @@ fn table(id: &'static str, title: &'static str, caption: &str, changes: &[Change
             it.reason.clone(),
         ]);
     }
-    table
-        .or_gap(
-            "Neither run has any.",
-            "Submit both in a mode that collects them; kernels need a GPU.",
-        )
-        .first(ROWS, "the others changed less")
+    table.or_gap("Neither run has any.", remedy).first(ROWS, "the others changed less")
 }

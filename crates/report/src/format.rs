@@ -2,11 +2,14 @@
 
 use std::borrow::Cow;
 
+use llmprof_analyze::stats::ratio;
 pub use llmprof_core::domain::digits::{count, decimals, figure};
 use llmprof_core::domain::units::plural;
 
 /// Stands in a cell whose figure is unknown.
 pub const UNKNOWN: &str = "–";
+/// Meaning of ± wherever it stands.
+pub const HALF_INTERVAL: &str = "± is half of the 95 % interval";
 /// Stands for an empty name, which a program gave to a kernel or range.
 const NO_NAME: &str = "(no name)";
 
@@ -56,6 +59,11 @@ pub fn of_interval(value: f64, half: f64) -> [String; 2] {
     let second = if half / 10f64.powf(magnitude) < 2.0 { 1.0 } else { 0.0 };
     let places = (second - magnitude).clamp(0.0, 9.0) as usize;
     [value, half].map(|it| decimals(it, places))
+}
+
+/// Half of the interval of a figure that is proportional to a mean with this half of its interval.
+pub fn proportional_half(value: f64, mean: Option<f64>, half: Option<f64>) -> Option<f64> {
+    half.zip(mean).and_then(|(half, mean)| ratio(half * value, mean))
 }
 
 /// The same as a text: `349 ± 106`, `386.0 ± 0.5`.

@@ -9,6 +9,7 @@ use llmprof_analyze::{
 use llmprof_core::{
     domain::{
         headline::{FigureName, Headline, SeriesIdentity, SeriesPoint},
+        import::Import,
         savings::{Promise, Savings, TimeError},
         subject::Subject,
     },
@@ -118,12 +119,12 @@ fn identity(report: &LLMProfileReport) -> SeriesIdentity {
     let timed = timed_pass(report);
     let facts: [(&str, Option<String>); 17] = [
         ("kind", Some(spec.kind().to_string())),
-        ("name", Some(spec.name().to_owned())),
+        ("name", Some(spec.series_name().to_owned())),
         ("parameters", number(model.parameters)),
         ("weight_bytes", number(model.weight_bytes)),
         ("part", part),
         ("command", spec.call().and_then(|it| serde_json::to_string(it).ok())),
-        ("import", spec.import().and_then(|it| serde_json::to_string(it).ok())),
+        ("import", spec.import().and_then(import)),
         ("inputs", inputs.map(|it| it.trim_end().to_owned())),
         ("samples", Some(report.samples.len().max(1).to_string())),
         ("prompt_tokens", number(model.prompt_tokens)),
@@ -137,6 +138,11 @@ fn identity(report: &LLMProfileReport) -> SeriesIdentity {
         ("timed_pass", Some(timed.to_owned())),
     ];
     facts.into_iter().filter_map(|(name, fact)| Some((name.to_owned(), fact?))).collect()
+}
+
+/// An import, named as its series.
+fn import(it: &Import) -> Option<String> {
+    serde_json::to_string(&Import { name: it.series_name().to_owned(), ..it.clone() }).ok()
 }
 
 /// The pass that was timed: a command has unprofiled times even if its stages are traced.

@@ -158,11 +158,17 @@ pub fn stored_first_page(
     report: &[u8],
     missing: &[MissingStep],
 ) -> Result<String, serde_json::Error> {
-    let page = |answer: &answer::Answer| {
-        let answer = Value::from(Serde(answer));
-        engine::render("answer.md", context! { answer, missing => Value::from(Serde(missing)) })
-    };
-    Ok(stored_answer(report)?.iter().map(page).collect())
+    Ok(stored_answer(report)?.iter().map(|answer| answer_page(answer, missing)).collect())
+}
+
+/// The first part of a report as Markdown.
+pub fn first_page(facts: &RunFacts, analysis: &Analysis) -> String {
+    answer_page(&answer::of_analysis(facts, analysis), &view::missing(facts))
+}
+
+fn answer_page(answer: &answer::Answer, missing: &[MissingStep]) -> String {
+    let answer = Value::from(Serde(answer));
+    engine::render("answer.md", context! { answer, missing => Value::from(Serde(missing)) })
 }
 
 /// Renders every file of a run's report: its name in the layout, and its text.

@@ -5,9 +5,15 @@ use llmprof_analyze::{
     stages::{DECODE, PREFILL, STAGES, cold::COLD_PART, in_sentence},
     timeline::graphs,
 };
-use llmprof_core::domain::finding::{Finding, Severity};
+use llmprof_core::domain::{
+    finding::{Finding, Severity},
+    units::capitalised,
+};
 
-use super::format::{figure, pct, quantity, scaled};
+use super::{
+    answer::Answer,
+    format::{figure, of_interval, pct, quantity, scaled},
+};
 
 /// Sentences on where the time went, most general first. The first page of a run on the CPU has its
 /// operators.
@@ -25,10 +31,13 @@ pub fn narrative(analysis: &Analysis, on_cpu: bool) -> Vec<String> {
         .collect()
 }
 
-/// Advice of the findings: critical ones, then by saving, then those without one.
-pub fn recommendations(findings: &[Finding]) -> Vec<String> {
-    let sentence =
-        |finding: &Finding| Some(format!("{} {}", finding.message, finding.advice.as_ref()?));
+/// Advice of the findings that the answer lacks: critical ones, then by saving, then those without
+/// one.
+pub fn recommendations(findings: &[Finding], answer: &Answer) -> Vec<String> {
+    let sentence = |finding: &Finding| {
+        let advice = finding.advice.as_ref().filter(|it| !answer.advises(it))?;
+        Some(format!("{} {advice}", finding.message))
+    };
     let saving = |it: &Finding| it.max_saving.as_ref().and_then(|it| it.ms).unwrap_or(0.0);
     let mut ranked: Vec<&Finding> =
         findings.iter().filter(|finding| finding.severity > Severity::Info).collect();
@@ -73,9 +82,14 @@ fn whole(analysis: &Analysis) -> Option<String> {
         ))
     };
     let parts: Vec<String> = STAGES.into_iter().filter_map(share).collect();
-    let spread = wall.std.map(|std| format!(" (standard deviation {})", figure(std)));
-    let spread = spread.unwrap_or_default();
-    Some(format!("One pass takes {} ms{spread}: {}.", figure(wall.mean), parts.join(", then ")))
+    let time = wall.std.map_or_else(
+        || format!("{} ms", figure(wall.mean)),
+        |std| {
+            let [mean, std] = of_interval(wall.mean, std);
+            format!("{mean} ms (deviation {std})")
+        },
+    );
+    Some(format!("One pass takes {time}: {}.", parts.join(", then ")))
 }
 
 fn vision(analysis: &Analysis) -> Option<String> {
@@ -165,7 +179,7 @@ fn utilisation(analysis: &Analysis) -> Option<String> {
         Some(format!("{stage} reaches {}{shares}", scaled(row.flops_per_s?, "FLOP/s")))
     };
     let all: Vec<String> = [PREFILL, DECODE].into_iter().filter_map(sentence).collect();
-    (!all.is_empty()).then(|| format!("{}.", all.join("; ")))
+    (!all.is_empty()).then(|| format!("{}.", capitalised(&all.join("; "))))
 }
 
 fn proof(analysis: &Analysis) -> Option<String> {
@@ -182,8 +196,19 @@ mod tests {
         stages::{StageTiming, Stages},
         stats::Spread,
     };
+    use llmprof_core::domain::finding::catalogue;
 
     use super::*;
+
+    #[test]
+    fn advice_that_the_answer_has_is_not_recommended_again() {
+        let finding = |advice: &str| {
+            Finding::new(catalogue::HOST_BUSY, "The host was busy.").advise(advice.to_owned())
+        };
+        let answer = Answer { unknown: vec!["It is unknown. Do A.".into()], ..Answer::default() };
+        let found = recommendations(&[finding("Do A."), finding("Do B.")], &answer);
+        assert_eq!(found, ["The host was busy. Do B."]);
+    }
 
     #[test]
     fn a_pass_has_one_instance_of_each_stage() {

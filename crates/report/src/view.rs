@@ -3,7 +3,10 @@
 use llmprof_analyze::Analysis;
 use llmprof_core::{
     domain::{
-        finding::{Finding, catalogue},
+        finding::{
+            Finding,
+            catalogue::{self, FindingId},
+        },
         mode::Mode,
         state::{RunState, StepRecord, StepState},
     },
@@ -245,8 +248,8 @@ pub(super) fn page<'a>(
     let all = |table: ReportTable| table.first(ALL_ROWS, "the rest are shorter");
     let top = |table: ReportTable| table.first(TOP_ROWS, "the rest are shorter");
     let findings = all_findings(facts, trace, analysis);
+    let answer = answer::of_analysis(facts, analysis);
     let linked = LinkedTables::of(facts, analysis, &six);
-    let LinkedTables { six: six_cut, ledger_members, counters, sampled_kernels, roofline } = linked;
     ReportView {
         id: (!facts.id.0.is_nil()).then(|| facts.id.to_string()),
         name: facts.spec.title(),
@@ -259,12 +262,13 @@ pub(super) fn page<'a>(
         dates: RunDates::of(facts, trace),
         tiles: tiles::tiles(analysis),
         figures: figures::figures(analysis),
-        answer: answer::of_analysis(facts, analysis),
+        recommendations: narrative::recommendations(&findings, &answer),
+        answer,
         ledger: tables::ledger(analysis),
-        ledger_members,
+        ledger_members: linked.ledger_members,
         ledger_stages: tables::ledger_stages(analysis),
         brief: cut(&six, SUMMARY_ROWS),
-        six: six_cut,
+        six: linked.six,
         alignment: part::table(facts.part),
         operators: all(tables::operators(analysis)),
         kernels: all(tables::kernels(facts, trace, analysis)),
@@ -285,12 +289,12 @@ pub(super) fn page<'a>(
         classes: tables::classes(analysis),
         api_calls: top(tables::api_calls(analysis)),
         ranges: top(tables::ranges(analysis)),
-        roofline,
+        roofline: linked.roofline,
         operator_mfu: tables::operator_mfu(analysis).first(TOP_ROWS, "all are in mfu.csv"),
         call_sites: table(tables::call_sites(analysis), "call_sites"),
         regions: tables::regions(analysis).first(TOP_ROWS, "all are in regions.csv"),
-        counters,
-        sampled_kernels,
+        counters: linked.counters,
+        sampled_kernels: linked.sampled_kernels,
         sampled_stages: tables::sampled_stages(analysis),
         sampled_operators: table(tables::sampled_operators(analysis), "sampled_operators"),
         gemms: all(tables::gemms(facts, analysis)),
@@ -304,7 +308,6 @@ pub(super) fn page<'a>(
             .first(ALL_ROWS, "all are in the table decode_step.slices"),
         steps: tables::run_steps(facts),
         narrative: narrative::narrative(analysis, answer::is_of_cpu(facts, analysis)),
-        recommendations: narrative::recommendations(&findings),
         findings,
         missing: missing(facts),
         vision: analysis.stages.note("vision").is_some(),
@@ -312,9 +315,12 @@ pub(super) fn page<'a>(
     }
 }
 
-/// Shortens the gap that all tables of stages have without a stage: the answer has its remedy.
+/// Shortens the gap that all tables of stages have without a stage: a finding has its reason and
+/// remedy, and so has the answer if a GPU worked.
 fn shorten_gaps(tables: &mut [ReportTable], analysis: &Analysis) {
-    if analysis.device_totals.is_none() {
+    const STATED: [FindingId; 2] = [catalogue::NO_STAGES, catalogue::COMMAND_WITHOUT_STAGES];
+    let is_stated = analysis.findings.iter().any(|it| STATED.iter().any(|id| it.id == *id));
+    if analysis.device_totals.is_none() && !is_stated {
         return;
     }
     let (why, _) = analysis.why_no_stages();
@@ -334,7 +340,7 @@ fn cut(tables: &[ReportTable], limit: usize) -> Vec<ReportTable> {
 }
 
 /// The requested steps that left no data, each with its message.
-fn missing<'a>(facts: &RunFacts<'a>) -> Vec<MissingStep<'a>> {
+pub(super) fn missing<'a>(facts: &RunFacts<'a>) -> Vec<MissingStep<'a>> {
     let lost = |step: &&StepRecord| {
         matches!(step.state, StepState::Skipped | StepState::Failed | StepState::Cancelled)
     };

@@ -81,11 +81,18 @@ fn rows<'a>(report: &'a Value, list: &str) -> &'a [Value] {
     report[list].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Texts that stand on the page twice.
+/// Sentences that stand on the page twice: whole statements, and sentences of remedies, reasons and
+/// conditions. Equal savings of several causes are several facts.
 fn repeated(answer: &Answer) -> Vec<String> {
     let mut texts: BTreeMap<&str, usize> = BTreeMap::new();
-    let cited = answer.sentences.iter().chain(&answer.overhead).map(|it| it.as_str());
-    for text in cited.chain(answer.unknown.iter().map(String::as_str)) {
+    let statements = answer.sentences.iter().chain(answer.reasons.iter().map(|it| &it.text));
+    let statements = statements.map(|it| it.as_str());
+    let advice = answer.reasons.iter().map(|it| it.advice.as_str());
+    let unknown = answer.unknown.iter().map(String::as_str);
+    let composed = advice.chain(unknown).chain(answer.overhead.iter().map(|it| it.as_str()));
+    let sentences = composed.flat_map(|text| text.split(". ")).map(|it| it.trim_end_matches('.'));
+    let is_saving = |it: &&str| it.starts_with("This saves") || it.starts_with("The same remedy");
+    for text in statements.chain(sentences.filter(|it| !is_saving(it))) {
         *texts.entry(text).or_default() += 1;
     }
     texts.retain(|_, times| *times > 1);
@@ -216,6 +223,9 @@ fn first_pages_of_real_captures_cite_tables_that_the_report_links_to() {
         let files: BTreeMap<_, _> = analyzed.render(RunId(Uuid::nil())).into_iter().collect();
         let (json, html) = (&files["report.json"], &files["report.html"]);
         assert_eq!(contradictions(json.as_bytes()), Vec::<String>::new(), "{name}");
+        for page in [&files["report.md"], html] {
+            assert!(page.matches("is a stage").count() <= 1, "{name}: {page}");
+        }
         assert_eq!(dead_links(html), Vec::<&str>::new(), "{name}");
         let answer = stored_answer(json.as_bytes()).unwrap().remove(0);
         assert!(!answer.sentences.is_empty(), "{name}");
@@ -229,6 +239,24 @@ fn first_pages_of_real_captures_cite_tables_that_the_report_links_to() {
     assert!(cited.iter().all(|it| sources.contains_key(it)), "{sources:?}");
     assert!(savings > 9, "{savings} savings have a finding");
     golden("captures", "first_pages.md", &pages.text());
+}
+
+#[test]
+fn a_capture_without_ranges_states_once_that_it_has_no_stages() {
+    for name in ["torch-shared-core", "torch-cuda-graph-node", "hf-llama-attention-mock"] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("bare.sqlite");
+        capture(name, &path, "delete from NVTX_EVENTS").unwrap();
+        let devices = config::devices().unwrap();
+        let analyzed =
+            pipeline::analyze_capture(&[path], &[], Statements::default(), &devices).unwrap();
+        let files: BTreeMap<_, _> = analyzed.render(RunId(Uuid::nil())).into_iter().collect();
+        let contradictions = contradictions(files["report.json"].as_bytes());
+        assert_eq!(contradictions, Vec::<String>::new(), "{name}");
+        for page in ["report.md", "report.html", "stakeholder_summary.md"].map(|it| &files[it]) {
+            assert!(page.matches("is a stage").count() <= 1, "{name}: {page}");
+        }
+    }
 }
 
 /// The answers of first pages, and which of their questions have one.
@@ -255,7 +283,9 @@ impl Pages {
         _ = writeln!(self.rows, "| `{name}` | {cells} | {sure} |");
         _ = writeln!(self.pages, "\n## {name}");
         let reasons = answer.reasons.iter().map(|it| {
-            format!("Why: {} Largest: {} {}", it.text, it.evidence, it.advice).trim_end().to_owned()
+            format!("Why: {} Largest part: {} {}", it.text, it.evidence, it.advice)
+                .trim_end()
+                .to_owned()
         });
         let cited = answer.ran.iter().chain(&answer.sentences).map(Cited::to_string);
         let unknown = answer.unknown.iter().map(|it| format!("Not measured: {it}"));

@@ -145,14 +145,14 @@ fn a_report_of_whole_graphs_lists_unrecorded_kernels_and_the_remedy() {
     let capture = OpenCapture::open(GRAPHS);
     collapse(&capture);
     let (export, out) = (capture.dir.path().join("run.sqlite"), capture.dir.path().join("out"));
-    let (good, report, error) =
-        llmprof(&[export.to_str().unwrap(), "--out", out.to_str().unwrap()]);
+    let (good, _, error) = llmprof(&[export.to_str().unwrap(), "--out", out.to_str().unwrap()]);
     assert!(good, "{error}");
+    let text = |name: &str| fs::read_to_string(out.join(name)).unwrap();
+    let report = text("report.md");
     assert!(
         report.contains("The kernels inside 32 launches of CUDA graphs in decode are not recorded"),
         "{report}"
     );
-    let text = |name: &str| fs::read_to_string(out.join(name)).unwrap();
     assert!(report.contains("nsys --cuda-graph-trace=node"), "the remedy");
     assert!(report.contains("Sums and shares are of recorded kernels only."));
     let all = [report, text("report.html"), text("kernels.md"), text("stakeholder_summary.md")];
@@ -174,6 +174,21 @@ fn a_report_of_whole_graphs_lists_unrecorded_kernels_and_the_remedy() {
     assert!(decode["busy_is_upper_bound"] == true && decode["busy_pct"].as_f64().unwrap() > 50.0);
     assert_eq!(json["whole_graphs"][0]["launch_ns"]["count"], 32);
     assert_eq!(json["decode_step"]["whole_graphs"], 1);
+}
+
+#[test]
+fn with_a_folder_for_the_files_the_first_page_and_their_places_are_printed() {
+    let capture = OpenCapture::open("hf-deepseek-decoder");
+    let (export, out) = (capture.dir.path().join("run.sqlite"), capture.dir.path().join("out"));
+    let (good, printed, error) =
+        llmprof(&[export.to_str().unwrap(), "--out", out.to_str().unwrap()]);
+    assert!(good, "{error}");
+    assert!(printed.contains("Prefill takes") && !printed.contains("## "), "{printed}");
+    let last = printed.lines().last().unwrap();
+    for name in ["report.html", "report.md", "stakeholder_summary.md"] {
+        assert!(last.contains(name) && out.join(name).exists(), "{name}: {last}");
+    }
+    assert!(last.contains(out.to_str().unwrap()), "{last}");
 }
 
 /// Every file of the report of a capture.

@@ -265,7 +265,7 @@ async fn the_model_that_a_command_computes_is_filled_in_with_its_parameters() {
 
     for (params, reason) in [
         (params("gpt", 512), "the model that x computes is unusable: model_config: no model"),
-        (params("qwen3-0.6b", 0), "is not a whole number from 1"),
+        (params("qwen3-0.6b", 0), "is not between 1 and"),
         (params("qwen3-0.6b", 50_000), "50000 positions exceed the model's context of 40960"),
     ] {
         let body = json!({ "target": { "command": "x", "params": params } });

@@ -17,7 +17,7 @@ use llmprof_core::{
         event::{Event, OperatorCall},
     },
 };
-use llmprof_report::{profile::LLMProfileReport, tables::CSV_FILES};
+use llmprof_report::{format::HALF_INTERVAL, profile::LLMProfileReport, tables::CSV_FILES};
 use serde_json::Value;
 
 use crate::support::{golden::golden, report_input::ReportInput};
@@ -341,6 +341,22 @@ fn every_csv_file_has_the_columns_and_rows_of_its_table() {
         let csv = run.file(file);
         assert_eq!(csv.lines().next(), Some(names.join(",").as_str()), "{file}");
         assert_eq!(csv.lines().count() as u64, table["total"].as_u64().unwrap() + 1, "{file}");
+    }
+}
+
+#[test]
+fn a_page_with_a_plus_minus_states_that_it_is_half_of_an_interval() {
+    let runs = [
+        ReportInput::saved(),
+        ReportInput::with_kernels(),
+        ReportInput::with_power(),
+        ReportInput::with_samples(),
+    ];
+    for (name, text) in runs.iter().flat_map(ReportInput::files) {
+        let is_page = name.ends_with(".md") || name.ends_with(".html");
+        if is_page && text.contains('±') {
+            assert!(text.contains(HALF_INTERVAL), "{name}");
+        }
     }
 }
 

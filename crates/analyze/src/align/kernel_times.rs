@@ -101,9 +101,10 @@ impl KernelTime {
     }
 
     fn ratio_text(&self) -> String {
-        let interval =
-            self.interval.map_or(String::new(), |[from, to]| format!(" ({from:.3} to {to:.3})"));
-        self.ratio.map_or("no ratio".into(), |ratio| format!("{ratio:.3}{interval}"))
+        let interval = self
+            .interval
+            .map_or(String::new(), |[from, to]| format!(", 95 % interval {from:.3} to {to:.3}"));
+        self.ratio.map_or("no ratio".into(), |ratio| format!("ratio {ratio:.3}{interval}"))
     }
 
     /// Returns whether the ratio itself is outside the threshold, or has no interval.

@@ -1,7 +1,10 @@
 //! Rules on the parts that take most of the time: stages, operators, and the time between them.
 
 use llmprof_core::{
-    domain::finding::{Finding, catalogue},
+    domain::{
+        finding::{Finding, catalogue},
+        units::capitalised,
+    },
     trace::Trace,
 };
 
@@ -52,7 +55,7 @@ fn stage_dominates(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let of_all = if unequal { " over all measured instances" } else { "" };
     let message = format!(
         "{} takes {times:.1} times as long as {}{of_all}.",
-        in_sentence(&longer.stage),
+        capitalised(in_sentence(&longer.stage)),
         in_sentence(&shorter.stage)
     );
     let mut found = Finding::new(catalogue::STAGE_DOMINATES, message).with("stage", &longer.stage);

@@ -82,11 +82,15 @@ fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
         .filter(|pct| *pct >= MATTERS_PCT)?;
     let saving =
         Saving { stage: row.stage.clone(), ms: Some(Nanos(row.max_saving_ns).as_ms()), pct };
-    let (ms, share) = (Nanos(row.ns).as_ms(), row.share_pct.unwrap_or(0.0));
+    // The same time as on the first page.
+    let (at_most, ns, share) = match row.bound_ns() {
+        Some(ns) => ("At most ", ns, pct),
+        None => ("", row.ns, row.share_pct.unwrap_or(0.0)),
+    };
     let message = format!(
-        "{share:.0} % of {}, {} ms: {}.",
+        "{at_most}{share:.0} % of {}, {} ms: {}.",
         in_sentence(&row.stage),
-        figure(ms),
+        figure(Nanos(ns).as_ms()),
         row.cause.words()
     );
     let is_of_cause = |id: &FindingId| id.id.strip_prefix("ledger_") == Some(row.cause.as_str());
@@ -98,6 +102,9 @@ fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
     for (at, (name, ns, evidence)) in kernels(analysis, row).into_iter().enumerate() {
         let text = format!("{name}, {} ms: {evidence}", figure(Nanos(ns).as_ms()));
         found = found.with(&format!("kernel ({})", at + 1), text);
+    }
+    if !at_most.is_empty() {
+        found = found.with("traced ms", figure(Nanos(row.ns).as_ms()));
     }
     if let Some(advice) = advice(row) {
         found = found.advise(advice);

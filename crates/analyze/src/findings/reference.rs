@@ -2,6 +2,7 @@
 
 use llmprof_core::{
     domain::{
+        digits::figure,
         finding::{Finding, catalogue},
         subject::SubjectKind,
     },
@@ -46,7 +47,9 @@ fn cost_disagrees(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             return None;
         }
         let message = format!(
-            "FLOPs counted in {} differ by {off:+.2} % from the architecture's.",
+            "{} % {} FLOPs are counted in {} than the architecture needs.",
+            figure(off.abs()),
+            if off < 0.0 { "fewer" } else { "more" },
             in_sentence(&row.scope)
         );
         Some(

@@ -88,8 +88,8 @@ fn inferred(_: &Analysis, trace: &Trace) -> Vec<Finding> {
         return vec![];
     }
     let message = format!(
-        "No range of the capture is a stage: {prefill} prefill and {decode} decode steps are \
-         inferred. The table engine_steps has the evidence of each."
+        "{prefill} prefill and {decode} decode steps are inferred from the order of launches. The \
+         table engine_steps has the evidence of each."
     );
     let found = Finding::new(catalogue::STEPS_INFERRED, message)
         .with("prefill steps", prefill)
@@ -111,8 +111,8 @@ fn unclear(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         return vec![];
     }
     let message = format!(
-        "No range of the capture is a stage, and of {} of kernels the evidence does not prove a \
-         step: their kernels are outside all stages.",
+        "The evidence of {} of kernels does not prove a step: their kernels are outside all \
+         stages.",
         quantity(count, "sequence")
     );
     let found = with_reasons(Finding::new(catalogue::STEPS_UNCLEAR, message), trace);

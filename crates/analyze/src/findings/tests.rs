@@ -341,7 +341,7 @@ fn the_stage_with_more_time_over_all_instances_dominates() {
     let found = fires("stage_dominates", decode_steps(256), decode_steps(5));
     assert_eq!(
         found.message,
-        "decode takes 51.6 times as long as prefill over all measured instances."
+        "Decode takes 51.6 times as long as prefill over all measured instances."
     );
     assert_eq!(found.evidence["decode_all instances"], "256");
 }

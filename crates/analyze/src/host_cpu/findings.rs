@@ -103,17 +103,17 @@ fn longest_on_core(host: &HostCpuTables, stage: &str) -> Option<(String, f64)> {
 /// The start of both messages.
 fn off_core_of(stage: &HostStage, off: f64) -> String {
     format!(
-        "While a GPU idled in {} because nothing was launched ({} ms), the launching thread was on \
-         no core for {} ms",
-        in_sentence(&stage.stage),
+        "A GPU idled for {} ms in {} because nothing was launched: for {} ms of that, the \
+         launching thread was on no core",
         figure(stage.idle_host_ms),
+        in_sentence(&stage.stage),
         figure(off),
     )
 }
 
 fn displaced(stage: &HostStage, (by, by_ms): &(String, f64), (off, taken): (f64, f64)) -> Finding {
     let message = format!(
-        "{}, and others ran on the core that it had left for {} ms, longest {by} with {} ms.",
+        "{}, and for {} ms others ran on the core that it had left, longest {by} with {} ms.",
         off_core_of(stage, off),
         figure(taken),
         figure(*by_ms),

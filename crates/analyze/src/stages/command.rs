@@ -72,13 +72,10 @@ pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let mut found = Vec::new();
     let has_stages = !analysis.stages.rows.is_empty();
     if trace.nsys.is_some() && !has_stages {
-        let message = "No range of the command is a stage, so there are no figures by stage.";
+        let (message, advice) = analysis.why_no_stages();
         let finding = Finding::new(catalogue::COMMAND_WITHOUT_STAGES, message)
-            .with("ranges captured", trace.nsys.as_ref().map_or(0, |nsys| nsys.ranges.len()));
-        let finding = finding.advise(
-            "Name its NVTX ranges in the command's stages (targets.toml), or have it open ranges \
-             called prefill and decode_all.",
-        );
+            .with("ranges captured", trace.nsys.as_ref().map_or(0, |nsys| nsys.ranges.len()))
+            .advise(advice);
         found.push(with_engine(finding, trace));
     }
     if analysis.only_traced && has_stages {

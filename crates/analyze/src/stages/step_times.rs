@@ -23,8 +23,7 @@ use crate::{
 
 /// A step is an outlier above this many medians.
 pub const OUTLIER_MEDIANS: f64 = 2.0;
-/// A mean stands for steps whose median differs from it by at most this part, and steps for their
-/// stage if they take all but this part of it.
+/// Times are alike, and steps are the time of their stage, if they differ by at most this part.
 pub const TYPICAL_PART: f64 = 0.05;
 /// Least values with a median: the median of two is one of the two.
 pub const LEAST_MEDIAN: usize = 3;
@@ -79,11 +78,9 @@ impl StepTimes {
         if self.has_two_halves() { "the lower median" } else { "the median" }
     }
 
-    /// The median, if the mean does not stand for it.
-    pub fn typical_ms(&self) -> Option<f64> {
-        let mean_ms = self.ms.mean;
-        let is_apart = (self.p50_ms - mean_ms).abs() > TYPICAL_PART * mean_ms;
-        (is_apart && self.ms.n as usize >= LEAST_MEDIAN).then_some(self.p50_ms)
+    /// The median, of at least three.
+    pub fn median_ms(&self) -> Option<f64> {
+        (self.ms.n as usize >= LEAST_MEDIAN).then_some(self.p50_ms)
     }
 
     /// Share of the stage between its steps, percent, if it matters. `per_step_ms` is the time of
@@ -92,10 +89,9 @@ impl StepTimes {
         percent(per_step_ms - self.ms.mean, per_step_ms).filter(|pct| *pct > 100.0 * TYPICAL_PART)
     }
 
-    /// The same median, if these steps are the time of the stage per step.
-    pub fn typical_of_stage_ms(&self, per_step_ms: f64) -> Option<f64> {
-        let is_stage = (self.ms.mean - per_step_ms).abs() <= TYPICAL_PART * per_step_ms;
-        self.typical_ms().filter(|_| is_stage)
+    /// True if these steps are the time of their stage, which takes `per_step_ms` for each.
+    pub fn are_stage(&self, per_step_ms: f64) -> bool {
+        (self.ms.mean - per_step_ms).abs() <= TYPICAL_PART * per_step_ms
     }
 }
 
@@ -303,7 +299,7 @@ mod tests {
     #[test]
     fn two_steps_are_apart_and_have_neither_a_median_nor_an_outlier() {
         let times = &decode(&[1, 9]).step_times[0];
-        assert_eq!((times.typical_ms(), times.apart_ms()), (None, Some((1.0, 9.0))));
+        assert_eq!((times.median_ms(), times.apart_ms()), (None, Some((1.0, 9.0))));
         assert_eq!((times.outliers, times.are_steps()), (0, true));
         assert_eq!(decode(&[1, 1, 9]).step_times[0].apart_ms(), None);
     }

@@ -261,6 +261,11 @@ impl Cited {
         Self { text: name.into(), ..Self::default() }
     }
 
+    /// A part of the text, with all figures.
+    pub fn with_text(self, text: String) -> Self {
+        Self { text, ..self }
+    }
+
     /// The same text, which names a table.
     pub fn naming(mut self, table: &'static str) -> Self {
         self.tables.push(table);

@@ -7,12 +7,19 @@ use llmprof_analyze::{
     },
     step_batches::StepBatch,
 };
-use llmprof_core::trace::engine_steps::StepClass;
+use llmprof_core::{
+    domain::finding::{
+        Finding,
+        catalogue::{self, FindingId},
+    },
+    trace::engine_steps::StepClass,
+};
 
 use super::{
     AnswerRecords,
     cited::{Cited, Figure},
-    times::{has_unrecorded_wait, row_of_steps},
+    stage_time::row_of_steps,
+    times::has_unrecorded_wait,
 };
 use crate::format::{count, short_name};
 
@@ -41,13 +48,17 @@ pub fn batches<'a>(
     records.step_batches.iter().filter(is_of_stage)
 }
 
-/// True if batches do not explain outliers: decode steps of an engine have as many requests each,
-/// or take less than twice the median in each batch. Other steps take the time of their prompts.
+/// True if batches do not explain outliers: decode steps of an engine have at most the requests and
+/// context of the most common ones, or take less than twice the median in each batch. Other steps
+/// take the time of their prompts.
 fn has_one_batch(steps: &StepTimes, records: &AnswerRecords) -> bool {
     let rows: Vec<&StepBatch> = batches(records, &steps.stage).collect();
-    let requests = rows.iter().max_by_key(|it| it.steps).and_then(|it| it.requests);
-    let is_usual =
-        |it: &&StepBatch| it.requests == requests || it.p50_ms <= OUTLIER_MEDIANS * steps.p50_ms;
+    let Some(common) = rows.iter().max_by_key(|it| it.steps) else { return true };
+    let is_usual = |it: &&StepBatch| {
+        let is_known = it.requests.is_some() || common.requests.is_none();
+        let is_within = it.requests <= common.requests && it.context_max <= common.context_max;
+        is_known && is_within || it.p50_ms <= OUTLIER_MEDIANS * steps.p50_ms
+    };
     rows.iter().all(is_usual) && (steps.stage == DECODE || rows.len() <= 1)
 }
 
@@ -99,7 +110,7 @@ pub fn sentence(records: &AnswerRecords, steps: &StepTimes) -> Option<Cited> {
             Cited::words(steps.median_word()),
             Cited::list(listed().map(|it| milliseconds(ms(it))), ", "),
             more,
-            delay((&calls, &works), steps.outliers, records),
+            delay((&calls, &works), steps, records),
         ],
     ))
 }
@@ -122,14 +133,34 @@ fn by_name(times: impl Iterator<Item = (String, Figure)>) -> Named {
     all
 }
 
+/// The delay of outliers in which nothing is named. The page has conditions of the same time, which
+/// this sentence must not contradict.
+fn unnamed_delay(steps: &StepTimes, records: &AnswerRecords) -> &'static str {
+    const OFF_CORE: [FindingId; 2] =
+        [catalogue::LAUNCHING_THREAD_DISPLACED, catalogue::LAUNCHING_THREAD_OFF_CORE];
+    let is_off_core = |it: &Finding| {
+        let is_of_stage = it.evidence.get("stage") == Some(&steps.stage);
+        is_of_stage && OFF_CORE.iter().any(|id| it.id == *id)
+    };
+    if records.findings.iter().any(is_off_core) {
+        return " The thread that launches work was off its core at times, which may have delayed \
+                {}.";
+    }
+    match records.only_traced {
+        true => " No operator, range or call of the runtime explains {}.",
+        false if records.findings.iter().any(|it| it.id == catalogue::HOST_BUSY) => {
+            " The host was busy meanwhile, which may have delayed {}."
+        }
+        false => " What delayed {} is not recorded.",
+    }
+}
+
 /// The calls of the host in outliers, and the work of the GPU.
-fn delay((calls, works): (&Named, &Named), outliers: u64, records: &AnswerRecords) -> Cited {
+fn delay((calls, works): (&Named, &Named), steps: &StepTimes, records: &AnswerRecords) -> Cited {
+    let outliers = steps.outliers;
     if calls.is_empty() && works.is_empty() {
         let which = Cited::words(if outliers == 1 { "it" } else { "them" });
-        return match records.only_traced {
-            true => Cited::of(" No operator, range or call of the runtime explains {}.", [which]),
-            false => Cited::of(" What delayed {} is not recorded.", [which]),
-        };
+        return Cited::of(unnamed_delay(steps, records), [which]);
     }
     let which = |named: &Named| {
         let number = Figure::number(named.iter().flat_map(|it| it.1.clone()));
@@ -167,6 +198,16 @@ mod tests {
     /// Sentences on ten decode steps of an engine, of 1 ms but for one, in batches of these
     /// requests, medians and steps.
     fn sentences(batches: &[(u64, f64, u64)], longest: Value, only_traced: bool) -> Vec<String> {
+        with_findings(batches, longest, only_traced, json!([]))
+    }
+
+    /// The same of a report with findings.
+    fn with_findings(
+        batches: &[(u64, f64, u64)],
+        longest: Value,
+        only_traced: bool,
+        findings: Value,
+    ) -> Vec<String> {
         let batch = |(requests, p50_ms, steps): &(u64, f64, u64)| {
             json!({
                 "class": "decode", "mode": null, "requests": requests, "padded_min": null,
@@ -176,7 +217,7 @@ mod tests {
             })
         };
         let report = json!({
-            "only_traced": only_traced,
+            "only_traced": only_traced, "findings": findings,
             "stages": [{
                 "stage": "decode_all", "tokens": null, "tokens_per_s": null, "share_pct": null,
                 "ms": {"mean": 39.0, "std": null, "min": 39.0, "max": 39.0, "n": 1}
@@ -208,10 +249,12 @@ mod tests {
         );
         assert_eq!(sentences(&[(8, 1.0, 9), (7, 1.1, 1)], named.clone(), true).len(), 2);
         assert_eq!(
-            sentences(&[(8, 1.0, 9), (64, 30.0, 1)], named, true).len(),
+            sentences(&[(8, 1.0, 9), (64, 30.0, 1)], named.clone(), true).len(),
             1,
             "a larger batch"
         );
+        let smaller = sentences(&[(8, 1.0, 9), (2, 30.0, 1)], named, true);
+        assert_eq!(smaller.len(), 2, "a smaller batch takes no longer");
     }
 
     #[test]
@@ -223,5 +266,36 @@ mod tests {
         };
         assert_eq!(end(true), "No operator, range or call of the runtime explains it.");
         assert_eq!(end(false), "What delayed it is not recorded.");
+    }
+
+    #[test]
+    fn a_step_without_a_named_delay_agrees_with_the_conditions_on_the_page() {
+        let unnamed = json!({"step": 3, "ms": 30.0, "host_call": null, "host_call_ms": null});
+        let end = |only_traced: bool, id: &str, stage: &str| {
+            let finding = json!([{
+                "id": id, "severity": "warning", "message": "A condition.", "advice": null,
+                "evidence": {"stage": stage},
+            }]);
+            let all = with_findings(&[(8, 1.0, 10)], unnamed.clone(), only_traced, finding);
+            let outlier = all.into_iter().find(|it| it.starts_with("1 of 10")).unwrap();
+            outlier.rsplit_once("ms. ").unwrap().1.to_owned()
+        };
+        let (busy, unknown) = (
+            "The host was busy meanwhile, which may have delayed it.",
+            "What delayed it is not recorded.",
+        );
+        let off_core = "The thread that launches work was off its core at times, which may have \
+                        delayed it.";
+        let unexplained = "No operator, range or call of the runtime explains it.";
+        for (only_traced, id, stage, expected) in [
+            (false, "host_busy", "decode_all", busy),
+            (true, "host_busy", "decode_all", unexplained),
+            (false, "outputs_differ", "decode_all", unknown),
+            (true, "launching_thread_displaced", "decode_all", off_core),
+            (false, "launching_thread_off_core", "decode_all", off_core),
+            (true, "launching_thread_displaced", "prefill", unexplained),
+        ] {
+            assert_eq!(end(only_traced, id, stage), expected, "{id} of {stage}");
+        }
     }
 }

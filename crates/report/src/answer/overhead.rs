@@ -9,7 +9,7 @@ use super::{
     cited::{Cited, Row},
     times,
 };
-use crate::format::pct;
+use crate::format;
 
 /// The profiler's own work, if it is a part of a stage that matters, and its share, percent.
 pub fn own_work(ledger: &Ledger, row: &LedgerRow) -> Option<(f64, Cited)> {
@@ -58,7 +58,7 @@ pub fn of_stage(it: &OverheadRecord, stages: &[StageTiming]) -> Option<Cited> {
     }
     Some(Cited::of(
         "Tracing made {} {} longer: {} ms instead of {} ms.",
-        [stage, row.figure("overhead_pct", share).shown(pct), traced, plain],
+        [stage, row.figure("overhead_pct", share).shown(format::share), traced, plain],
     ))
 }
 

@@ -1,7 +1,7 @@
 //! The largest causes of the time above the floor, in words for a reader who knows no CUDA, each
 //! with its evidence and what to try.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_analyze::{
     findings,
@@ -19,8 +19,10 @@ use serde::{Serialize, Serializer};
 
 use super::{
     AnswerRecords,
+    cause_words::plain,
     cited::{Cited, Figure, Row},
-    times::{is_idle, is_mean_stated, named_wait, row_of, row_of_cause},
+    stage_time::is_mean_stated,
+    times::{is_idle, named_wait, row_of, row_of_cause},
 };
 use crate::format::{figure, short_name};
 
@@ -61,9 +63,9 @@ enum CauseTime {
 impl CauseTime {
     fn of(row: &LedgerRow) -> Self {
         let cells = row_of_cause(row);
-        match row.cause.is_gap() && row.max_saving_ns < row.ns {
-            true => Self::AtMost(cells.ns("max_saving_ns", row.max_saving_ns)),
-            false => Self::Is(cells.ns("ns", row.ns)),
+        match row.bound_ns() {
+            Some(ns) => Self::AtMost(cells.ns("max_saving_ns", ns)),
+            None => Self::Is(cells.ns("ns", row.ns)),
         }
     }
 
@@ -74,7 +76,8 @@ impl CauseTime {
     }
 }
 
-/// The largest cause of each stage, and the largest others.
+/// The largest cause of each stage, and the largest others. Time without a cause is the first of
+/// its stage only if it is longer than all causes.
 pub fn reasons(records: &AnswerRecords) -> Vec<Reason> {
     let ledger = records.ledger;
     let is_reason = |cause: LedgerCause| {
@@ -93,21 +96,60 @@ pub fn reasons(records: &AnswerRecords) -> Vec<Reason> {
     };
     rows.sort_by(|a, b| total(b).total_cmp(&total(a)));
     let all: f64 = rows.iter().map(total).sum();
+    let mut causes: BTreeMap<&str, f64> = BTreeMap::new();
+    for it in rows.iter().filter(|it| it.1.cause != LedgerCause::Unexplained) {
+        *causes.entry(&it.1.stage).or_default() += total(it);
+    }
+    let is_less = |it: &(CauseTime, &LedgerRow)| {
+        let of_stage = causes.get(it.1.stage.as_str());
+        it.1.cause == LedgerCause::Unexplained && of_stage.is_some_and(|sum| total(it) < *sum)
+    };
     let mut stages: BTreeSet<&str> = BTreeSet::new();
-    let (first, others): (Vec<_>, Vec<_>) = rows
-        .into_iter()
-        .partition(|it| stages.insert(&it.1.stage) && total(it) >= LEAST_PART * all);
-    let mut listed: Vec<(f64, Reason)> = first
+    let (first, others): (Vec<_>, Vec<_>) = rows.into_iter().partition(|it| {
+        !is_less(it) && stages.insert(&it.1.stage) && total(it) >= LEAST_PART * all
+    });
+    let mut listed: Vec<(f64, (Reason, Option<Remedy>))> = first
         .into_iter()
         .chain(others)
         .filter_map(|it| Some((total(&it), reason(records, &it.0, it.1)?)))
         .take(REASONS)
         .collect();
     listed.sort_by(|a, b| b.0.total_cmp(&a.0));
-    listed.into_iter().map(|it| it.1).collect()
+    let mut given: BTreeSet<&str> = BTreeSet::new();
+    let with_advice = listed.into_iter().map(|(_, (reason, remedy))| {
+        let advice = remedy.map(|it| {
+            let is_new = given.insert(it.advice);
+            it.text(is_new)
+        });
+        Reason { advice: advice.unwrap_or_default(), ..reason }
+    });
+    with_advice.collect()
 }
 
-fn reason(records: &AnswerRecords, time: &CauseTime, row: &LedgerRow) -> Option<Reason> {
+/// The remedy of a reason, and the upper bound of its saving.
+struct Remedy<'a> {
+    advice: &'a str,
+    saving: Option<Cited>,
+}
+
+impl Remedy<'_> {
+    /// The advice, unless a reason before this one has it.
+    fn text(self, is_new: bool) -> Cited {
+        match (is_new, self.saving) {
+            (true, None) => Cited::name(self.advice),
+            (true, Some(saving)) => Cited::of("{} This {}", [Cited::name(self.advice), saving]),
+            (false, None) => Cited::words("The same remedy applies."),
+            (false, Some(saving)) => Cited::of("The same remedy {}", [saving]),
+        }
+    }
+}
+
+/// A reason without its advice, and its remedy.
+fn reason<'a>(
+    records: &AnswerRecords<'a>,
+    time: &CauseTime,
+    row: &LedgerRow,
+) -> Option<(Reason, Option<Remedy<'a>>)> {
     let ledger = records.ledger;
     let stage = ledger.stages.iter().find(|it| it.stage == row.stage)?;
     let measured = row_of(stage).ns("measured_ns", stage.measured_ns);
@@ -131,17 +173,16 @@ fn reason(records: &AnswerRecords, time: &CauseTime, row: &LedgerRow) -> Option<
     let displaced = thread.filter(|it| it.id == catalogue::LAUNCHING_THREAD_DISPLACED);
     let of_row = displaced.and_then(|it| it.advice.as_deref());
     let of_row = of_row.or_else(|| advice(records.findings, row));
-    let advice = of_row.map(|advice| match row.max_saving_ns {
-        0 => Cited::name(advice),
-        ns => {
-            let saving = row_of_cause(row).ns("max_saving_ns", ns);
-            let saving = match displaced.and_then(|_| taken(records, stage)) {
+    let remedy = of_row.map(|advice| {
+        let saving = (row.max_saving_ns != 0).then(|| {
+            let saving = row_of_cause(row).ns("max_saving_ns", row.max_saving_ns);
+            match displaced.and_then(|_| taken(records, stage)) {
                 Some(taken) => Figure::least([saving.clone(), taken]).unwrap_or(saving),
                 None => saving,
-            };
-            let saving = saved(records, stage, &saving, (&whole, &base));
-            Cited::of("{} {}", [Cited::name(advice), saving.unwrap_or_default()])
-        }
+            }
+        });
+        let saving = saving.and_then(|it| saved(records, stage, &it, (&whole, &base)));
+        Remedy { advice, saving }
     });
     let member = ledger.members(&row.stage, row.cause).next();
     let evidence = member.map(|it| evidence(it, row)).unwrap_or_default();
@@ -149,7 +190,7 @@ fn reason(records: &AnswerRecords, time: &CauseTime, row: &LedgerRow) -> Option<
         Some(thread) => format!("{evidence} {}", thread.message),
         None => evidence,
     };
-    Some(Reason { text, evidence, advice: advice.unwrap_or_default() })
+    Some((Reason { text, evidence, advice: Cited::default() }, remedy))
 }
 
 /// Time in an instance of a stage in which others had the core of its launching thread while a GPU
@@ -164,8 +205,8 @@ fn taken(records: &AnswerRecords, stage: &LedgerStage) -> Option<Figure> {
     }
 }
 
-/// The upper bound of a saving: of the time that the page states, in its unit, or as a share if
-/// sentences on steps or a median have the times.
+/// The upper bound of a saving, as the end of a sentence: of the time that the page states, in its
+/// unit, or as a share if sentences on steps or a median have the times.
 fn saved(
     records: &AnswerRecords,
     stage: &LedgerStage,
@@ -174,19 +215,16 @@ fn saved(
 ) -> Option<Cited> {
     if !is_mean_stated(records, &stage.stage) {
         let share = saving.share_of(whole)?.text();
-        return Some(Cited::of("This saves at most {} of {}.", [share, base.clone()]));
+        return Some(Cited::of("saves at most {} of {}.", [share, base.clone()]));
     }
     let is_step = stage.unit == LedgerUnit::Step;
     if let Some(steps) = stage.steps.filter(|it| is_step || *it > 1 && stage.stage == DECODE) {
         let steps = row_of(stage).count("steps", steps);
         let [saving, whole] = [saving.over(&steps)?.short(), whole.over(&steps)?.short()];
-        return Some(Cited::of(
-            "This saves at most {} of {} ms of a decode step.",
-            [saving, whole],
-        ));
+        return Some(Cited::of("saves at most {} of {} ms of a decode step.", [saving, whole]));
     }
     let parts = [saving.clone().short(), whole.clone().short(), base.clone()];
-    Some(Cited::of("This saves at most {} of {} ms of {}.", parts))
+    Some(Cited::of("saves at most {} of {} ms of {}.", parts))
 }
 
 /// The finding on the launching thread in the gaps of a stage, for the largest of their causes that
@@ -239,40 +277,6 @@ fn advice<'a>(findings: &'a [Finding], row: &LedgerRow) -> Option<&'a str> {
     known.or_else(|| findings::ledger::advice(row)).filter(|_| row.max_saving_ns > 0)
 }
 
-/// A cause as something that happens.
-const fn plain(cause: LedgerCause) -> &'static str {
-    match cause {
-        LedgerCause::Floor => "work that is necessary",
-        LedgerCause::CopiesAndCasts => "copying, filling and converting data",
-        LedgerCause::CollectiveWait => "waiting for other GPUs in collective operations",
-        LedgerCause::CollectiveTransfer => "exchanging data with other GPUs",
-        LedgerCause::Collectives => "collective operations of several GPUs, with their waiting",
-        LedgerCause::MoreBytes => "moving more bytes than necessary",
-        LedgerCause::TensorCores => "matrix products that do not use the tensor cores' full rate",
-        LedgerCause::Tiles => "computing parts of tiles that have no results",
-        LedgerCause::Waves => "parts of the GPU have no work, because kernels start too few blocks",
-        LedgerCause::Instructions => "instructions other than the matrix products",
-        LedgerCause::MemoryTraffic => "moving intermediate results through caches and memory",
-        LedgerCause::Latency => "waiting for data with too little other work",
-        LedgerCause::ProfilerOverhead => "the profiler's own work, which an unprofiled run lacks",
-        LedgerCause::UnrecordedWait => "a wait whose reason lies before the recording",
-        LedgerCause::GapUnknown => "the GPU idles, and the capture does not record why",
-        LedgerCause::GapLongCall => {
-            "the GPU idles while the host is in a long call, or loads code, and launches nothing"
-        }
-        LedgerCause::GapHost => "the GPU idles while the host prepares the next launch",
-        LedgerCause::GapLaunch => "the GPU idles while the host launches the next work",
-        LedgerCause::GapGraphLaunch => "the GPU idles while the host launches a graph",
-        LedgerCause::GapSync => "the GPU idles while the host waits for it and launches nothing",
-        LedgerCause::GapCopy => "the GPU idles while the host copies data",
-        LedgerCause::GapInGraph => "the GPU idles between the kernels of a replayed graph",
-        LedgerCause::GapQueued => "the GPU idles before work that is already launched",
-        LedgerCause::OtherStages => "only work of other stages runs",
-        LedgerCause::Unexplained => "the GPU works, and why it takes this time is not measured",
-        LedgerCause::PassDifference => "difference of the passes",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -316,6 +320,19 @@ mod tests {
         let decode = "10 % of deco";
         assert_eq!(starts(40), [decode; 3], "3.8 % of all time");
         assert_eq!(starts(80), [decode, decode, "80 % of pref"], "7.2 %, the largest of its stage");
+    }
+
+    #[test]
+    fn a_remedy_of_several_reasons_is_stated_once() {
+        let stages = [stage("prefill", 100, 1), stage("decode_all", 100, 1)];
+        let rows = [
+            row("prefill", "gap_long_call", 90, 90.0),
+            row("decode_all", "gap_long_call", 70, 70.0),
+        ];
+        let found = reasons(&stages, &rows);
+        let [(_, first), (_, second)] = found.as_slice() else { panic!("{found:?}") };
+        assert!(first.ends_with(" This saves at most 90.0 of 100 ms of prefill."), "{first}");
+        assert_eq!(second, "The same remedy saves at most 70.0 of 100 ms of decode.");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use llmprof_analyze::{
     stats::percent,
     timeline::device_totals::{DeviceTotals, TransferTotal},
 };
-use llmprof_core::trace::{command::Timed, runtime_call::without_version};
+use llmprof_core::trace::{command::Timed, runtime_call::without_version, stage::is_of_cccl};
 
 use super::{
     AnswerRecords,
@@ -167,18 +167,18 @@ pub fn unknown(records: &AnswerRecords) -> Option<String> {
         "" => short_name(&it.name),
         domain => format!("{}@{domain}", short_name(&it.name)),
     };
-    let names: Vec<String> = records.ranges.iter().take(RANGES).map(name).collect();
+    let candidates = records.ranges.iter().filter(|it| !is_of_cccl(&it.domain, &it.name));
+    let names: Vec<String> = candidates.take(RANGES).map(name).collect();
     let remedy = match names.as_slice() {
         [] => why_no_stages(records.findings).to_owned(),
         names => format!(
-            "Name the ranges that are: `--stage prefill=RANGE`, or `stage` of an import. \
-             Longest ranges: {}.",
+            "Name their ranges: `--stage prefill=RANGE`, or `stage` of an import. Longest ranges: \
+             {}.",
             names.join(", ")
         ),
     };
     Some(format!(
-        "How long prefill and decode take is unknown: no range of the capture is a stage. \
-         {remedy}"
+        "How long prefill and decode take is unknown: the capture does not mark them. {remedy}"
     ))
 }
 

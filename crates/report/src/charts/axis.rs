@@ -49,6 +49,15 @@ pub fn up(svg: &mut String, max: f64, height: f64, unit: &str) {
     }
 }
 
+/// The anchor of a text at this part of the width, percent, with which it stays in the drawing.
+pub fn anchor(x: f64) -> &'static str {
+    match x {
+        ..4.0 => "start",
+        92.0.. => "end",
+        _ => "middle",
+    }
+}
+
 /// Writes vertical lines at the values from zero to `max` through a plot of this height.
 pub fn lines(svg: &mut String, max: f64, height: usize) {
     for (value, _) in ticks(max) {
@@ -64,11 +73,7 @@ pub fn lines(svg: &mut String, max: f64, height: usize) {
 pub fn across(svg: &mut String, max: f64, height: usize, unit: &str) {
     for (value, text) in labels(max, unit) {
         let x = 100.0 * value / max;
-        let anchor = match x {
-            0.0..4.0 => "start",
-            92.0.. => "end",
-            _ => "middle",
-        };
+        let anchor = anchor(x);
         let _ = write!(
             svg,
             "<text class=\"value\" x=\"{x:.3}%\" y=\"{}\" text-anchor=\"{anchor}\">{text}</text>",

@@ -6,19 +6,19 @@
 use std::fmt::Write;
 
 use super::axis;
-use crate::html::escape as html;
+use crate::{format::figure, html::escape as html};
 
 /// Height of one bar with its label, pixels.
 const ROW: usize = 46;
-/// Longest labels that fit next to a value on a phone and on a desk, characters.
-const LABEL: usize = 32;
+/// Longest labels that fit in front of a value on a phone and on a desk, characters.
+const LABEL: usize = 28;
 const WIDE_LABEL: usize = 72;
 
 /// One bar: a time in milliseconds, optionally with a part inside it and a spread around its end.
 #[derive(Debug, Clone, Default)]
 pub struct Bar {
     pub label: String,
-    /// The value as text, on the right.
+    /// The value as text, behind the label.
     pub shown: String,
     pub value: f64,
     /// Class that colours the bar.
@@ -39,16 +39,14 @@ pub fn bars(id: &str, title: &str, description: &str, bars: &[Bar]) -> String {
     axis::lines(&mut svg, scale, height);
     for (index, bar) in bars.iter().enumerate() {
         let top = index * ROW;
-        let shown = html(&bar.shown);
         let _ = write!(
             svg,
-            "<g><title>{}: {shown}</title>{}\
-             <text class=\"value\" x=\"100%\" y=\"{}\" text-anchor=\"end\">{shown}</text>\
+            "<g><title>{}: {}</title>{}\
              <rect class=\"track\" x=\"0\" y=\"{}\" width=\"100%\" height=\"14\" rx=\"3\"/>\
              <rect class=\"{}\" x=\"0\" y=\"{}\" width=\"{:.3}%\" height=\"14\" rx=\"3\"/>",
             html(&bar.label),
-            label(&bar.label, top + 14),
-            top + 14,
+            html(&bar.shown),
+            heading(&bar.label, &bar.shown, top + 14),
             top + 22,
             bar.class,
             top + 22,
@@ -85,11 +83,16 @@ pub fn bars(id: &str, title: &str, description: &str, bars: &[Bar]) -> String {
     svg
 }
 
-/// The label of a bar: in two lengths if the page's width decides how much of it fits.
-fn label(text: &str, y: usize) -> String {
-    let [narrow, wide] = [LABEL, WIDE_LABEL].map(|max| html(&shorten(text, max)));
+/// The label of a bar with the value right behind it, so that both stand above the start of the
+/// bar: the label in two lengths if the page's width decides how much of it fits.
+pub fn heading(label: &str, shown: &str, y: usize) -> String {
+    let [narrow, wide] = [LABEL, WIDE_LABEL].map(|max| html(&shorten(label, max)));
+    let shown = html(shown);
     let drawn = |class: &str, text: &str| {
-        format!("<text class=\"label{class}\" x=\"0\" y=\"{y}\">{text}</text>")
+        format!(
+            "<text class=\"label{class}\" x=\"0\" y=\"{y}\">{text}\
+             <tspan class=\"value\" dx=\"8\">{shown}</tspan></text>"
+        )
     };
     match narrow == wide {
         true => drawn("", &wide),
@@ -111,7 +114,13 @@ pub struct ColumnChart<'a> {
     pub ends: &'a str,
 }
 
-/// Draws one column per value, in order, from zero.
+/// Up to this number of columns, each has its value above it: they fit on a phone.
+const MAX_LABELLED: usize = 6;
+/// Widest column, percent of the drawing.
+const MAX_COLUMN: f64 = 12.0;
+
+/// Draws one column per value, in order, from zero. A value stands above its column: each of a few,
+/// and of many the largest, next to a scale.
 pub fn columns(
     id: &str,
     title: &str,
@@ -120,29 +129,48 @@ pub fn columns(
     shown: impl Fn(usize, f64) -> String,
 ) -> String {
     const HEIGHT: f64 = 96.0;
+    const ABOVE: usize = 16;
     let ColumnChart { class, values, unit, ends, .. } = *it;
     let scale = values.iter().copied().fold(it.scale.unwrap_or(0.0), f64::max);
-    // Few columns keep their width.
-    let step = (100.0 / values.len().max(1) as f64).min(4.0);
-    let mut svg = open(id, title, description, HEIGHT as usize + axis::BELOW);
+    let step = 100.0 / values.len().max(1) as f64;
+    let width = (step * 0.82).min(MAX_COLUMN);
+    let left = |index: usize| step * index as f64 + (step - width) / 2.0;
+    let height = |value: f64| if scale > 0.0 { (HEIGHT * value / scale).max(1.0) } else { 1.0 };
+    let mut svg = open(id, title, description, ABOVE + HEIGHT as usize + axis::BELOW);
+    let _ = write!(svg, "<g transform=\"translate(0 {ABOVE})\">");
     for (index, value) in values.iter().enumerate() {
-        let height = if scale > 0.0 { (HEIGHT * value / scale).max(1.0) } else { 1.0 };
+        let height = height(*value);
         let _ = write!(
             svg,
             "<rect class=\"{class}\" x=\"{:.3}%\" y=\"{:.2}\" width=\"{:.3}%\" \
              height=\"{height:.2}\"><title>{}</title></rect>",
-            step * index as f64,
+            left(index),
             HEIGHT - height,
-            step * 0.82,
+            width,
             html(&shown(index, *value)),
         );
     }
-    axis::up(&mut svg, scale, HEIGHT, unit);
+    let is_each_labelled = values.len() <= MAX_LABELLED;
+    if !is_each_labelled {
+        axis::up(&mut svg, scale, HEIGHT, unit);
+    }
+    let largest = (0..values.len()).max_by(|a, b| values[*a].total_cmp(&values[*b]));
+    for index in (0..values.len()).filter(|index| is_each_labelled || largest == Some(*index)) {
+        let (value, middle) = (values[index], left(index) + width / 2.0);
+        let _ = write!(
+            svg,
+            "<text class=\"label\" x=\"{middle:.3}%\" y=\"{:.2}\" text-anchor=\"{}\">{}</text>",
+            HEIGHT - height(value) - 4.0,
+            axis::anchor(middle),
+            figure(value),
+        );
+    }
+    let unit = if is_each_labelled { format!(", {unit}") } else { String::new() };
     let _ = write!(
         svg,
-        "<text class=\"value\" x=\"0\" y=\"{}\">{}</text></svg>",
+        "<text class=\"value\" x=\"0\" y=\"{}\">{}</text></g></svg>",
         HEIGHT as usize + axis::BELOW - 6,
-        html(ends)
+        html(&format!("{ends}{unit}"))
     );
     svg
 }
@@ -210,10 +238,27 @@ mod tests {
         assert!(svg.contains(&format!("<title>{name}: 3.1 ms</title>")), "{svg}");
         assert!(svg.contains(&format!("<text class=\"label wide\" x=\"0\" y=\"14\">{name}<")));
         assert!(svg.contains("label narrow") && svg.contains(">3 ms</text>"), "{svg}");
-        let values = [2.0, 4.0];
-        let it = ColumnChart { class: "x", scale: None, values: &values, unit: "ms", ends: "1, 2" };
-        let svg = columns("x", "t", "d", &it, |_, _| String::new());
-        assert!(svg.contains(">4 ms</text>") && svg.ends_with(">1, 2</text></svg>"), "{svg}");
+    }
+
+    #[test]
+    fn a_value_stands_at_its_bar_and_above_its_column() {
+        let bar = Bar { label: "decode".into(), shown: "3.1 ms".into(), ..Bar::default() };
+        let svg = bars("x", "t", "d", &[bar]);
+        assert!(svg.contains(">decode<tspan class=\"value\" dx=\"8\">3.1 ms</tspan>"), "{svg}");
+        let columns = |values: &[f64]| {
+            let it = ColumnChart { class: "x", scale: None, values, unit: "ms", ends: "1, 2" };
+            columns("x", "t", "d", &it, |_, _| String::new())
+        };
+        let few = columns(&[2.0, 4.0]);
+        for (x, y, value) in [("25.000%", "44.00", "2.00"), ("75.000%", "-4.00", "4.00")] {
+            let text = format!("x=\"{x}\" y=\"{y}\" text-anchor=\"middle\">{value}</text>");
+            assert!(few.contains(&text), "{text}: {few}");
+        }
+        assert!(few.ends_with(">1, 2, ms</text></g></svg>"), "{few}");
+        let many = columns(&[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 4.25]);
+        assert_eq!(many.matches("class=\"label\"").count(), 1, "{many}");
+        assert!(many.contains(">4.25</text>") && many.contains(">4 ms</text>"), "{many}");
+        assert!(many.ends_with(">1, 2</text></g></svg>"), "{many}");
     }
 
     #[test]
@@ -226,7 +271,7 @@ mod tests {
             LABEL,
         );
         assert!(
-            kernel.starts_with("sm80_xmma_gemm_f…") && kernel.ends_with("_5x_cublas"),
+            kernel.starts_with("sm80_xmma_gemm…") && kernel.ends_with("_5x_cublas"),
             "{kernel}"
         );
         assert_eq!(kernel.chars().count(), LABEL);

@@ -138,10 +138,8 @@ impl Headline {
     fn decode(&self) -> Option<Tile> {
         match self.times().per_token() {
             None | Some(StatedTime::Batch(_)) => self.step(StepClass::Decode, "Decode step"),
-            Some(time @ StatedTime::Mean(_)) => {
-                Some(self.with_rate(self.timed("Per token", &time)))
-            }
-            Some(time) => Some(self.timed("Per token", &time)),
+            Some(time @ StatedTime::Requests(_)) => Some(self.timed("Per token", &time)),
+            Some(time) => Some(self.with_rate(self.timed("Per token", &time))),
         }
     }
 
@@ -158,16 +156,22 @@ impl Headline {
             }
             StatedTime::Batch(it) => format!("median of {}", quantity(it.steps, "step")),
             StatedTime::Median(it, mean) => {
-                let noun = if it.are_steps() { "step" } else { "instance" };
+                let noun = match it.are_steps() {
+                    true => "step",
+                    false if self.only_traced => "instance",
+                    false => "repeat",
+                };
                 let outliers = match it.outliers {
                     0 => String::new(),
                     outliers => format!(" with {}", quantity(outliers, "outlier")),
                 };
+                let mean = figure(mean.mean);
+                let is_other = mean != figure(it.p50_ms);
                 format!(
-                    "{} of {}{samples}{traced}; mean {} ms{outliers}",
+                    "{} of {}{samples}{traced}{}{outliers}",
                     it.median_word().trim_start_matches("the "),
                     quantity(u64::from(it.ms.n), noun),
-                    figure(mean.mean)
+                    if is_other { format!("; mean {mean} ms") } else { String::new() },
                 )
             }
             StatedTime::Mean(it) => {
@@ -192,6 +196,7 @@ impl Headline {
         let rate = rate.map(|rate| format!("; {} tokens/s{own}", figure(rate)));
         let steps = match it.steps {
             1 => "one step".to_owned(),
+            2 => "two alike steps".to_owned(),
             steps => format!("median of {}", quantity(steps, "step")),
         };
         let note = format!(

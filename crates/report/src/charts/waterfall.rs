@@ -45,20 +45,21 @@ pub fn waterfall(stage: &LedgerStage, rows: &[&LedgerRow]) -> String {
     axis::lines(&mut drawing, scale_ms, height);
     let width = |ns: i64| (100.0 * ns as f64 / scale as f64).clamp(0.0, 100.0);
     for (at, step) in steps.iter().enumerate() {
-        let (label, top) = (html(&step.label), at * ROW);
+        let top = at * ROW;
         let share = 100.0 * step.ns as f64 / stage.measured_ns.max(1) as f64;
         let sign = if step.ns < 0 { "−" } else { "" };
         let time = ms(Nanos(step.ns).as_ms().abs());
-        let shown = html(&format!("{sign}{time} ms · {sign}{}", pct(share.abs())));
+        let shown = format!("{sign}{time} ms · {sign}{}", pct(share.abs()));
+        let bar = top + 19;
         let (left, right) = (step.from.min(step.from + step.ns), end(step));
         let _ = write!(
             drawing,
-            "<g><title>{label}: {shown}</title><text class=\"label\" x=\"0\" y=\"{0}\">{label}\
-             </text><text class=\"value\" x=\"100%\" y=\"{0}\" text-anchor=\"end\">{shown}</text>\
-             <rect class=\"track\" x=\"0\" y=\"{1}\" width=\"100%\" height=\"12\"/>\
-             <rect class=\"{2}\" x=\"{3:.3}%\" y=\"{1}\" width=\"{4:.3}%\" height=\"12\"/></g>",
-            top + 13,
-            top + 19,
+            "<g><title>{}: {}</title>{}\
+             <rect class=\"track\" x=\"0\" y=\"{bar}\" width=\"100%\" height=\"12\"/>\
+             <rect class=\"{}\" x=\"{:.3}%\" y=\"{bar}\" width=\"{:.3}%\" height=\"12\"/></g>",
+            html(&step.label),
+            html(&shown),
+            svg::heading(&step.label, &shown, top + 13),
             step.class,
             width(left),
             width(right - left).max(0.3),
@@ -113,4 +114,39 @@ fn steps(stage: &LedgerStage, rows: &[&LedgerRow]) -> Vec<Step> {
 /// The words of a row, without an article.
 fn label(cause: LedgerCause) -> String {
     cause.words().trim_start_matches("the ").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    const CLASSES: [&str; 6] = ["w-floor", "w-cause", "w-gap", "w-rest", "w-difference", "w-total"];
+    /// Least distance of two colours, in steps of 1/256 of each of red, green and blue.
+    const MIN_DISTANCE: f64 = 75.0;
+
+    fn between<'a>(text: &'a str, start: &str, end: &str) -> &'a str {
+        let (_, rest) = text.split_once(start).unwrap_or_else(|| panic!("{start}"));
+        rest.split_once(end).unwrap().0
+    }
+
+    #[test]
+    fn each_colour_has_a_legend_and_differs_from_the_others_in_both_themes() {
+        let (style, page) =
+            (include_str!("../html/style.css"), include_str!("../html/macros.html"));
+        let themes: Vec<&str> = style.split(":root {").skip(1).take(2).collect();
+        for theme in themes {
+            let colour = |class: &str| -> [f64; 3] {
+                let rule = between(style, &format!(".{class} {{"), "}");
+                let name = between(rule, "fill: var(", ")");
+                let hex = between(theme, &format!("{name}: #"), ";");
+                [0, 2, 4].map(|at| f64::from(u8::from_str_radix(&hex[at..at + 2], 16).unwrap()))
+            };
+            for (at, class) in CLASSES.into_iter().enumerate() {
+                assert!(page.contains(&format!("class=\"key {class}\"")), "{class}");
+                for other in CLASSES.into_iter().skip(at + 1) {
+                    let (a, b) = (colour(class), colour(other));
+                    let distance: f64 = a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum();
+                    assert!(distance.sqrt() >= MIN_DISTANCE, "{class} and {other}: {a:?} {b:?}");
+                }
+            }
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! The time to first token and the time per token that stand for a run: in its list, its page, its
 //! series and its gates.
 //!
-//! A median if outliers make the mean the time of no step; one of an engine's steps only if its
+//! The median of three or more, which one outlier does not move; of an engine's steps only if its
 //! decode steps have equally many requests and no unrecorded wait.
 
 use llmprof_analyze::{
@@ -28,9 +28,9 @@ pub enum StatedTime<'a> {
     Requests(&'a LatencyRecord),
     /// The most common steps of an engine.
     Batch(&'a StepBatch),
-    /// Median of steps or instances whose mean, the second, is the time of none.
+    /// Median of at least three steps or instances. The second is the mean over repeats.
     Median(&'a StepTimes, Spread),
-    /// Mean over repeats.
+    /// Mean of one or two, or over repeats if steps are not the time of their stage.
     Mean(Spread),
 }
 
@@ -74,7 +74,7 @@ impl<'a> TimeRecords<'a> {
 
     fn of_stage(&self, stage: &str, mean: Spread) -> Option<StatedTime<'a>> {
         let steps = self.step_times.iter().find(|it| it.stage == stage);
-        let median = steps.filter(|it| it.typical_of_stage_ms(mean.mean).is_some());
+        let median = steps.filter(|it| it.median_ms().is_some() && it.are_stage(mean.mean));
         Some(median.map_or(StatedTime::Mean(mean), |it| StatedTime::Median(it, mean)))
     }
 
@@ -134,15 +134,20 @@ pub(crate) mod tests {
             periods_ms: None,
             busy_pct: None,
             tokens_per_s: None,
+            drafts: None,
+            draft_ms: None,
+            verify_ms: None,
             has_unrecorded_waits: false,
         }
     }
 
     #[test]
-    fn a_median_stands_for_steps_with_an_outlier_and_only_if_they_are_the_stage() {
+    fn the_median_of_three_steps_stands_for_a_run_with_and_without_outliers() {
         let ms = |steps: &[StepTimes]| records(steps, &[]).per_token().unwrap().ms();
         assert_eq!(ms(&[]), 17.5);
         assert_eq!(ms(&[steps(&[1.0, 1.0, 1.0, 67.0], 1.0)]), 1.0);
+        assert_eq!(ms(&[steps(&[17.4, 17.4, 17.7], 17.4)]), 17.4, "close to the mean");
+        assert_eq!(ms(&[steps(&[17.4, 17.6], 17.4)]), 17.5, "two have no median");
         assert_eq!(ms(&[steps(&[1.0, 1.0, 1.0, 7.0], 1.0)]), 17.5, "most lies between the steps");
         assert_eq!(ms(&[steps(&[100.0, 100.0, 400.0], 100.0)]), 17.5, "instances, not tokens");
     }

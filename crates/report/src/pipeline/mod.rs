@@ -309,14 +309,17 @@ impl Analyzed {
 
     /// Every file of the report: its name and text.
     pub fn render(&self, id: RunId) -> Vec<(&'static str, String)> {
-        let steps = self.steps();
-        crate::render(&self.facts(id, &steps), &self.trace, &self.analysis)
+        crate::render(&self.facts(id, &self.steps()), &self.trace, &self.analysis)
     }
 
     /// The text of one form of the report.
     pub fn render_one(&self, form: ReportForm, id: RunId) -> String {
-        let steps = self.steps();
-        crate::render_one(form, &self.facts(id, &steps), &self.trace, &self.analysis)
+        crate::render_one(form, &self.facts(id, &self.steps()), &self.trace, &self.analysis)
+    }
+
+    /// The first page as Markdown.
+    pub fn first_page(&self, id: RunId) -> String {
+        crate::first_page(&self.facts(id, &self.steps()), &self.analysis)
     }
 
     fn steps(&self) -> Vec<StepRecord> {

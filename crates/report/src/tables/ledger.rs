@@ -143,8 +143,7 @@ fn notes(ledger: &Ledger, stage: &LedgerStage) -> Vec<String> {
         let overlap = match stage.overlap_ns {
             0 => String::new(),
             ns => format!(
-                " Floors of operators limited by FLOPs and of those limited by bytes could \
-                 overlap by up to {} ms.",
+                " Work limited by FLOPs and work limited by bytes could overlap by up to {} ms.",
                 ms(ns)
             ),
         };
@@ -156,8 +155,8 @@ fn notes(ledger: &Ledger, stage: &LedgerStage) -> Vec<String> {
     }
     if stage.capped_operators > 0 {
         notes.push(format!(
-            "{name}: {} took {} ms less than the floor: caches can serve counted bytes; the floor \
-             is the time there.",
+            "{name}: {} took {} ms less than the floor, because caches can serve bytes that the \
+             floor counts: the measured time is the floor there.",
             quantity(stage.capped_operators, "operator"),
             ms(stage.capped_ns)
         ));

@@ -3,6 +3,7 @@
 use llmprof_analyze::{
     Analysis,
     power::{EnergySource, Power, ReasonShare, StagePower},
+    stages::in_sentence,
 };
 use llmprof_core::trace::power::PowerSource;
 
@@ -13,7 +14,10 @@ use super::{
 };
 use crate::{
     RunFacts,
-    format::{count as counted, decimals, known, pct},
+    format::{
+        HALF_INTERVAL, count as counted, decimals, figure, known, of_interval, pct,
+        proportional_half,
+    },
 };
 
 /// From this share of a stage on, percent, the length of one reading is worth a note.
@@ -42,7 +46,8 @@ pub fn columns() -> Vec<TableColumn<StagePower>> {
         text("stage", "Stage", |it| (&it.stage).into()),
         count("instances", "Instances", |it| it.instances.into()),
         count("samples", "Samples", |it| it.samples.into()),
-        number("energy_j", "Energy, J", 2, |it| it.energy_j.into()),
+        number("energy_j", "Energy, J", 2, |it: &StagePower| it.energy_j.into())
+            .shown(|it| known(it.energy_j, |value| with_digits(it, value))),
         text("energy_source", "Energy from", |it| {
             it.energy_source.map(EnergySource::as_str).into()
         }),
@@ -53,9 +58,18 @@ pub fn columns() -> Vec<TableColumn<StagePower>> {
             it.back_to_back.map(|it| it.instances).into()
         }),
         percent("reading_pct", "Length of a reading", |it| it.reading_pct.into()),
-        number("joules_per_token", "J per token", 4, |it| it.joules_per_token.into()),
-        number("mean_w", "Mean W", 1, |it| it.mean_w.into()),
-        number("mean_w_half_width", "±", 1, |it| it.mean_w_half_width.into()),
+        number("joules_per_token", "J per token", 4, |it: &StagePower| it.joules_per_token.into())
+            .shown(|it| known(it.joules_per_token, |value| with_digits(it, value))),
+        number("mean_w", "Mean W", 1, |it: &StagePower| it.mean_w.into())
+            .shown(|it| known(it.mean_w, |value| with_digits(it, value))),
+        number("mean_w_half_width", "± W", 1, |it: &StagePower| it.mean_w_half_width.into()).shown(
+            |it| {
+                known(it.mean_w.zip(it.mean_w_half_width), |(mean, half)| {
+                    let [_, half] = of_interval(mean, half);
+                    half
+                })
+            },
+        ),
         number("peak_w", "Peak W", 1, |it| it.peak_w.into()),
         number("sm_mhz", "SM MHz", 0, |it| it.sm_mhz.into()),
         number("memory_mhz", "Memory MHz", 0, |it| it.memory_mhz.into()),
@@ -68,11 +82,26 @@ pub fn columns() -> Vec<TableColumn<StagePower>> {
     ]
 }
 
+/// A figure with the digits that the interval of the mean power supports: energy is proportional to
+/// it.
+fn with_digits(of: &StagePower, value: f64) -> String {
+    let half = proportional_half(value, of.mean_w, of.mean_w_half_width);
+    half.map_or_else(
+        || figure(value),
+        |half| {
+            let [value, _] = of_interval(value, half);
+            value
+        },
+    )
+}
+
 /// Energy, power and clocks per stage. The table is empty with a reason if a GPU was not sampled,
 /// and without one if no GPU was used.
 pub fn power(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
-    let caption = "The sampled GPU during the unprofiled pass; energy per instance of a stage, \
-                   over all measured repeats; ± is half of the 95 % interval of the mean power.";
+    let caption = format!(
+        "The sampled GPU during the unprofiled pass; energy per instance of a stage, over all \
+         measured repeats; {HALF_INTERVAL}, of the mean power."
+    );
     let stages = analysis.power.as_ref().map(|it| it.stages.as_slice()).unwrap_or_default();
     let mut table =
         ReportTable::of("power", "Power and Clocks", caption, (&columns(), &SHOWN), stages);
@@ -107,7 +136,7 @@ fn not_sampled(table: ReportTable, facts: &RunFacts, analysis: &Analysis) -> Rep
 /// Remarks on the figures of one stage.
 fn stage_notes(of: &StagePower) -> Vec<String> {
     let mut notes = Vec::new();
-    let stage = &of.stage;
+    let stage = in_sentence(&of.stage);
     notes.extend(of.why.as_ref().map(|why| format!("{stage}: figures are missing. {why}")));
     if let Some(steady) = of.back_to_back {
         notes.push(format!(
@@ -133,7 +162,7 @@ fn stage_notes(of: &StagePower) -> Vec<String> {
         ));
     }
     if !of.reasons.is_empty() {
-        notes.push(format!("{stage}: clocks were set by {}.", reasons(&of.reasons)));
+        notes.push(format!("{stage}: the clocks were set by {}.", reasons(&of.reasons)));
     }
     notes
 }
@@ -169,6 +198,37 @@ fn sampling(power: &Power) -> String {
 
 fn reasons(reasons: &[ReasonShare]) -> String {
     let reasons: Vec<String> =
-        reasons.iter().map(|it| format!("{} {}", it.reason, pct(it.share_pct))).collect();
-    reasons.join(", ")
+        reasons.iter().map(|it| format!("{} in {}", it.reason, pct(it.share_pct))).collect();
+    format!("{} of the samples", reasons.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn power_and_energy_have_no_digits_beyond_the_interval_of_the_power() {
+        let shown = |half: Option<f64>| {
+            let stage: StagePower = serde_json::from_value(json!({
+                "stage": "prefill", "instances": 3, "back_to_back": null, "samples": 85,
+                "energy_j": 1.056_710_5, "energy_source": "counter", "reading_pct": 5.9,
+                "joules_per_token": 0.008_879_92, "mean_w": 147.661_575,
+                "mean_w_half_width": half, "peak_w": 149.6, "sm_mhz": 1980.0,
+                "memory_mhz": 3201.0, "throttled_pct": 0.0, "reasons": [], "why": null,
+            }))
+            .unwrap();
+            let names = ["energy_j", "joules_per_token", "mean_w", "mean_w_half_width"];
+            let columns = columns();
+            names.map(|name| columns.iter().find(|it| it.name == name).unwrap().text(&stage))
+        };
+        for (half, expected) in [
+            (Some(0.343), ["1.057", "0.00888", "147.7", "0.3"]),
+            (Some(21.0), ["1.06", "0.0089", "148", "21"]),
+            (None, ["1.06", "0.00888", "148", "–"]),
+        ] {
+            assert_eq!(shown(half), expected, "{half:?}");
+        }
+    }
 }

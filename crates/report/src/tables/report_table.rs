@@ -2,6 +2,8 @@
 //!
 //! Cells are unescaped: the templates escape them. An empty table states the reason.
 
+use std::borrow::Cow;
+
 use serde::Serialize;
 
 use super::schema::TableColumn;
@@ -31,7 +33,7 @@ pub struct ReportTable {
 /// Head of a column; numbers are aligned to the right.
 #[derive(Debug, Clone, Serialize)]
 pub struct ReportColumn {
-    pub title: &'static str,
+    pub title: Cow<'static, str>,
     pub number: bool,
 }
 
@@ -44,15 +46,18 @@ pub struct Gap {
 
 impl ReportTable {
     /// Creates an empty table of plain texts; a title with a leading `#` heads a column of numbers.
-    pub fn new(
+    pub fn new<T: Into<Cow<'static, str>> + Clone>(
         id: &'static str,
         title: &'static str,
         caption: impl Into<String>,
-        columns: &[&'static str],
+        columns: &[T],
     ) -> Self {
-        let column = |title: &&'static str| match title.strip_prefix('#') {
-            Some(title) => ReportColumn { title, number: true },
-            None => ReportColumn { title, number: false },
+        let column = |title: &T| {
+            let title: Cow<'static, str> = title.clone().into();
+            match title.strip_prefix('#') {
+                Some(head) => ReportColumn { title: head.to_owned().into(), number: true },
+                None => ReportColumn { title, number: false },
+            }
         };
         let columns = columns.iter().map(column).collect();
         Self {
@@ -83,10 +88,10 @@ impl ReportTable {
                 .expect("reports show columns of the schema: tests render every table")
         };
         let chosen: Vec<TableColumn<R>> = shown.iter().map(column).collect();
-        let mut table = Self::new(id, title, caption, &[]);
+        let mut table = Self::new::<&'static str>(id, title, caption, &[]);
         table.columns = chosen
             .iter()
-            .map(|it| ReportColumn { title: it.title, number: it.kind.is_number() })
+            .map(|it| ReportColumn { title: it.title.into(), number: it.kind.is_number() })
             .collect();
         table.rows = records
             .into_iter()

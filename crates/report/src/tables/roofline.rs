@@ -130,7 +130,7 @@ fn unknown_intensities(roofline: &Roofline) -> Vec<String> {
         .into_iter()
         .map(|reason| {
             let kernels = reasons().filter(|it| *it == reason).count();
-            format!("No intensity of {kernels} of {all} kernels: {reason}")
+            format!("{kernels} of {all} kernels have no FLOPs per byte, for this reason: {reason}")
         })
         .collect()
 }

@@ -14,7 +14,10 @@ use super::{
     run_facts::or_step_message,
     schema::{TableColumn, count, flag, id, millis, number, percent, size, summed, text},
 };
-use crate::{RunFacts, format::with_interval};
+use crate::{
+    RunFacts,
+    format::{HALF_INTERVAL, with_interval},
+};
 
 /// A value that samples do not resolve.
 const UNRESOLVED: &str = "not resolved";
@@ -201,12 +204,13 @@ fn shown_of_stage(value: Option<&SampledStageValue>) -> String {
 
 /// Sampled metrics by kernel, longest first.
 pub fn sampled_kernels(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
-    let caption = "Metrics of the GPU sampled by nsys without replay, percent of the device's \
-                   peak, with 95 % intervals. Launches of one kernel and grid below 3/4 or \
-                   above 4/3 of their mean duration have a row of their own. For adjacent kernels \
-                   that samples cannot separate, the mean of their group is shown, which includes \
-                   the members with a value of their own (in group); a value with an interval \
-                   wider than ± 10 is not resolved.";
+    let caption = format!(
+        "Metrics of the GPU sampled by nsys without replay, percent of the device's peak; \
+         {HALF_INTERVAL}. Launches of one kernel and grid below 3/4 or above 4/3 of their mean \
+         duration have a row of their own. For adjacent kernels that samples cannot separate, the \
+         mean of their group is shown, which includes the members with a value of their own (in \
+         group); a value with an interval wider than ± 10 is not resolved."
+    );
     let table = ReportTable::of(
         "sampled_metrics",
         "Sampled Metrics",
@@ -220,8 +224,10 @@ pub fn sampled_kernels(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
 
 /// Sampled metrics by stage.
 pub fn sampled_stages(analysis: &Analysis) -> ReportTable {
-    let caption = "Means while kernels of the stage run. Resolved alone and in groups: shares of \
-                   the kernel time with a value of DRAM reads.";
+    let caption = format!(
+        "Means while kernels of the stage run; {HALF_INTERVAL}. Resolved alone and in groups: \
+         shares of the kernel time with a value of DRAM reads."
+    );
     ReportTable::of(
         "sampled_stages",
         "Sampled Metrics by Stage",
@@ -233,8 +239,10 @@ pub fn sampled_stages(analysis: &Analysis) -> ReportTable {
 
 /// Sampled metrics by operator.
 pub fn sampled_operators(analysis: &Analysis) -> ReportTable {
-    let caption = "Means over the kernels of an operator, layers rolled up, where the 95 % \
-                   interval is within ± 10.";
+    let caption = format!(
+        "Means over the kernels of an operator, layers rolled up, where the interval is within \
+         ± 10; {HALF_INTERVAL}."
+    );
     ReportTable::of(
         "sampled_operators",
         "Sampled Metrics by Operator",

@@ -10,7 +10,7 @@ use super::{
     report_table::ReportTable,
     schema::{TableColumn, count, millis, number, percent, spread_columns, text},
 };
-use crate::format::{UNKNOWN, known, ms, pct, quantity, with_interval};
+use crate::format::{UNKNOWN, known, ms, of_interval, pct, quantity};
 
 /// Columns of [`StageTiming`].
 pub fn columns() -> Vec<TableColumn<StageTiming>> {
@@ -103,11 +103,18 @@ fn vision_note(vision: &StageNote, notes: &[StageNote]) -> String {
         .filter(|note| note.part != "vision" && note.part != COLD_PART)
         .map(|note| format!("{} {} ms", note.part, ms(note.ms.mean)))
         .collect();
-    let parts = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };
+    let parts =
+        if parts.is_empty() { String::new() } else { format!(" Its parts: {}.", parts.join(", ")) };
     let (mean, std) = (vision.ms.mean, vision.ms.std);
-    let time = std.map_or_else(|| ms(mean), |std| with_interval(mean, std));
+    let time = std.map_or_else(
+        || format!("{} ms", ms(mean)),
+        |std| {
+            let [mean, std] = of_interval(mean, std);
+            format!("{mean} ms (deviation {std})")
+        },
+    );
     let share = vision.share_pct.map(|share| format!("{} of ", pct(share))).unwrap_or_default();
-    format!("Vision takes {time} ms{parts}, {share}{}; that row includes it.", vision.inside,)
+    format!("Vision takes {time}, {share}{}; that row includes it.{parts}", vision.inside)
 }
 
 /// Cost of tracing in time, and equality of the results.

@@ -101,7 +101,7 @@ fn graphs_that_were_traced_as_a_whole_decide_nothing() -> Result<()> {
     let (code, result) = align(&dir, &[&ATTENTION, &["--stage", "decode"]])?;
     assert_eq!(code, Some(2), "{}", lines(&result));
     let complete = check(&result, "complete");
-    assert_eq!(complete["observed"], "the mock side has graphs that were not traced by node");
+    assert_eq!(complete["observed"], "the mock has graphs that were not traced by node");
     assert!(complete["advice"].as_str().unwrap().contains("--cuda-graph-trace=node"));
     Ok(())
 }

@@ -97,7 +97,7 @@ fn another_model_is_not_found() -> Result<()> {
     assert_eq!(code, Some(2));
     assert_eq!(
         check(&alignment, "isolation")["observed"],
-        "end to end: the mock's sequence does not occur in the stage's timeline"
+        "whole model: the mock's sequence does not occur in the stage's timeline"
     );
     Ok(())
 }

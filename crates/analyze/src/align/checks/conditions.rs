@@ -5,7 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_core::trace::event::{DECODE_STEP, Event, Experts, OperatorCall, Start};
+use llmprof_core::{
+    domain::alignment::of_sides,
+    trace::event::{DECODE_STEP, Event, Experts, OperatorCall, Start},
+};
 
 use super::{AlignmentCheck, AlignmentEvidence, EvidenceRow, Verdict, check, pass_if, row};
 use crate::{
@@ -176,7 +179,7 @@ pub fn clocks(evidence: &AlignmentEvidence) -> AlignmentCheck {
     check(
         "clocks",
         if far { Verdict::Warn } else { Verdict::Pass },
-        format!("{mock:.0} and {e2e:.0} MHz"),
+        of_sides([mock, e2e].map(|it| format!("{it:.0} MHz"))),
         threshold,
         rows,
     )

@@ -2,8 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use llmprof_core::domain::alignment::of_sides;
+
 use super::{
-    AlignmentCheck, AlignmentEvidence, EvidenceRow, KernelPlace, Verdict, check, pass_if, row,
+    AlignmentCheck, AlignmentEvidence, EvidenceRow, KernelPlace, SIDES, Verdict, check, pass_if,
+    row,
 };
 use crate::{
     align::sequence::{self, Pair},
@@ -49,8 +52,8 @@ impl AlignmentEvidence<'_> {
         let off = percent((mock - e2e).abs(), e2e).unwrap_or(100.0);
         let limit = self.question.thresholds.count_pct;
         let good = off <= limit + 1e-9 && (!usual_differs || limit > 0.0);
-        let (mock, e2e) = (count_text(mock), count_text(e2e));
-        let observed = format!("{mock} and {e2e} kernels per layer and forward");
+        let observed = of_sides([mock, e2e].map(count_text));
+        let observed = format!("kernels per layer and forward: {observed}");
         check("counts", pass_if(good), observed, format!("within {limit} %"), rows)
     }
 
@@ -75,7 +78,7 @@ impl AlignmentEvidence<'_> {
                 let (mock, e2e) = (&dims[0][left][a], &dims[1][right][b]);
                 if mock != e2e {
                     let name = self.names[left[a] as usize].clone();
-                    let places = format!("places {} and {}", a + 1, b + 1);
+                    let places = format!("place {}", of_sides([a + 1, b + 1]));
                     rows.push(row(name, dims_text(mock), dims_text(e2e), places));
                 }
             }
@@ -141,7 +144,8 @@ impl AlignmentEvidence<'_> {
                 let mut counts = [String::new(), String::new()];
                 counts[side] = format!("{instances} instances");
                 let [mock, e2e] = counts;
-                let note = format!("{off} places differ from the other side's usual order");
+                let note =
+                    format!("{off} places differ from the usual order of the {}", SIDES[1 - side]);
                 rows.push(row("order on one side only", mock, e2e, note));
             }
         }

@@ -10,6 +10,8 @@ mod timing;
 
 use std::collections::BTreeMap;
 
+use llmprof_core::domain::alignment::AlignedSide;
+
 use super::{
     AlignmentCheck, AlignmentSide, EvidenceRow, KernelPlace, Verdict,
     advice::advice,
@@ -21,7 +23,8 @@ use super::{
 
 /// Maximum number of rows of a check.
 const MAX_ROWS: usize = 60;
-pub(super) const SIDES: [&str; 2] = ["mock", "end to end"];
+/// Names of the sides.
+pub(super) const SIDES: [&str; 2] = [AlignedSide::Mock.name(), AlignedSide::WholeModel.name()];
 /// Checks that compare kernels of both sides.
 const COMPARING: [&str; 10] = [
     "names",
@@ -45,7 +48,7 @@ pub struct AlignmentEvidence<'a> {
     pub keys: &'a [Vec<u32>; 2],
     pub names: &'a [String],
     pub waived: &'a [Vec<bool>; 2],
-    /// The end-to-end side was isolated by the mock's sequence.
+    /// The whole model's side was isolated by the mock's sequence.
     pub by_sequence: bool,
     pub question: &'a Question,
 }
@@ -82,10 +85,13 @@ pub fn checks(
 ) -> (Vec<AlignmentCheck>, Vec<KernelPlace>) {
     let mut checks = vec![preconditions::complete(evidence), preconditions::isolation(evidence)];
     let mut places = Vec::new();
-    if evidence.operations.iter().any(|it| it.instances.is_empty()) {
+    let empty = [0, 1].into_iter().filter(|at| evidence.operations[*at].instances.is_empty());
+    let empty: Vec<&str> = empty.map(|at| SIDES[at]).collect();
+    if !empty.is_empty() {
+        let observed = format!("no kernels of the operation in the {}", empty.join(" and the "));
         let inconclusive = |id| {
-            let observed = "a side has no kernels of the operation".to_owned();
-            check(id, Verdict::Inconclusive, observed, "kernels on both sides".into(), vec![])
+            let threshold = "kernels on both sides".to_owned();
+            check(id, Verdict::Inconclusive, observed.clone(), threshold, vec![])
         };
         checks.extend(COMPARING.map(inconclusive));
         let has_kernels = evidence.sides.iter().all(|it| !it.trace.kernels.is_empty());

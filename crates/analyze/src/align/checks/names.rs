@@ -2,7 +2,9 @@
 
 use std::{cmp::Reverse, collections::BTreeSet};
 
-use super::{AlignmentCheck, AlignmentEvidence, Verdict, check, pass_if, row};
+use llmprof_core::domain::units::quantity;
+
+use super::{AlignmentCheck, AlignmentEvidence, SIDES, Verdict, check, pass_if, row};
 use crate::{
     align::{
         names::{at_level, full_name},
@@ -109,7 +111,12 @@ impl AlignmentEvidence<'_> {
         check(
             id,
             verdict,
-            format!("{} absent on the other side, {worst} of them critical", only.len()),
+            format!(
+                "{} of the {} absent in the {}, {worst} of them critical",
+                quantity(only.len() as u64, "kernel"),
+                SIDES[side],
+                SIDES[1 - side]
+            ),
             format!("none with {} % of the time or more", self.question.thresholds.critical_pct),
             rows.collect(),
         )

@@ -2,6 +2,8 @@
 //!
 //! If one of these is inconclusive so is the alignment: a difference may be the capture's.
 
+use llmprof_core::domain::alignment::of_sides;
+
 use super::{AlignmentCheck, AlignmentEvidence, SIDES, Verdict, check, row};
 use crate::{
     align::{
@@ -59,7 +61,8 @@ fn lacking(evidence: &AlignmentEvidence, at: usize) -> Vec<String> {
     let mut notes = Vec::new();
     if trace.kernels.is_empty() {
         notes.push(format!(
-            "the {side} capture contains no kernels: a CPU launches none, and a GPU must be traced"
+            "the capture of the {side} contains no kernels: a CPU launches none, and a GPU must \
+             be traced"
         ));
     }
     let stages = by_stage(&evidence.captures[at].capture);
@@ -68,14 +71,14 @@ fn lacking(evidence: &AlignmentEvidence, at: usize) -> Vec<String> {
     };
     if let Some(stage) = stages.iter().find(unknown) {
         notes.push(format!(
-            "the {side} capture lacks launches of {} of its kernels",
+            "the capture of the {side} lacks launches of {} of its kernels",
             stage.unattributed
         ));
     }
     // An operation without kernels may be in a graph whose launches were recorded as a whole.
     let in_whole_graphs = operation.instances.is_empty() && !trace.graphs.is_empty();
     if operation.graphs_empty > 0 || in_whole_graphs {
-        notes.push(format!("the {side} side has graphs that were not traced by node"));
+        notes.push(format!("the {side} has graphs that were not traced by node"));
     }
     notes
 }
@@ -109,8 +112,8 @@ pub fn isolation(evidence: &AlignmentEvidence) -> AlignmentCheck {
     };
     rows.extend(caveat.map(|caveat| row("not known", "", "", caveat)));
     let observed = if reasons.is_empty() {
-        let [mock, e2e] = evidence.operations.map(|it| it.instances.len());
-        format!("{mock} and {e2e} instances")
+        let counts = evidence.operations.map(|it| it.instances.len());
+        format!("instances: {}", of_sides(counts))
     } else {
         reasons.join("; ")
     };

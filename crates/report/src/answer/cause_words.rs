@@ -1,0 +1,37 @@
+//! Causes of a stage's time, in words for a reader who knows no CUDA.
+
+use llmprof_analyze::ledger::LedgerCause;
+
+/// A cause as something that happens.
+pub const fn plain(cause: LedgerCause) -> &'static str {
+    match cause {
+        LedgerCause::Floor => "work that is necessary",
+        LedgerCause::CopiesAndCasts => "copying, filling and converting data",
+        LedgerCause::CollectiveWait => "waiting for other GPUs in collective operations",
+        LedgerCause::CollectiveTransfer => "exchanging data with other GPUs",
+        LedgerCause::Collectives => "collective operations of several GPUs, with their waiting",
+        LedgerCause::MoreBytes => "moving more bytes than necessary",
+        LedgerCause::TensorCores => "matrix products that do not use the tensor cores' full rate",
+        LedgerCause::Tiles => "computing parts of tiles that have no results",
+        LedgerCause::Waves => "parts of the GPU have no work, because kernels start too few blocks",
+        LedgerCause::Instructions => "instructions other than the matrix products",
+        LedgerCause::MemoryTraffic => "moving intermediate results through caches and memory",
+        LedgerCause::Latency => "waiting for data with too little other work",
+        LedgerCause::ProfilerOverhead => "the profiler's own work, which an unprofiled run lacks",
+        LedgerCause::UnrecordedWait => "a wait whose reason lies before the recording",
+        LedgerCause::GapUnknown => "the GPU idles, and the capture does not record why",
+        LedgerCause::GapLongCall => {
+            "the GPU idles while the host is in a long call, or loads code, and launches nothing"
+        }
+        LedgerCause::GapHost => "the GPU idles while the host prepares the next launch",
+        LedgerCause::GapLaunch => "the GPU idles while the host launches the next work",
+        LedgerCause::GapGraphLaunch => "the GPU idles while the host launches a graph",
+        LedgerCause::GapSync => "the GPU idles while the host waits for it and launches nothing",
+        LedgerCause::GapCopy => "the GPU idles while the host copies data",
+        LedgerCause::GapInGraph => "the GPU idles between the kernels of a replayed graph",
+        LedgerCause::GapQueued => "the GPU idles before work that is already launched",
+        LedgerCause::OtherStages => "only work of other stages runs",
+        LedgerCause::Unexplained => "the GPU works, and why it takes this time is not measured",
+        LedgerCause::PassDifference => "difference of the passes",
+    }
+}

@@ -1,0 +1,230 @@
+//! Sentences on the time of a stage: the median of three or more steps or instances, and the mean
+//! of fewer.
+
+use llmprof_analyze::stages::{
+    DECODE, NO_STAGE, PREFILL, StageTiming, in_sentence, step_times::StepTimes,
+};
+
+use super::{
+    AnswerRecords,
+    cited::{Cited, Figure, Row},
+    outliers,
+    times::WITH_WAIT,
+};
+
+/// The time of a stage; decode has steps if their number is known.
+pub struct StageTime<'a> {
+    pub stage: &'a str,
+    /// The time contains a wait that a sentence before has named.
+    pub waits: bool,
+    pub ms: Figure,
+    pub steps: Option<Figure>,
+    pub row: Option<&'a StageTiming>,
+}
+
+/// A stage at the start of a sentence.
+pub fn named(stage: &str) -> &str {
+    match stage {
+        PREFILL => "Prefill",
+        DECODE => "Decode",
+        NO_STAGE => "The recording",
+        other => other,
+    }
+}
+
+/// Sentences on the time of a stage, the time between its steps, and its outliers.
+pub fn sentences(records: &AnswerRecords, time: &StageTime) -> Vec<Cited> {
+    // The sentences on steps have their times.
+    let has_batches = outliers::batches(records, time.stage).next().is_some();
+    let steps = records.step_times.iter().find(|it| it.stage == time.stage);
+    let per_step = match &time.steps {
+        Some(steps) => time.ms.over(steps),
+        None => Some(time.ms.clone()),
+    };
+    let Some(per_step) = per_step else { return vec![] };
+    let stated = steps.filter(|it| has_stated_median(records, it));
+    let mut all = Vec::new();
+    match stated {
+        _ if has_batches => {}
+        Some(steps) => all.push(median(records, time, steps, &per_step)),
+        None => all.push(mean(records, time, steps, &per_step)),
+    }
+    let steps = steps.filter(|_| !has_batches);
+    let is_between = |it: &&StepTimes| it.between_pct(per_step.value()).is_some();
+    let between = steps.filter(|_| time.steps.is_some()).filter(is_between);
+    all.extend(between.and_then(|it| between_steps(it, &per_step, stated.is_some())));
+    all.extend(steps.and_then(|it| outliers::sentence(records, it)));
+    all
+}
+
+/// True if the page states the median of these steps or instances. Several in one repeat, as those
+/// of a module, are not the time of their stage.
+fn has_stated_median(records: &AnswerRecords, steps: &StepTimes) -> bool {
+    let is_stage = || {
+        let row = records.stages.iter().find(|it| it.stage == steps.stage);
+        row.is_none_or(|row| steps.are_stage(row.ms.mean))
+    };
+    steps.median_ms().is_some() && (steps.are_steps() || is_stage())
+}
+
+/// True if the page states the mean of a stage, or a median that reads the same.
+pub fn is_mean_stated(records: &AnswerRecords, stage: &str) -> bool {
+    let has_batches = outliers::batches(records, stage).next().is_some();
+    let mut steps = records.step_times.iter().filter(|it| it.stage == stage);
+    !has_batches && !steps.any(|it| has_stated_median(records, it) && average(it).is_some())
+}
+
+pub fn row_of_steps(steps: &StepTimes) -> Row {
+    Row::of("step_times").with("stage", &steps.stage)
+}
+
+/// The mean of steps whose median does not read the same.
+fn average(steps: &StepTimes) -> Option<Cited> {
+    let row = row_of_steps(steps);
+    let mean = row.figure("ms.mean", steps.ms.mean).short();
+    let is_other = mean != row.figure("p50_ms", steps.p50_ms).short().as_str();
+    is_other.then(|| Cited::of("; {} ms on average", [mean]))
+}
+
+/// The median of steps or instances, their number, range and mean.
+fn median(
+    records: &AnswerRecords,
+    time: &StageTime,
+    steps: &StepTimes,
+    per_step: &Figure,
+) -> Cited {
+    let row = row_of_steps(steps);
+    let are_stage = !steps.are_steps() || steps.are_stage(per_step.value());
+    let sequences = || {
+        let made = time.steps.as_ref().and_then(|it| made_per_step(it, time.row));
+        made.filter(|it| it.value() > 1.0).map(sequences).unwrap_or_default()
+    };
+    let (name, per) = match are_stage {
+        true => (Cited::name(named(time.stage)), per_step_of(time).unwrap_or_default()),
+        false => (Cited::of("A decode step{}", [sequences()]), Cited::default()),
+    };
+    let noun = if steps.are_steps() { "step" } else { repeat_noun(records, time) };
+    let rate = time.row.filter(|_| are_stage && time.steps.is_some()).and_then(rate);
+    // The rate is that of the mean.
+    let (within, after) = match (average(steps).is_some(), rate.unwrap_or_default()) {
+        (true, rate) => (rate, Cited::default()),
+        (false, rate) => (Cited::default(), rate),
+    };
+    let median = row.figure("p50_ms", steps.p50_ms).short();
+    let parts = [name, median, per, of_steps(steps, noun), within, after];
+    Cited::of("{} takes {} ms{} ({}{}){}.", parts)
+}
+
+/// The number of steps, their range, and their mean if it does not read as the median.
+fn of_steps(steps: &StepTimes, noun: &str) -> Cited {
+    let row = row_of_steps(steps);
+    Cited::of(
+        "{} of {}{}{}",
+        [
+            Cited::words(steps.median_word().trim_start_matches("the ")),
+            row.count("ms.n", steps.ms.n.into()).quantity(noun),
+            range(row.figure("ms.min", steps.ms.min), row.figure("ms.max", steps.ms.max)),
+            average(steps).unwrap_or_default(),
+        ],
+    )
+}
+
+/// The step of a recording that cuts every decode. `mean` and `number` are of these steps.
+pub fn cut_decode(steps: Option<&StepTimes>, mean: Figure, number: Figure) -> Cited {
+    let steps = steps.filter(|it| it.median_ms().is_some() && it.are_stage(mean.value()));
+    let (ms, of) = match steps {
+        Some(it) => (row_of_steps(it).figure("p50_ms", it.p50_ms), of_steps(it, "step")),
+        None => (mean, Cited::of("mean of {}", [number.quantity("step")])),
+    };
+    let parts = [ms.short(), of];
+    Cited::of("Decode takes {} ms per step ({}; the recording has no whole decode).", parts)
+}
+
+/// The least and the longest time, unless they read the same.
+fn range(least: Figure, most: Figure) -> Cited {
+    let (least, most) = (least.short(), most.short());
+    match least == most.as_str() {
+        true => Cited::default(),
+        false => Cited::of(", {} to {} ms", [least, most]),
+    }
+}
+
+/// Words for the unit of a time per step.
+fn per_step_of(time: &StageTime) -> Option<Cited> {
+    let steps = time.steps.as_ref()?;
+    Some(match made_per_step(steps, time.row) {
+        Some(made) if made.value() == 1.0 => Cited::words(" per token"),
+        Some(made) => Cited::of(" per step{}", [sequences(made)]),
+        None => Cited::words(" per step"),
+    })
+}
+
+/// A capture may have other instances of each stage.
+const fn repeat_noun(records: &AnswerRecords, time: &StageTime) -> &'static str {
+    if time.steps.is_some() || !records.only_traced { "repeat" } else { "instance" }
+}
+
+/// The part of decode between its steps, with the time per step if no other sentence has it.
+fn between_steps(steps: &StepTimes, per_step: &Figure, is_stated: bool) -> Option<Cited> {
+    let step = row_of_steps(steps).figure("ms.mean", steps.ms.mean);
+    let between = per_step.minus(&step).share_of(per_step)?.text();
+    let stage = Cited::name(in_sentence(DECODE));
+    Some(match is_stated {
+        true => Cited::of(
+            "{} of {} lies between its steps: decode takes {} ms per step.",
+            [between, stage, per_step.clone().short()],
+        ),
+        false => Cited::of("{} of {} lies between its steps.", [between, stage]),
+    })
+}
+
+fn mean(
+    records: &AnswerRecords,
+    time: &StageTime,
+    steps: Option<&StepTimes>,
+    per_step: &Figure,
+) -> Cited {
+    let spread = time.row.filter(|row| row.ms.n > 1).and_then(|row| {
+        let cells = Row::of("stages").with("stage", &row.stage);
+        let each = |column: &'static str, ms: f64| {
+            let ms = cells.figure(column, ms);
+            time.steps.as_ref().map_or(Some(ms.clone()), |steps| ms.over(steps))
+        };
+        let range = range(each("ms.min", row.ms.min)?, each("ms.max", row.ms.max)?);
+        let n = cells.count("ms.n", row.ms.n.into()).quantity(repeat_noun(records, time));
+        Some(Cited::of(" (mean of {}{})", [n, range]))
+    });
+    let of_two = steps.filter(|it| it.are_steps()).and_then(|it| {
+        let (row, (least, most)) = (row_of_steps(it), it.apart_ms()?);
+        let each = [row.figure("ms.min", least).short(), row.figure("ms.max", most).short()];
+        Some(Cited::of(" (steps of {} and {} ms)", each))
+    });
+    Cited::of(
+        "{} takes {} ms{}{}{}{}.",
+        [
+            Cited::name(named(time.stage)),
+            per_step.clone().short(),
+            per_step_of(time).unwrap_or_default(),
+            Cited::words(if time.waits { WITH_WAIT } else { "" }),
+            of_two.or(spread).unwrap_or_default(),
+            time.row.filter(|_| time.steps.is_some()).and_then(rate).unwrap_or_default(),
+        ],
+    )
+}
+
+fn rate(row: &StageTiming) -> Option<Cited> {
+    let row_of_stage = Row::of("stages").with("stage", &row.stage);
+    let rate = row_of_stage.figure("tokens_per_s", row.tokens_per_s?);
+    Some(Cited::of(", {} tokens per second", [rate.short()]))
+}
+
+/// Tokens of a decode step, one of each sequence: a whole number; `None` if unknown.
+fn made_per_step(steps: &Figure, row: Option<&StageTiming>) -> Option<Figure> {
+    let row = row?;
+    let tokens = Row::of("stages").with("stage", &row.stage).count("tokens", row.tokens?);
+    tokens.over(steps).filter(|it| it.value() >= 1.0 && it.value().fract() == 0.0)
+}
+
+fn sequences(number: Figure) -> Cited {
+    Cited::of(" of {}", [number.quantity("sequence")])
+}
