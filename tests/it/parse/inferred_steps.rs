@@ -359,6 +359,20 @@ fn steps_of_continuous_batching_in_transformers_have_their_requests() {
     assert_eq!(found, expected.concat());
 }
 
+/// The draft model has the first layers of the model, which is what the others add nothing to: most
+/// drafts are accepted. The program counted the drafts of each step.
+#[test]
+fn drafts_of_an_assistant_and_their_verification_are_one_decode_step() {
+    let (trace, _dir) = read("hf-speculation");
+    let steps = infer(&trace).steps;
+    let drafts =
+        |it: &InferredStep| it.phases.iter().filter(|it| it.class == StepClass::Draft).count();
+    let found: Vec<_> = steps.iter().map(|it| (it.class, drafts(it))).collect();
+    let decode = [1, 1, 1, 1, 1, 1, 1, 2, 5, 5, 4, 12].map(|it| (Some(StepClass::Decode), it));
+    let pass = || std::iter::once((Some(StepClass::Prefill), 0)).chain(decode);
+    assert_eq!(found, pass().chain(pass()).chain(pass()).collect::<Vec<_>>());
+}
+
 #[test]
 fn a_module_that_runs_alone_has_no_steps() {
     let (mut trace, _dir) = read("hf-llama-attention-mock");

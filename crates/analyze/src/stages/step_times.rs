@@ -5,7 +5,13 @@
 use std::collections::BTreeMap;
 
 use foldhash::HashMap;
-use llmprof_core::{domain::units::Nanos, trace::timeline::ON_HOST};
+use llmprof_core::{
+    domain::units::Nanos,
+    trace::{
+        engine_steps::{Phase, StepClass},
+        timeline::ON_HOST,
+    },
+};
 use serde::{Deserialize, Serialize};
 
 use super::{DECODE, PREFILL, range_time};
@@ -117,6 +123,9 @@ pub struct OutlierStep {
     /// Its time in the step, milliseconds.
     #[serde(default)]
     pub longest_work_ms: Option<f64>,
+    /// Passes of the draft model in a decode step by speculation; `null` for other steps.
+    #[serde(default)]
+    pub drafts: Option<u64>,
 }
 
 /// Work and gaps of the devices in the steps of a capture, on the clock of the events.
@@ -167,6 +176,7 @@ fn of_stage(
             busy_ms: work.map(|it| Nanos(it.busy_ns).as_ms()),
             longest_work: work.map(|it| it.longest.clone()),
             longest_work_ms: work.map(|it| Nanos(it.longest_ns).as_ms()),
+            drafts: devices.and_then(|it| drafts_in(steps[*at].0, it.capture)),
         }
     });
     Some(StepTimes {
@@ -213,6 +223,16 @@ fn work_in(steps: &[Interval], capture: &Capture) -> Vec<StepWork> {
         StepWork { busy_ns: busy.ns, longest, longest_ns }
     };
     works.into_iter().map(step).collect()
+}
+
+/// Passes of the draft model in the decode step that starts in this time.
+fn drafts_in(step: Interval, capture: &Capture) -> Option<u64> {
+    let all = &capture.stages.steps;
+    let starts = all.partition_point(|it| it.start_ns < step.0);
+    let of_decode = all[starts..].iter().find(|it| it.is_decode())?;
+    let is_draft = |it: &&Phase| it.class == StepClass::Draft;
+    let drafts = of_decode.phases.iter().filter(is_draft).count() as u64;
+    (of_decode.start_ns < step.1 && drafts > 0).then_some(drafts)
 }
 
 /// The call whose gaps take the most of a step, if they take most of its excess.

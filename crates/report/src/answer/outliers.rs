@@ -5,7 +5,7 @@ use llmprof_analyze::{
         DECODE, in_sentence,
         step_times::{OUTLIER_MEDIANS, OutlierStep, StepTimes},
     },
-    step_batches::StepBatch,
+    step_batches::{StepBatch, common_batch},
 };
 use llmprof_core::{
     domain::finding::{
@@ -19,12 +19,15 @@ use super::{
     AnswerRecords,
     cited::{Cited, Figure},
     stage_time::row_of_steps,
+    steps::row_of,
     times::has_unrecorded_wait,
 };
 use crate::format::{count, short_name};
 
 /// Min part of the time of all steps above the median, of outliers without a cause.
 const EXCESS_PART: f64 = 0.05;
+/// Passes of the draft model, of the mean of all steps, above which they explain an outlier.
+const MANY_DRAFTS: f64 = 1.5;
 /// Outliers in one sentence.
 const LISTED: usize = 3;
 
@@ -155,10 +158,36 @@ fn unnamed_delay(steps: &StepTimes, records: &AnswerRecords) -> &'static str {
     }
 }
 
+/// The passes of the draft model in outliers, if they have many more than steps have on average.
+fn drafts(steps: &StepTimes, records: &AnswerRecords) -> Option<Cited> {
+    let common = common_batch(batches(records, &steps.stage))?;
+    let mean = common.drafts?;
+    let is_more = |it: &&OutlierStep| it.drafts.is_some_and(|it| it as f64 > MANY_DRAFTS * mean);
+    let listed = || steps.longest.iter().take(LISTED);
+    let row = row_of_steps(steps);
+    let number = |(at, it): (usize, &OutlierStep)| {
+        let drafts = row.count(format!("longest.{at}.drafts"), it.drafts?);
+        Some(drafts.shown(|it| count(it as u64)))
+    };
+    listed().all(|it| is_more(&it)).then(|| {
+        Cited::of(
+            " The draft model runs {} times in {}, {} times on average.",
+            [
+                Cited::list(listed().enumerate().filter_map(number), ", "),
+                Cited::words(if steps.outliers == 1 { "it" } else { "them" }),
+                row_of(common).figure("drafts", mean).decimals(1),
+            ],
+        )
+    })
+}
+
 /// The calls of the host in outliers, and the work of the GPU.
 fn delay((calls, works): (&Named, &Named), steps: &StepTimes, records: &AnswerRecords) -> Cited {
     let outliers = steps.outliers;
     if calls.is_empty() && works.is_empty() {
+        if let Some(drafts) = drafts(steps, records) {
+            return drafts;
+        }
         let which = Cited::words(if outliers == 1 { "it" } else { "them" });
         return Cited::of(unnamed_delay(steps, records), [which]);
     }

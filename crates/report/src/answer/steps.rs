@@ -75,7 +75,7 @@ fn speculation(it: &StepBatch) -> Option<Cited> {
     ))
 }
 
-fn row_of(it: &StepBatch) -> Row {
+pub fn row_of(it: &StepBatch) -> Row {
     Row::of("step_batches")
         .with("class", it.class)
         .with("mode", &it.mode)
