@@ -89,6 +89,11 @@ impl StepTimes {
         (self.ms.n as usize >= LEAST_MEDIAN).then_some(self.p50_ms)
     }
 
+    /// True if the mean is about the median: no outlier makes it the time of none.
+    pub fn is_typical(&self) -> bool {
+        (self.p50_ms - self.ms.mean).abs() <= TYPICAL_PART * self.ms.mean
+    }
+
     /// Share of the stage between its steps, percent, if it matters. `per_step_ms` is the time of
     /// the stage over its steps.
     pub fn between_pct(&self, per_step_ms: f64) -> Option<f64> {

@@ -67,22 +67,21 @@ fn has_stated_median(records: &AnswerRecords, steps: &StepTimes) -> bool {
     steps.median_ms().is_some() && (steps.are_steps() || is_stage())
 }
 
-/// True if the page states the mean of a stage, or a median that reads the same.
+/// True if the page states the mean of a stage, or a median that is about the same.
 pub fn is_mean_stated(records: &AnswerRecords, stage: &str) -> bool {
     let has_batches = outliers::batches(records, stage).next().is_some();
     let mut steps = records.step_times.iter().filter(|it| it.stage == stage);
-    !has_batches && !steps.any(|it| has_stated_median(records, it) && average(it).is_some())
+    !has_batches && !steps.any(|it| has_stated_median(records, it) && !it.is_typical())
 }
 
 pub fn row_of_steps(steps: &StepTimes) -> Row {
     Row::of("step_times").with("stage", &steps.stage)
 }
 
-/// The mean of steps whose median does not read the same.
-fn average(steps: &StepTimes) -> Option<Cited> {
-    let row = row_of_steps(steps);
-    let mean = row.figure("ms.mean", steps.ms.mean).short();
-    let is_other = mean != row.figure("p50_ms", steps.p50_ms).short().as_str();
+/// A mean that does not read as the median of steps.
+fn average(steps: &StepTimes, mean: &Figure) -> Option<Cited> {
+    let mean = mean.clone().short();
+    let is_other = mean != row_of_steps(steps).figure("p50_ms", steps.p50_ms).short().as_str();
     is_other.then(|| Cited::of("; {} ms on average", [mean]))
 }
 
@@ -105,18 +104,23 @@ fn median(
     };
     let noun = if steps.are_steps() { "step" } else { repeat_noun(records, time) };
     let rate = time.row.filter(|_| are_stage && time.steps.is_some()).and_then(rate);
+    // Of a stage, the mean contains the time between its steps.
+    let mean = match are_stage {
+        true => per_step.clone(),
+        false => row.figure("ms.mean", steps.ms.mean),
+    };
     // The rate is that of the mean.
-    let (within, after) = match (average(steps).is_some(), rate.unwrap_or_default()) {
+    let (within, after) = match (average(steps, &mean).is_some(), rate.unwrap_or_default()) {
         (true, rate) => (rate, Cited::default()),
         (false, rate) => (Cited::default(), rate),
     };
     let median = row.figure("p50_ms", steps.p50_ms).short();
-    let parts = [name, median, per, of_steps(steps, noun), within, after];
+    let parts = [name, median, per, of_steps(steps, noun, &mean), within, after];
     Cited::of("{} takes {} ms{} ({}{}){}.", parts)
 }
 
 /// The number of steps, their range, and their mean if it does not read as the median.
-fn of_steps(steps: &StepTimes, noun: &str) -> Cited {
+fn of_steps(steps: &StepTimes, noun: &str, mean: &Figure) -> Cited {
     let row = row_of_steps(steps);
     Cited::of(
         "{} of {}{}{}",
@@ -124,7 +128,7 @@ fn of_steps(steps: &StepTimes, noun: &str) -> Cited {
             Cited::words(steps.median_word().trim_start_matches("the ")),
             row.count("ms.n", steps.ms.n.into()).quantity(noun),
             range(row.figure("ms.min", steps.ms.min), row.figure("ms.max", steps.ms.max)),
-            average(steps).unwrap_or_default(),
+            average(steps, mean).unwrap_or_default(),
         ],
     )
 }
@@ -133,7 +137,7 @@ fn of_steps(steps: &StepTimes, noun: &str) -> Cited {
 pub fn cut_decode(steps: Option<&StepTimes>, mean: Figure, number: Figure) -> Cited {
     let steps = steps.filter(|it| it.median_ms().is_some() && it.are_stage(mean.value()));
     let (ms, of) = match steps {
-        Some(it) => (row_of_steps(it).figure("p50_ms", it.p50_ms), of_steps(it, "step")),
+        Some(it) => (row_of_steps(it).figure("p50_ms", it.p50_ms), of_steps(it, "step", &mean)),
         None => (mean, Cited::of("mean of {}", [number.quantity("step")])),
     };
     let parts = [ms.short(), of];
