@@ -66,7 +66,7 @@ pub struct TimedCall<'a> {
 
 impl TimedCall<'_> {
     pub fn ns(&self) -> i64 {
-        self.end_ns - self.start_ns
+        self.end_ns.saturating_sub(self.start_ns)
     }
 }
 

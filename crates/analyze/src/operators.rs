@@ -17,6 +17,7 @@ pub mod rolled_paths;
 use std::collections::{BTreeMap, BTreeSet};
 
 use foldhash::HashMap;
+use llmprof_core::domain::units::Nanos;
 use serde::{Deserialize, Serialize};
 
 pub use self::device::attach;
@@ -212,8 +213,8 @@ pub fn operators<'a>(events: &'a Events, stages: &'a Stages) -> OperatorSums<'a>
         grown(&mut by_path, kind.number).add_call(call.of);
         grown(&mut rolled, kind.rolled).add_call(call.of);
         let stage = work.entry(&call.of.stage).or_default();
-        stage.flops += call.of.flops;
-        stage.bytes += call.of.bytes;
+        stage.flops = stage.flops.saturating_add(call.of.flops);
+        stage.bytes = stage.bytes.saturating_add(call.of.bytes);
         if call.of.captured && call.of.op != MODULE {
             captured.insert(&call.of.stage);
         }
@@ -232,14 +233,14 @@ pub fn operators<'a>(events: &'a Events, stages: &'a Stages) -> OperatorSums<'a>
     let mut work: BTreeMap<String, StageWork> =
         work.into_iter().map(|(stage, work)| (stage.to_owned(), work)).collect();
     let stage_ns = |stage: &str| {
-        events.measured(stage).map(|range| range.end_ns - range.start_ns).sum::<i64>()
+        events.measured(stage).map(|it| Nanos(it.end_ns) - Nanos(it.start_ns)).sum::<Nanos>()
     };
     // The duration of replayed calls is unknown.
     for stage in STAGES.into_iter().filter(|it| !captured.contains(it)) {
         if let Some(work) = work.get_mut(stage) {
             let of_stage = covered.iter().filter(|((of, _), _)| *of == stage);
-            let covered: i64 = of_stage.map(|(_, it)| it.ns).sum();
-            work.covered_pct = percent(covered as f64, stage_ns(stage) as f64);
+            let covered: Nanos = of_stage.map(|(_, it)| it.time).sum();
+            work.covered_pct = percent(covered.0 as f64, stage_ns(stage).0 as f64);
         }
     }
     let [of_path, of_rolled] = kinds.into_keys();
@@ -266,29 +267,29 @@ pub fn grown<T: Default>(list: &mut Vec<T>, at: u32) -> &mut T {
 #[derive(Default)]
 struct Covered {
     until: Option<i64>,
-    ns: i64,
+    time: Nanos,
 }
 
 impl Covered {
     fn add(&mut self, call: &TimedCall) {
         let from = self.until.map_or(call.start_ns, |until| until.max(call.start_ns));
-        self.ns += (call.end_ns - from).max(0);
+        self.time += Nanos(call.end_ns.saturating_sub(from).max(0));
         self.until = Some(from.max(call.end_ns));
     }
 }
 
 impl Summed for OperatorRecord {
     fn add(&mut self, other: Self) {
-        self.calls += other.calls;
-        self.captured_calls += other.captured_calls;
+        self.calls = self.calls.saturating_add(other.calls);
+        self.captured_calls = self.captured_calls.saturating_add(other.captured_calls);
         self.inclusive_ms = added(self.inclusive_ms, other.inclusive_ms);
         self.exclusive_ms = added(self.exclusive_ms, other.exclusive_ms);
         self.flops = self.flops.saturating_add(other.flops);
         self.bytes = self.bytes.saturating_add(other.bytes);
         self.device = match (self.device, other.device) {
             (Some(sum), Some(more)) => Some(OperatorDevice {
-                calls: sum.calls + more.calls,
-                kernels: sum.kernels + more.kernels,
+                calls: sum.calls.saturating_add(more.calls),
+                kernels: sum.kernels.saturating_add(more.kernels),
                 inclusive_ms: sum.inclusive_ms + more.inclusive_ms,
                 exclusive_ms: sum.exclusive_ms + more.exclusive_ms,
                 ..sum

@@ -321,7 +321,7 @@ fn cold_note(cold: &ColdInstance) -> StageNote {
 fn per_repeat(events: &Events, name: &str) -> BTreeMap<u32, Nanos> {
     let mut times = BTreeMap::new();
     for range in events.measured(name) {
-        *times.entry(range.repeat).or_insert(Nanos(0)) += Nanos(range.end_ns - range.start_ns);
+        *times.entry(range.repeat).or_insert(Nanos(0)) += host_time(range);
     }
     times
 }
@@ -338,7 +338,11 @@ fn part_per_repeat(events: &Events, name: &str) -> BTreeMap<u32, Nanos> {
 
 /// Time of a range inside a stage: GPU time if it was measured, else host time.
 fn range_time(range: &StageRange) -> Nanos {
-    Nanos(range.device_ns.unwrap_or(range.end_ns - range.start_ns))
+    range.device_ns.map_or_else(|| host_time(range), Nanos)
+}
+
+fn host_time(range: &StageRange) -> Nanos {
+    Nanos(range.end_ns) - Nanos(range.start_ns)
 }
 
 /// Splits values by repeat: cut decodes, then whole repeats.

@@ -155,9 +155,9 @@ fn batch(
     let period_ms = periods.as_ref().and_then(|it| median(it.iter().copied()));
     let mean_ms = times.iter().sum::<f64>() / times.len() as f64;
     let phases = |class: StepClass, of: fn(&StepPhase) -> f64| {
-        let all = || all().filter_map(|it| it.phases.as_ref());
-        let sum = all().flatten().filter(|it| it.phase == class).map(of).sum();
-        ratio(sum, all().next().map_or(0, |_| steps.len()) as f64)
+        let phases = all().filter_map(|it| it.phases.as_ref()).flatten();
+        let sum = phases.filter(|it| it.phase == class).map(of).reduce(|sum, it| sum + it);
+        ratio(sum?, steps.len() as f64)
     };
     let each = made.and_then(|made| ratio(made as f64, steps.len() as f64));
     Some(StepBatch {
@@ -268,6 +268,29 @@ mod tests {
         let row = &rows(&steps.join("\n"))[0];
         assert_eq!((row.steps, row.period_ms), (6, Some(1e-3)));
         assert!((row.tokens_per_s.unwrap() - 8.0 / 1e-6).abs() < 1.0);
+    }
+
+    #[test]
+    fn phases_that_no_step_of_a_row_has_are_unknown() {
+        let range =
+            |mode: &str, from: i64, to: i64| format!("range 1 step[{mode}~bs=2] {from}..{to}");
+        let round = |at: i64| {
+            let (drafts, verified) =
+                (range("DECODE", at, at + 3), range("TARGET_VERIFY", at + 4, at + 9));
+            format!("{drafts}\n{verified}")
+        };
+        let of = |lines: &[String]| {
+            let mut trace = capture(&lines.join("\n"));
+            trace.ranges.iter_mut().for_each(|it| it.name = it.name.replace('~', " "));
+            let rows = step_batches(&engine_steps(&Capture::of(&trace)));
+            let row = |it: &StepBatch| (it.class, it.drafts, it.verify_ms.map(|ms| ms * 1e6));
+            rows.iter().map(row).collect::<Vec<_>>()
+        };
+        let whole = (StepClass::Decode, Some(1.0), Some(5.0));
+        assert_eq!(of(&[round(0), round(20), round(40)]), [whole]);
+        // The recording ends after a draft.
+        let cut = of(&[round(0), round(20), round(40), range("DECODE", 60, 63)]);
+        assert_eq!(cut, [whole, (StepClass::Other, Some(1.0), None)]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ mod command;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use llmprof_core::trace::stage::UnknownRange;
+use llmprof_core::trace::stage::{SharedRange, UnknownRange};
 use llmprof_service::config::environment;
 
 use command::{
@@ -158,8 +158,9 @@ pub fn main(commit: Option<&'static str>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             print_notice(format_args!("llmprof: {error:#}"));
-            // A rule without a range in the capture is an invalid argument.
-            if error.chain().any(|it| it.is::<UnknownRange>()) {
+            // A rule without a range in the capture, or with one of another stage, is an invalid
+            // argument.
+            if error.chain().any(|it| it.is::<UnknownRange>() || it.is::<SharedRange>()) {
                 ExitCode::from(2)
             } else {
                 ExitCode::FAILURE

@@ -13,6 +13,7 @@ mod outliers;
 mod overhead;
 mod ran;
 mod reasons;
+mod remedies;
 mod stage_time;
 mod steps;
 mod times;

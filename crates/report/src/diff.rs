@@ -241,8 +241,9 @@ impl RunDiff {
         engine::render(name, self.page())
     }
 
-    /// Values of the templates: `a`, `b`, `from`, `to`, `comparable`, `obstacles`, `history`,
-    /// `rule`, `verdict`, `bars`, `tables`, and of the page `changed`, `unchanged` and `checks`.
+    /// Values of the templates: `a`, `b`, `from`, `to`, `comparable`, `obstacles`, `unknown`,
+    /// `history`, `rule`, `verdict`, `bars`, `tables`, and of the page `changed`, `unchanged` and
+    /// `checks`.
     pub fn page(&self) -> Value {
         let obstacles: Vec<String> =
             self.diff.checks.iter().filter_map(ComparabilityCheck::obstacle).collect();
@@ -253,6 +254,7 @@ impl RunDiff {
             to => subject(self.b, self.b_name.as_deref()),
             comparable => self.diff.comparable,
             obstacles => obstacles,
+            unknown => overview::unknown_facts(&self.diff),
             history => self.history_text(),
             rule => &self.diff.rule,
             verdict => overview::verdict(&self.diff),

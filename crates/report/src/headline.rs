@@ -77,6 +77,7 @@ fn times(report: &LLMProfileReport) -> TimeRecords<'_> {
     TimeRecords {
         first_token_ms: report.aggregates.first_token_ms,
         per_token_ms: report.aggregates.per_token_ms,
+        stages: &report.stages,
         step_times: &report.step_times,
         step_batches: &report.step_batches,
         request_latency: &report.request_latency,

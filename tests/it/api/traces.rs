@@ -99,8 +99,8 @@ async fn a_window_is_imported_with_the_captures_of_its_graphs() {
     let rows = rows["rows"].as_array().unwrap();
     let mm = rows.iter().filter(|row| row["path"] == "aten::mm");
     let captured: u64 = mm.map(|row| row["captured_calls"].as_u64().unwrap()).sum();
-    // The first of nine decode steps is cold.
-    assert_eq!(captured, 8 * 64);
+    // The first of nine decode steps is longer by the work of the profiler alone.
+    assert_eq!(captured, 9 * 64);
     let processes = service.json(&format!("/runs/{both}/tables/processes")).await;
     let rows = processes["rows"].as_array().unwrap();
     let ids: BTreeSet<i64> = rows.iter().map(|row| row["process"].as_i64().unwrap()).collect();

@@ -184,6 +184,11 @@ async fn truncated_endless_and_invalid_forms_leave_no_files() {
         let answer = send(&api, "", FORM, form(&[("a.sqlite", &real)], &[(name, text)])).await;
         assert_eq!(answer.error(), (422, "invalid_request".into()), "{name}");
     }
+    let shared = [("stage", "prefill=R"), ("stage", "decode_all=R")];
+    let answer = send(&api, "", FORM, form(&[("a.sqlite", &real)], &shared)).await;
+    assert_eq!(answer.error(), (422, "invalid_request".into()));
+    let message = "stage: range \\\"R\\\" is named for two stages, prefill and decode_all";
+    assert!(answer.text().contains(message), "{}", answer.text());
     assert_eq!(
         send(&api, "?nane=x", PACKED, real.clone()).await.error(),
         (400, "invalid_parameter".into())

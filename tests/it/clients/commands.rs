@@ -99,6 +99,21 @@ fn a_run_is_submitted_watched_listed_shown_and_fetched() {
 }
 
 #[tokio::test]
+async fn a_byte_order_mark_before_a_submission_is_skipped() {
+    let api = Api::new().await;
+    let mut paused = serve(api.data(), &Setup::default());
+    let service = Service::spawn(paused.env("LLMPROF__WORKER__PAUSED", "true"), api.data());
+    let folder = tempdir().unwrap();
+    let here = folder.path();
+    fs::write(here.join("mark.yaml"), "\u{feff}model: llama-tiny\nmode: basic\n").unwrap();
+    fs::write(here.join("mark.json"), "\u{feff}{\"model\": \"llama-tiny\"}").unwrap();
+    for file in ["mark.yaml", "mark.json"] {
+        let planned = run(&mut command(here, &service.base, &["submit", file, "--dry-run"]));
+        assert!(planned.code == 0 && planned.stdout.starts_with("preflight\n"), "{planned:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_submission_is_a_file_whose_fields_options_replace() {
     let api = Api::new().await;
     let mut paused = serve(api.data(), &Setup::default());

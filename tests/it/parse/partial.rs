@@ -170,10 +170,14 @@ fn a_stage_without_an_end_takes_no_time_from_the_next_one() {
 }
 
 #[test]
-fn an_unknown_range_exits_with_2_and_lists_the_nearest_names() {
+fn an_unknown_or_shared_range_exits_with_2_and_the_names() {
     for (more, expected) in [
         (&["--include-ranges", "measurd"][..], "no range named \"measurd\"; available: measured, "),
         (&["--exclude-ranges", "prefil"], "no range named \"prefil\"; available: prefill, "),
+        (
+            &["--stage", "prefill=measured", "--stage", "decode_all=measured"],
+            "range \"measured\" is named for two stages, prefill and decode_all; name it for one",
+        ),
         (&["--stage", "decode=decode_al"], "no range named \"decode_al\"; available: decode_all, "),
     ] {
         let (code, report, error) = analyze(MOCK, "", more);

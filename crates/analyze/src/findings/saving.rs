@@ -4,10 +4,11 @@ use llmprof_core::domain::{finding::Saving, units::Nanos};
 
 use crate::{Analysis, ledger::LedgerCause, stages::DECODE, stats::percent};
 
-/// A saving of `ms` in one repeat of a stage, limited to the stage's time. Every saving of a rule
-/// is made here.
+/// A saving of `ms` in one repeat of a stage, limited to the stage's time; `None` for a stage
+/// without a positive time. Every saving of a rule is made here.
 pub fn stage_saving(analysis: &Analysis, stage: &str, ms: f64) -> Option<Saving> {
-    let mean = analysis.stages.row(stage)?.ms.mean;
+    // Ranges in the events of a run may end before they start.
+    let mean = Some(analysis.stages.row(stage)?.ms.mean).filter(|mean| *mean > 0.0)?;
     let ms = ms.clamp(0.0, mean);
     Some(Saving { stage: stage.into(), ms: Some(ms), pct: percent(ms, mean)? })
 }
@@ -77,6 +78,8 @@ pub struct Gaps {
     pub ms: f64,
     /// Idle time of the traced stage in which the profiler worked, which is not counted.
     pub profiler_ms: f64,
+    /// The same of unrecorded waits and long calls of the host.
+    pub once_ms: f64,
     /// Launches of single kernels in one repeat.
     pub launches: f64,
     pub graph_launches: u64,
@@ -103,6 +106,7 @@ pub fn gaps(analysis: &Analysis, stage: &str) -> Option<Gaps> {
         unprofiled_pct: unprofiled.and_then(|mean| percent(gap(mean), mean)),
         ms: gap(unprofiled.unwrap_or(traced_ms).min(traced_ms)),
         profiler_ms,
+        once_ms,
         launches: gpu.kernels.saturating_sub(replayed) as f64 / gpu.instances,
         graph_launches: gpu.graph_launches,
         kernels: gpu.kernels,
@@ -150,6 +154,17 @@ mod tests {
             it.global_pid |= process_of(kernels[at].2);
         });
         analyze(&Trace { nsys: Some(nsys), ..Trace::default() }, None, None)
+    }
+
+    #[test]
+    fn a_stage_without_a_positive_time_has_no_saving() {
+        let mut analysis = decode([1, 1], [0, 0], [0, 200_000_000]);
+        assert!(stage_saving(&analysis, DECODE, 1.0).is_some());
+        for mean in [0.0, -0.0, -1.0, f64::MIN, f64::NAN] {
+            let row = analysis.stages.rows.iter_mut().find(|it| it.stage == DECODE).unwrap();
+            row.ms.mean = mean;
+            assert_eq!(stage_saving(&analysis, DECODE, 1.0), None, "{mean}");
+        }
     }
 
     #[test]

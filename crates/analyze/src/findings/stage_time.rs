@@ -43,7 +43,9 @@ pub(super) fn decode_launch_bound(analysis: &Analysis, _: &Trace) -> Vec<Finding
         |it: &Gaps| it.traced_pct >= GAP_PCT && it.unprofiled_pct.is_none_or(|pct| pct >= GAP_PCT);
     let Some(gaps) = gaps(analysis, DECODE).filter(bound) else { return vec![] };
     let (idle, stage) = (gaps.traced_pct, in_sentence(DECODE));
-    let message = format!("The GPU is idle during {idle:.0} % of {stage} in the traced pass.");
+    let besides = if gaps.once_ms > 0.0 { ", besides long calls and unrecorded waits" } else { "" };
+    let message =
+        format!("The GPU is idle during {idle:.0} % of {stage} in the traced pass{besides}.");
     let mut found = Finding::new(catalogue::DECODE_LAUNCH_BOUND, message)
         .with("source", "traced pass")
         .with("idle", format!("{:.1} %", gaps.traced_pct))
@@ -51,6 +53,10 @@ pub(super) fn decode_launch_bound(analysis: &Analysis, _: &Trace) -> Vec<Finding
     if gaps.profiler_ms > 0.0 {
         found =
             found.with("the profiler's own ms, not counted", format!("{:.3}", gaps.profiler_ms));
+    }
+    if gaps.once_ms > 0.0 {
+        let ms = format!("{:.3}", gaps.once_ms);
+        found = found.with("ms of long calls and unrecorded waits, not counted", ms);
     }
     if let Some(pct) = gaps.unprofiled_pct {
         found = found.with("idle, unprofiled pass", format!("{pct:.1} %"));

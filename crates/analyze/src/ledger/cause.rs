@@ -76,14 +76,15 @@ impl LedgerCause {
     pub const WHOLE_GRAPH: &str = activity::WHOLE_GRAPH;
 
     /// The remedy for a row whose largest kernel shows more than the cause: sends and receives are
-    /// between the stages of a pipeline, and their time is its bubble.
+    /// between the stages of a pipeline, whose bubble they are, or an exchange between all ranks.
     pub fn remedy_by(self, largest: Option<&str>) -> Option<&'static str> {
         let is_collective =
             matches!(self, Self::CollectiveWait | Self::CollectiveTransfer | Self::Collectives);
         let kind = largest.filter(|_| is_collective).and_then(CollectiveKind::of_kernel);
         (kind == Some(CollectiveKind::SendReceive)).then_some(
-            "It is the bubble of a pipeline, whose stages send and receive: keep more batches in \
-             flight than it has stages, and divide the layers so that all stages take as long.",
+            "Between the stages of a pipeline it is the bubble: keep more batches in flight than \
+             it has stages, and divide the layers so that all stages take as long. In an \
+             all-to-all, give all ranks as many tokens, and exchange them while other work runs.",
         )
     }
 

@@ -141,7 +141,7 @@ fn traced_work<'a>(
     }
     for call in traced.calls.iter().map(|it| it.of).filter(|call| !call.warmup) {
         let sum = work.entry((&call.stage, &call.path)).or_default();
-        *sum = (sum.0 + call.flops, sum.1 + call.bytes);
+        *sum = (sum.0.saturating_add(call.flops), sum.1.saturating_add(call.bytes));
     }
     work
 }

@@ -56,7 +56,8 @@ pub fn exclusive_times<'a>(
         // A zero-length call at the end of its predecessor takes no time from it in either order.
         if let Some(outer) = open.last_mut() {
             let from = call.start_ns.max(outer.covered_until);
-            outer.time.exclusive_ns -= (call.end_ns - from).max(0);
+            let inside = call.end_ns.saturating_sub(from).max(0);
+            outer.time.exclusive_ns = outer.time.exclusive_ns.saturating_sub(inside);
             outer.covered_until = outer.covered_until.max(call.end_ns);
         }
         let enclosing = || open.iter().rev().take(MAX_ENCLOSING).map(|outer| outer.kind);
@@ -124,7 +125,7 @@ impl HostTimeSum {
     pub fn add(&mut self, call: &OperatorCall, time: (i64, bool, i64)) {
         let (exclusive_ns, inside_itself, working_ns) = time;
         self.calls += 1;
-        self.add_nested(call.end_ns - call.start_ns, inside_itself);
+        self.add_nested(call.end_ns.saturating_sub(call.start_ns), inside_itself);
         self.own += Nanos(exclusive_ns);
         self.working += Nanos(working_ns);
         self.add_work(call, 1);

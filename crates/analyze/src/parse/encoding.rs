@@ -2,9 +2,10 @@
 
 use std::borrow::Cow;
 
+use llmprof_core::domain::byte_order_mark::without_mark;
+
 use super::foreign::quoted;
 
-const UTF8_MARK: &[u8] = b"\xef\xbb\xbf";
 const UTF16_MARKS: [&[u8]; 2] = [b"\xff\xfe", b"\xfe\xff"];
 /// Pairs of bytes by which text in UTF-16 without a mark is recognised: [min, max].
 const UNMARKED_PAIRS: [usize; 2] = [4, 16];
@@ -64,11 +65,6 @@ pub fn utf16(head: &[u8]) -> Option<Utf16> {
     } else {
         None
     }
-}
-
-/// The text after the mark of UTF-8.
-pub fn without_mark(text: &[u8]) -> &[u8] {
-    text.strip_prefix(UTF8_MARK).unwrap_or(text)
 }
 
 /// The characters of a text; the replacement character stands for bytes of another encoding.

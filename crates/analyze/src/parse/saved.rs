@@ -6,8 +6,9 @@ use std::{fs, io, path::Path};
 
 use llmprof_core::{
     domain::{
-        command::CommandPlan, finding::Finding, input_manifest::InputManifest,
-        run_files::InputFile, runner::RunnerRequest, state::StepRecord, subject::RunSpec,
+        byte_order_mark::without_mark, command::CommandPlan, finding::Finding,
+        input_manifest::InputManifest, run_files::InputFile, runner::RunnerRequest,
+        state::StepRecord, subject::RunSpec,
     },
     layout,
 };
@@ -79,7 +80,9 @@ fn inputs(dir: &Path) -> Result<(Vec<InputFile>, Option<String>), ParseError> {
 }
 
 fn yaml<T: DeserializeOwned>(dir: &Path, name: &str, what: &str) -> Result<T, ParseError> {
-    file(dir, name, what, |bytes| yaml_serde::from_slice(bytes).map_err(|error| error.to_string()))
+    file(dir, name, what, |bytes| {
+        yaml_serde::from_slice(without_mark(bytes)).map_err(|error| error.to_string())
+    })
 }
 
 fn file<T>(

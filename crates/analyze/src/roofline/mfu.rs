@@ -163,11 +163,13 @@ fn work_rows(
         rows.push(row(stage, flops, source, timing.ms.mean, bytes));
     }
     if rows.len() == stages.rows.len() && !rows.is_empty() {
-        let bytes = rows.iter().map(|row| row.bytes).sum();
+        // Counts of a corrupt capture may exceed 64 bits.
+        let bytes = rows.iter().try_fold(0, |sum: u64, row| Some(sum.saturating_add(row.bytes?)));
+        let flops = rows.iter().fold(0, |sum: u64, row| sum.saturating_add(row.flops));
         let all_counted = rows.iter().all(|row| row.flops_source == "counted");
         let source = if all_counted { "counted" } else { "modelled" };
         let ms = rows.iter().map(|row| row.ms).sum();
-        rows.push(row(ALL_STAGES, rows.iter().map(|row| row.flops).sum(), source, ms, bytes));
+        rows.push(row(ALL_STAGES, flops, source, ms, bytes));
     }
     rows
 }

@@ -7,8 +7,9 @@
 //! 2007).
 //!
 //! The first of at least two instances of a stage in a process is cold when all of these hold:
-//! 1. it takes at least 1.5 times the median of the later ones, from its start, or from the end of
-//!    the work that it queued behind, to the end of its work ([`stage_spans`]);
+//! 1. without the profiler's own work, it takes at least 1.5 times the median of the later ones,
+//!    from its start, or from the end of the work that it queued behind, to the end of its work
+//!    ([`stage_spans`]);
 //! 2. device time explains at most half of the difference, so it is not a larger request;
 //! 3. it is the first to launch some kernel, or loads, compiles or allocates more than the others.
 //!
@@ -35,7 +36,7 @@ use llmprof_core::{
 };
 
 use crate::{
-    stages::in_sentence,
+    stages::{in_sentence, profiler_overhead::overheads_in},
     timeline::{
         capture::{Capture, Join},
         interval::Interval,
@@ -72,6 +73,8 @@ pub struct ColdInstance {
 #[derive(Debug, Clone, Copy, Default)]
 struct InstanceActivity {
     wall_ns: i64,
+    /// The profiler's own work in it.
+    overhead_ns: i64,
     device_ns: i64,
     warmup_calls: u64,
     first_kernels: usize,
@@ -152,13 +155,14 @@ pub fn mark(capture: &mut Capture) -> Vec<ColdInstance> {
 }
 
 fn is_cold(first: InstanceActivity, later: &[InstanceActivity], ranges_only: bool) -> bool {
-    let wall = median(later, |it| it.wall_ns);
+    let own_ns = |it: &InstanceActivity| it.wall_ns - it.overhead_ns;
+    let (first_ns, wall) = (own_ns(&first), median(later, own_ns));
     let ratio = if ranges_only { COLD_RATIO_RANGES_ONLY } else { COLD_RATIO };
-    if (first.wall_ns as f64) < ratio * first.size.growth_over(later) * wall as f64 {
+    if (first_ns as f64) < ratio * first.size.growth_over(later) * wall as f64 {
         return false;
     }
     let longer_on_device = first.device_ns - median(later, |it| it.device_ns);
-    let unexplained = 2 * longer_on_device.max(0) <= first.wall_ns - wall;
+    let unexplained = 2 * longer_on_device.max(0) <= first_ns - wall;
     let warms_up = first.first_kernels > 0
         || first.warmup_calls as i64 > median(later, |it| it.warmup_calls as i64);
     ranges_only || (unexplained && warms_up)
@@ -178,6 +182,7 @@ fn instance_activity(capture: &Capture) -> Vec<InstanceActivity> {
     let wall =
         |it: &Interval| InstanceActivity { wall_ns: it.1 - it.0, ..InstanceActivity::default() };
     let mut activity: Vec<InstanceActivity> = stage_spans(capture).iter().map(wall).collect();
+    activity.iter_mut().zip(overheads_in(capture)).for_each(|it| it.0.overhead_ns = it.1);
     for step in &capture.stages.steps {
         let instance = capture.stages.at(step.place, step.start_ns);
         if let Some(it) = instance.and_then(|it| activity.get_mut(it as usize)) {

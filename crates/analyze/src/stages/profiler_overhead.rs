@@ -9,34 +9,47 @@ use llmprof_core::{
         finding::{Finding, catalogue},
         units::Nanos,
     },
-    trace::timeline::process_of,
+    trace::timeline::{Timeline, process_of},
 };
 
 use crate::{
     kernels::is_measured,
     stages::in_sentence,
     stats::percent,
-    timeline::{capture::Capture, interval::IntervalSet},
+    timeline::{capture::Capture, interval::IntervalSet, open_ranges::StageInstance},
 };
 
 /// Share of a stage from which the profiler's own work is a finding, percent.
 const NOTABLE_PCT: f64 = 1.0;
 
-/// Findings on stages during which the profiler worked.
-pub fn findings(capture: &Capture) -> Vec<Finding> {
-    let all = &capture.trace.framework.overheads;
+/// Times of the profiler's own work, by process.
+fn overheads(trace: &Timeline) -> BTreeMap<i64, IntervalSet> {
+    let all = &trace.framework.overheads;
     let processes: BTreeSet<i64> = all.iter().map(|it| it.0).collect();
     let of = |process: i64| all.iter().filter(move |it| it.0 == process).map(|it| (it.1, it.2));
-    let overheads: BTreeMap<i64, IntervalSet> =
-        processes.into_iter().map(|it| (it, IntervalSet::new(of(it)))).collect();
+    processes.into_iter().map(|it| (it, IntervalSet::new(of(it)))).collect()
+}
+
+/// The profiler's own work in each stage instance, nanoseconds.
+pub fn overheads_in(capture: &Capture) -> Vec<i64> {
+    let overheads = overheads(capture.trace);
+    let own = |it: &StageInstance| {
+        let own = overheads.get(&process_of(it.place));
+        own.map_or(0, |own| own.overlap_ns(it.start_ns, it.end_ns))
+    };
+    capture.stages.instances.iter().map(own).collect()
+}
+
+/// Findings on stages during which the profiler worked.
+pub fn findings(capture: &Capture) -> Vec<Finding> {
+    let own = overheads_in(capture);
     let mut found = Vec::new();
     for (label, stage) in capture.stages.labels.iter().enumerate() {
-        let instances = capture.stages.instances.iter().filter(|it| it.label == label);
+        let instances = capture.stages.instances.iter().zip(&own);
+        let instances = instances.filter(|it| it.0.label == label && is_measured(stage));
         let (mut inside, mut all) = (0_i64, 0_i64);
-        for it in instances.filter(|_| is_measured(stage)) {
-            let own = overheads.get(&process_of(it.place));
-            let ns = own.map_or(0, |own| own.overlap_ns(it.start_ns, it.end_ns));
-            inside = inside.saturating_add(ns);
+        for (it, ns) in instances {
+            inside = inside.saturating_add(*ns);
             all = all.saturating_add(it.end_ns - it.start_ns);
         }
         let Some(pct) = percent(inside as f64, all as f64).filter(|pct| *pct >= NOTABLE_PCT) else {

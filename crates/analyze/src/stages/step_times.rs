@@ -14,7 +14,7 @@ use llmprof_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{DECODE, PREFILL, range_time};
+use super::{DECODE, PREFILL, StageTiming, range_time};
 use crate::{
     events::Events,
     stats::{Spread, median, percent},
@@ -100,9 +100,13 @@ impl StepTimes {
         percent(per_step_ms - self.ms.mean, per_step_ms).filter(|pct| *pct > 100.0 * TYPICAL_PART)
     }
 
-    /// True if these steps are the time of their stage, which takes `per_step_ms` for each.
-    pub fn are_stage(&self, per_step_ms: f64) -> bool {
-        (self.ms.mean - per_step_ms).abs() <= TYPICAL_PART * per_step_ms
+    /// True if these steps are the time of their stage, over all its repeats or for each step. It
+    /// takes `per_step_ms` for each; repeats of different steps have no such time.
+    pub fn are_stage(&self, row: Option<&StageTiming>, per_step_ms: f64) -> bool {
+        let are_alike = |ms: f64, of: f64| (ms - of).abs() <= TYPICAL_PART * of;
+        let total = row.map(|row| row.ms.total());
+        are_alike(self.ms.mean, per_step_ms)
+            || total.is_some_and(|total| are_alike(self.ms.total(), total))
     }
 }
 
@@ -114,7 +118,7 @@ pub struct OutlierStep {
     pub step: u64,
     pub ms: f64,
     /// Operator or function of CUDA in which the host was, while the GPU was idle, for most of the
-    /// time above the median, or the loading of code; `null` if the capture shows none.
+    /// time above the median, or the preparation of code; `null` if the capture shows none.
     pub host_call: Option<String>,
     /// The part of that idle time in it, milliseconds.
     pub host_call_ms: Option<f64>,

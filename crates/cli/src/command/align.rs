@@ -15,8 +15,10 @@ use llmprof_analyze::align::{
 use llmprof_core::domain::json_numbers::Within;
 use llmprof_report::{align::AlignmentReport, align::previous, pipeline::align_pair};
 
-use super::{ReportFormat, client::terminal};
+use super::{ReportFormat, client::terminal, local_file};
 
+/// Maximum size of thresholds, waivers and an earlier alignment, bytes.
+const MAX_TEXT: u64 = 64 << 20;
 /// Exit code for invalid input.
 pub const BAD_INPUT: u8 = 3;
 
@@ -90,6 +92,8 @@ pub fn run(options: &AlignOptions) -> ExitCode {
 }
 
 fn align(options: &AlignOptions) -> Result<Verdict> {
+    local_file::check_kind(&options.mock)?;
+    local_file::check_kind(&options.e2e)?;
     let (stage, rules) = settings::stage(
         options.stage.as_deref(),
         &options.include_ranges,
@@ -144,5 +148,5 @@ fn align(options: &AlignOptions) -> Result<Verdict> {
 }
 
 fn text(path: &Path) -> Result<String> {
-    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+    local_file::read_text(path, MAX_TEXT)
 }

@@ -14,7 +14,7 @@ use llmprof_analyze::parse::foreign;
 use llmprof_core::{
     domain::ids::RunId,
     layout,
-    trace::stage::{StageRule, StageRules},
+    trace::stage::{StageRule, StageRules, check_stages},
 };
 use llmprof_report::{
     ReportForm,
@@ -31,6 +31,7 @@ use uuid::Uuid;
 use super::{
     ReportFormat,
     client::terminal,
+    local_file,
     serve::{self, StopSignals},
     stated::StatedOptions,
 };
@@ -114,6 +115,7 @@ fn places(out: &Path) -> String {
 }
 
 fn analyze(options: &AnalyzeOptions) -> Result<(RunId, Analyzed)> {
+    check_stages(&options.stage).context("--stage")?;
     let rules = StageRules::with(
         options.stage.clone(),
         options.include_ranges.clone(),
@@ -125,6 +127,7 @@ fn analyze(options: &AnalyzeOptions) -> Result<(RunId, Analyzed)> {
         [path] => capture(path)?,
         paths => several(paths)?,
     };
+    files.iter().chain(&options.ncu).try_for_each(|file| local_file::check_kind(file))?;
     let exported = exported(&files)?;
     let files = exported.as_ref().map_or(files, |(_, export)| vec![export.clone()]);
     if !files.is_empty() {

@@ -3,7 +3,6 @@
 //! Its exit code depends on the changes only with `--fail-on`.
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -18,7 +17,11 @@ use super::{
     ReportFormat,
     client::{BAD_INPUT, terminal},
     gate::verdict_code,
+    local_file,
 };
+
+/// Maximum size of a report and of its table of kernels, bytes.
+const MAX_REPORT: u64 = 256 << 20;
 
 /// Compare two saved runs: whether they may be compared, then what changed by stage, operator and
 /// kernel
@@ -131,11 +134,11 @@ fn limit(text: &str) -> Result<f64> {
 
 fn read(path: &Path) -> Result<StoredReport> {
     let report = if path.is_dir() { path.join(layout::REPORT_JSON) } else { path.to_owned() };
-    let text = fs::read(&report).with_context(|| format!("cannot read {}", report.display()))?;
+    let text = local_file::read(&report, MAX_REPORT)?;
     // The table of all kernels is next to the run's report.
     let is_report = report.file_name().is_some_and(|name| name == layout::REPORT_JSON);
-    let kernels =
-        is_report.then(|| fs::read(report.with_file_name(layout::KERNELS_JSON)).ok()).flatten();
+    let table = || local_file::read(&report.with_file_name(layout::KERNELS_JSON), MAX_REPORT).ok();
+    let kernels = is_report.then(table).flatten();
     stored(&text, kernels.as_deref(), aliases::read)
         .with_context(|| format!("cannot compare {}", report.display()))
 }

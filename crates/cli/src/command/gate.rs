@@ -177,13 +177,14 @@ async fn decide(options: &GateOptions) -> Result<GateReport> {
             submission_of(&client.get(&format!("/runs/{first}")).await?["spec"])?
         }
     };
+    let repeated = repeat_of(submission);
     loop {
         let gate = json!({
             "baseline": options.baseline, "runs": runs, "fail_on": thresholds,
             "max_runs": options.max_runs, "accept": options.accept,
         });
         let report: GateReport = serde_json::from_value(client.post("/gates", &gate).await?)?;
-        if !report.more_runs || runs.len() >= options.max_runs as usize || submission.is_null() {
+        if !report.more_runs || runs.len() >= options.max_runs as usize || repeated.is_null() {
             return Ok(report);
         }
         terminal::print_notice(format_args!(
@@ -191,7 +192,7 @@ async fn decide(options: &GateOptions) -> Result<GateReport> {
             runs.len(),
             options.max_runs
         ));
-        runs.push(submit(&client, &submission).await?);
+        runs.push(submit(&client, &repeated).await?);
     }
 }
 
@@ -208,6 +209,15 @@ fn submission_of(spec: &Value) -> Result<Value> {
     let spec: RunSpec = serde_json::from_value(spec.clone())
         .context("the run's spec is unknown to this version")?;
     Ok(spec.submission().map_or(Value::Null, Value::from))
+}
+
+/// The submission of a repeat. It has no labels: a baseline by rule is the newest run with a label,
+/// and a repeat of the candidate must not become it.
+fn repeat_of(mut submission: Value) -> Value {
+    if let Some(fields) = submission.as_object_mut() {
+        fields.remove("labels");
+    }
+    submission
 }
 
 /// Parses thresholds in percent.
@@ -251,5 +261,11 @@ mod tests {
         for invalid in invalid.into_iter().chain(out_of_range) {
             assert!(thresholds(invalid).is_err(), "{invalid:?}");
         }
+    }
+    #[test]
+    fn a_repeat_is_the_same_request_without_labels() {
+        let submission = json!({ "model": "m", "revision": "r2", "labels": ["main", "nightly"] });
+        assert_eq!(repeat_of(submission), json!({ "model": "m", "revision": "r2" }));
+        assert_eq!(repeat_of(Value::Null), Value::Null);
     }
 }

@@ -3,14 +3,14 @@
 use std::{
     fs::File,
     io::{BufWriter, Write},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
     sync::mpsc,
     thread,
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use clap::Args;
 use llmprof_analyze::requests::LatencyTally;
 use llmprof_core::trace::requests::{LoadEnd, LoadHeader, LoadLine, LoadPass, RequestRecord};
@@ -22,7 +22,7 @@ use serde_json::{Map, Value};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use super::client::terminal::print_notice;
+use super::{client::terminal::print_notice, local_file};
 
 /// Maximum size of a file of prompts, bytes.
 const MAX_PROMPTS: u64 = 64 << 20;
@@ -147,7 +147,9 @@ pub fn run(command: &LoadCommand) -> Result<ExitCode> {
 impl LoadCommand {
     fn plan(&self) -> Result<LoadPlan> {
         let prompts = match (&self.prompts, self.vocabulary) {
-            (Some(path), _) => Prompts::Given(parse_prompts(&read_prompts(path)?)?),
+            (Some(path), _) => {
+                Prompts::Given(parse_prompts(&local_file::read_text(path, MAX_PROMPTS)?)?)
+            }
             (None, Some(vocabulary)) => Prompts::Ids { tokens: self.prompt_tokens, vocabulary },
             (None, None) => Prompts::Words(self.prompt_tokens),
         };
@@ -182,15 +184,6 @@ impl LoadCommand {
         plan.check()?;
         Ok(plan)
     }
-}
-
-fn read_prompts(path: &Path) -> Result<String> {
-    let context = || format!("cannot read {}", path.display());
-    let size = std::fs::metadata(path).with_context(context)?.len();
-    if size > MAX_PROMPTS {
-        bail!("{} has {size} bytes; at most {MAX_PROMPTS} are allowed", path.display());
-    }
-    std::fs::read_to_string(path).with_context(context)
 }
 
 /// Sends the load; TERM and INT end it, and what was measured is kept.

@@ -13,6 +13,7 @@ pub mod execute;
 pub mod gate;
 pub mod inspect;
 pub mod load;
+mod local_file;
 pub mod openapi;
 mod progress;
 pub mod quickstart;

@@ -2,6 +2,7 @@
 //! without I/O.
 
 pub mod alignment;
+pub mod byte_order_mark;
 pub mod command;
 pub mod device;
 pub mod device_peaks;

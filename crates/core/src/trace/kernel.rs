@@ -113,7 +113,7 @@ impl From<TracedKernel<'_>> for Kernel {
 }
 
 /// Fields shared by all launches of one kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct LaunchKind {
     pub name: u32,
     pub full_name: u32,
@@ -124,6 +124,13 @@ pub struct LaunchKind {
     pub block: [u32; 3],
     pub registers: u32,
     pub shared_memory: u32,
+}
+
+impl LaunchKind {
+    /// Blocks of the grid. A product beyond 64 bits, which only a corrupt capture has, saturates.
+    pub fn blocks(&self) -> u64 {
+        self.grid.iter().fold(1, |blocks, side| blocks.saturating_mul(u64::from(*side)))
+    }
 }
 
 /// First bit of a node's number if the capture has no id: the number only distinguishes nodes.
@@ -251,6 +258,21 @@ impl<K: Into<Kernel>> FromIterator<K> for KernelTrace {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_grid_of_any_sides_has_a_count_of_blocks() {
+        let blocks = |grid| LaunchKind { grid, ..LaunchKind::default() }.blocks();
+        let max = i32::MAX.cast_unsigned();
+        for (grid, expected) in [
+            ([2, 3, 4], 24),
+            ([max, 1, 1], u64::from(max)),
+            ([max; 3], u64::MAX),
+            ([u32::MAX, u32::MAX, 0], 0),
+            ([0; 3], 0),
+        ] {
+            assert_eq!(blocks(grid), expected, "{grid:?}");
+        }
+    }
 
     #[test]
     fn packing_preserves_all_fields() {

@@ -2,10 +2,13 @@
 //!
 //! The names used by llmprof's runner are built in; the user names the stages of other programs.
 
+mod shared_ranges;
+
 use std::collections::BTreeSet;
 
 use glob::Pattern;
 
+pub use self::shared_ranges::{SharedRange, StageRulesError, check_stages, parse_stages};
 use super::{
     engine_steps::{EngineStep, IDLE, MIXED, engine_step},
     event::{DECODE_STEP, STAGE_DOMAIN},

@@ -21,7 +21,7 @@ pub const fn plain(cause: LedgerCause) -> &'static str {
         LedgerCause::UnrecordedWait => "a wait whose reason lies before the recording",
         LedgerCause::GapUnknown => "the GPU idles, and the capture does not record why",
         LedgerCause::GapLongCall => {
-            "the GPU idles while the host is in a long call, or loads code, and launches nothing"
+            "the GPU idles while the host is in a long call, or prepares code, and launches nothing"
         }
         LedgerCause::GapHost => "the GPU idles while the host prepares the next launch",
         LedgerCause::GapLaunch => "the GPU idles while the host launches the next work",

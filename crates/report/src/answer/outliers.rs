@@ -51,18 +51,27 @@ pub fn batches<'a>(
     records.step_batches.iter().filter(is_of_stage)
 }
 
-/// True if batches do not explain outliers: decode steps of an engine have at most the requests and
-/// context of the most common ones, or take less than twice the median in each batch. Other steps
-/// take the time of their prompts.
+/// True if batches do not explain outliers: in each batch, decode steps of an engine take less than
+/// twice the median, or more than twice the time that their requests or their context may add to
+/// it. Other steps take the time of their prompts.
 fn has_one_batch(steps: &StepTimes, records: &AnswerRecords) -> bool {
     let rows: Vec<&StepBatch> = batches(records, &steps.stage).collect();
     let Some(common) = rows.iter().max_by_key(|it| it.steps) else { return true };
-    let is_usual = |it: &&StepBatch| {
-        let is_known = it.requests.is_some() || common.requests.is_none();
-        let is_within = it.requests <= common.requests && it.context_max <= common.context_max;
-        is_known && is_within || it.p50_ms <= OUTLIER_MEDIANS * steps.p50_ms
+    let growth = |one: Option<u64>, common: Option<u64>| match (one, common) {
+        (Some(one), Some(common)) => Some((one as f64 / common as f64).max(1.0)),
+        (None, None) => Some(1.0),
+        _ => None,
     };
-    rows.iter().all(is_usual) && (steps.stage == DECODE || rows.len() <= 1)
+    let is_usual = |it: &&StepBatch| {
+        let grows = growth(it.requests, common.requests)
+            .zip(growth(it.context_max, common.context_max))
+            .map(|(requests, context)| requests * context);
+        let is_longer = |growth: f64| it.p50_ms > OUTLIER_MEDIANS * growth * steps.p50_ms;
+        grows.is_some_and(is_longer) || it.p50_ms <= OUTLIER_MEDIANS * steps.p50_ms
+    };
+    // No batch explains a call of the host.
+    let has_call = steps.longest.iter().any(|it| it.host_call.is_some());
+    (has_call || rows.iter().all(is_usual)) && (steps.stage == DECODE || rows.len() <= 1)
 }
 
 /// Steps of a stage that take more than twice the median, with the calls of the host and the work
@@ -278,7 +287,7 @@ mod tests {
         );
         assert_eq!(sentences(&[(8, 1.0, 9), (7, 1.1, 1)], named.clone(), true).len(), 2);
         assert_eq!(
-            sentences(&[(8, 1.0, 9), (64, 30.0, 1)], named.clone(), true).len(),
+            sentences(&[(8, 1.0, 9), (64, 12.0, 1)], named.clone(), true).len(),
             1,
             "a larger batch"
         );

@@ -4,15 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_analyze::{
-    findings,
-    ledger::{LedgerCause, LedgerMember, LedgerRow, LedgerStage, LedgerUnit},
-    stages::{DECODE, in_sentence},
+    ledger::{LedgerCause, LedgerMember, LedgerRow},
+    stages::in_sentence,
 };
 use llmprof_core::domain::{
-    finding::{
-        Finding,
-        catalogue::{self, FindingId},
-    },
+    finding::{Finding, catalogue},
     units::Nanos,
 };
 use serde::{Serialize, Serializer};
@@ -20,8 +16,8 @@ use serde::{Serialize, Serializer};
 use super::{
     AnswerRecords,
     cause_words::plain,
-    cited::{Cited, Figure, Row},
-    stage_time::is_mean_stated,
+    cited::{Cited, Figure},
+    remedies::{Remedy, advice, in_outliers, saved, taken},
     times::{is_idle, named_wait, row_of, row_of_cause},
 };
 use crate::format::{figure, short_name};
@@ -126,24 +122,6 @@ pub fn reasons(records: &AnswerRecords) -> Vec<Reason> {
     with_advice.collect()
 }
 
-/// The remedy of a reason, and the upper bound of its saving.
-struct Remedy<'a> {
-    advice: &'a str,
-    saving: Option<Cited>,
-}
-
-impl Remedy<'_> {
-    /// The advice, unless a reason before this one has it.
-    fn text(self, is_new: bool) -> Cited {
-        match (is_new, self.saving) {
-            (true, None) => Cited::name(self.advice),
-            (true, Some(saving)) => Cited::of("{} This {}", [Cited::name(self.advice), saving]),
-            (false, None) => Cited::words("The same remedy applies."),
-            (false, Some(saving)) => Cited::of("The same remedy {}", [saving]),
-        }
-    }
-}
-
 /// A reason without its advice, and its remedy.
 fn reason<'a>(
     records: &AnswerRecords<'a>,
@@ -167,12 +145,13 @@ fn reason<'a>(
     let share = time.figure().share_of(&whole).filter(|it| it.pct() >= least)?;
     let at_most = if let CauseTime::AtMost(_) = time { "At most " } else { "" };
     let cause = Cited::words(plain(row.cause));
-    let text =
-        Cited::of("{}{} of {}: {}.", [Cited::words(at_most), share.text(), base.clone(), cause]);
+    let few = in_outliers(records, stage, row).unwrap_or_default();
+    let parts = [Cited::words(at_most), share.text(), base.clone(), cause, few];
+    let text = Cited::of("{}{} of {}: {}{}.", parts);
     let thread = thread_in_gaps(records, row);
     let displaced = thread.filter(|it| it.id == catalogue::LAUNCHING_THREAD_DISPLACED);
     let of_row = displaced.and_then(|it| it.advice.as_deref());
-    let of_row = of_row.or_else(|| advice(records.findings, row));
+    let of_row = of_row.or_else(|| advice(records, row));
     let remedy = of_row.map(|advice| {
         let saving = (row.max_saving_ns != 0).then(|| {
             let saving = row_of_cause(row).ns("max_saving_ns", row.max_saving_ns);
@@ -191,40 +170,6 @@ fn reason<'a>(
         None => evidence,
     };
     Some((Reason { text, evidence, advice: Cited::default() }, remedy))
-}
-
-/// Time in an instance of a stage in which others had the core of its launching thread while a GPU
-/// idled: the upper bound of what a core of its own saves.
-fn taken(records: &AnswerRecords, stage: &LedgerStage) -> Option<Figure> {
-    let host = records.host_stages.iter().find(|it| it.stage == stage.stage)?;
-    let cells = Row::of("host_cpu.stages").with("stage", &stage.stage);
-    let taken = cells.figure("taken_ms", host.taken_ms?);
-    match stage.instances.filter(|it| *it > 1) {
-        Some(instances) => taken.over(&row_of(stage).count("instances", instances)),
-        None => Some(taken),
-    }
-}
-
-/// The upper bound of a saving, as the end of a sentence: of the time that the page states, in its
-/// unit, or as a share if sentences on steps or a median have the times.
-fn saved(
-    records: &AnswerRecords,
-    stage: &LedgerStage,
-    saving: &Figure,
-    (whole, base): (&Figure, &Cited),
-) -> Option<Cited> {
-    if !is_mean_stated(records, &stage.stage) {
-        let share = saving.share_of(whole)?.text();
-        return Some(Cited::of("saves at most {} of {}.", [share, base.clone()]));
-    }
-    let is_step = stage.unit == LedgerUnit::Step;
-    if let Some(steps) = stage.steps.filter(|it| is_step || *it > 1 && stage.stage == DECODE) {
-        let steps = row_of(stage).count("steps", steps);
-        let [saving, whole] = [saving.over(&steps)?.short(), whole.over(&steps)?.short()];
-        return Some(Cited::of("saves at most {} of {} ms of a decode step.", [saving, whole]));
-    }
-    let parts = [saving.clone().short(), whole.clone().short(), base.clone()];
-    Some(Cited::of("saves at most {} of {} ms of {}.", parts))
 }
 
 /// The finding on the launching thread in the gaps of a stage, for the largest of their causes that
@@ -261,20 +206,6 @@ fn evidence(it: &LedgerMember, row: &LedgerRow) -> String {
     };
     let pass = if row.pass.is_empty() { String::new() } else { format!(" ({})", row.pass) };
     format!("{name}{time}: {why}{pass}.")
-}
-
-/// The remedy of a cause. In decode, the finding on an idle GPU knows whether graphs are replayed.
-/// Time without a cause has a remedy if the kernels of graphs were not recorded.
-fn advice<'a>(findings: &'a [Finding], row: &LedgerRow) -> Option<&'a str> {
-    let of = |id: FindingId| findings.iter().find(|it| it.id == id)?.advice.as_deref();
-    let known = match row.cause {
-        LedgerCause::GapHost if row.stage == DECODE => of(catalogue::DECODE_LAUNCH_BOUND),
-        LedgerCause::Unexplained if row.largest.as_deref() == Some(LedgerCause::WHOLE_GRAPH) => {
-            return of(catalogue::GRAPHS_TRACED_WHOLE);
-        }
-        _ => None,
-    };
-    known.or_else(|| findings::ledger::advice(row)).filter(|_| row.max_saving_ns > 0)
 }
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ pub fn sentences(records: &AnswerRecords, time: &StageTime) -> Vec<Cited> {
 fn has_stated_median(records: &AnswerRecords, steps: &StepTimes) -> bool {
     let is_stage = || {
         let row = records.stages.iter().find(|it| it.stage == steps.stage);
-        row.is_none_or(|row| steps.are_stage(row.ms.mean))
+        row.is_none_or(|row| steps.are_stage(Some(row), row.ms.mean))
     };
     steps.median_ms().is_some() && (steps.are_steps() || is_stage())
 }
@@ -93,21 +93,27 @@ fn median(
     per_step: &Figure,
 ) -> Cited {
     let row = row_of_steps(steps);
-    let are_stage = !steps.are_steps() || steps.are_stage(per_step.value());
+    let are_stage = !steps.are_steps() || steps.are_stage(time.row, per_step.value());
     let sequences = || {
         let made = time.steps.as_ref().and_then(|it| made_per_step(it, time.row));
         made.filter(|it| it.value() > 1.0).map(sequences).unwrap_or_default()
     };
     let (name, per) = match are_stage {
-        true => (Cited::name(named(time.stage)), per_step_of(time).unwrap_or_default()),
+        true => {
+            let per = per_step_of(time).unwrap_or_else(|| match steps.are_steps() {
+                true => Cited::words(" per step"),
+                false => Cited::default(),
+            });
+            (Cited::name(named(time.stage)), per)
+        }
         false => (Cited::of("A decode step{}", [sequences()]), Cited::default()),
     };
     let noun = if steps.are_steps() { "step" } else { repeat_noun(records, time) };
     let rate = time.row.filter(|_| are_stage && time.steps.is_some()).and_then(rate);
     // Of a stage, the mean contains the time between its steps.
     let mean = match are_stage {
-        true => per_step.clone(),
-        false => row.figure("ms.mean", steps.ms.mean),
+        true if time.steps.is_some() || !steps.are_steps() => per_step.clone(),
+        _ => row.figure("ms.mean", steps.ms.mean),
     };
     // The rate is that of the mean.
     let (within, after) = match (average(steps, &mean).is_some(), rate.unwrap_or_default()) {
@@ -135,7 +141,7 @@ fn of_steps(steps: &StepTimes, noun: &str, mean: &Figure) -> Cited {
 
 /// The step of a recording that cuts every decode. `mean` and `number` are of these steps.
 pub fn cut_decode(steps: Option<&StepTimes>, mean: Figure, number: Figure) -> Cited {
-    let steps = steps.filter(|it| it.median_ms().is_some() && it.are_stage(mean.value()));
+    let steps = steps.filter(|it| it.median_ms().is_some() && it.are_stage(None, mean.value()));
     let (ms, of) = match steps {
         Some(it) => (row_of_steps(it).figure("p50_ms", it.p50_ms), of_steps(it, "step", &mean)),
         None => (mean, Cited::of("mean of {}", [number.quantity("step")])),

@@ -7,7 +7,10 @@ use llmprof_analyze::{
     step_batches::{StepBatch, common_batch},
     timeline::time_shares::{OUTSIDE_STAGES, StageShare},
 };
-use llmprof_core::trace::{engine_steps::StepClass, stage::WARMUP};
+use llmprof_core::{
+    domain::finding::{Finding, Severity, catalogue},
+    trace::{engine_steps::StepClass, stage::WARMUP},
+};
 
 use super::{
     AnswerRecords,
@@ -37,7 +40,13 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         Some(_) => "the stages that the recording has whole",
         None => "the stages",
     };
-    all.extend(records.stage_shares.iter().find_map(|it| outside(it, has_steps, stages)));
+    // Work without a common clock has no place among the stages.
+    let is_unplaced = |it: &Finding| {
+        it.id == catalogue::DEVICE_CLOCK_DIFFERS && it.severity == Severity::Critical
+    };
+    let is_placed = !records.findings.iter().any(is_unplaced);
+    let shares = || records.stage_shares.iter().filter(|_| is_placed);
+    all.extend(shares().find_map(|it| outside(it, has_steps, stages)));
     all.extend(records.stage_shares.iter().find_map(warmup));
     all
 }
@@ -61,6 +70,9 @@ fn of_batches(batches: &[StepBatch], ledger: &Ledger) -> Vec<Cited> {
 
 /// The phases of decode steps by speculation.
 fn speculation(it: &StepBatch) -> Option<Cited> {
+    if it.class != StepClass::Decode {
+        return None;
+    }
     let row = row_of(it);
     let [drafts, draft_ms, verify_ms] = [
         row.figure("drafts", it.drafts?).decimals(1),
@@ -138,8 +150,10 @@ fn of_steps(rows: &[&StepBatch], waits: bool) -> Cited {
 /// The least and the most context.
 fn contexts((least, most): (Figure, Figure)) -> Cited {
     match least.value() == most.value() {
-        true => Cited::of(" with a context of {}", [least.quantity("token")]),
-        false => Cited::of(" with contexts of {} to {}", [counted(least), most.quantity("token")]),
+        true => Cited::of(" with a mean context of {}", [least.quantity("token")]),
+        false => {
+            Cited::of(" with mean contexts of {} to {}", [counted(least), most.quantity("token")])
+        }
     }
 }
 
@@ -262,7 +276,7 @@ mod tests {
         let rows = [row(Some(4), &[2.0, 2.0, 2.0], Some(2000.0)), row(Some(8), &[4.0], None)];
         assert_eq!(
             of_batches(&rows, &Ledger::default()),
-            ["4 decode steps of 4 to 8 requests with contexts of 400 to 800 tokens: 2.00 ms \
+            ["4 decode steps of 4 to 8 requests with mean contexts of 400 to 800 tokens: 2.00 ms \
                  with 4 requests (median of 3 steps), 2,000 tokens per second within a step; \
                  all take 2.00 to 4.00 ms."]
         );
@@ -275,11 +289,11 @@ mod tests {
     fn two_steps_have_no_median_and_the_time_to_the_next_step_is_stated_where_it_is_longer() {
         let mut rows = [row(Some(1), &[3.5, 40.5], None)];
         let text = of_batches(&rows, &Ledger::default());
-        let steps = "2 decode steps of 1 request with a context of 100 tokens";
+        let steps = "2 decode steps of 1 request with a mean context of 100 tokens";
         assert_eq!(text, [format!("{steps}: 3.50 and 40.5 ms.")]);
         rows[0] = StepBatch { period_ms: Some(4.0), ..row(Some(1), &[3.0, 3.0, 3.1], Some(250.0)) };
         let text = of_batches(&rows, &Ledger::default());
-        let steps = "3 decode steps of 1 request with a context of 100 tokens";
+        let steps = "3 decode steps of 1 request with a mean context of 100 tokens";
         assert_eq!(
             text,
             [format!(
@@ -304,8 +318,8 @@ mod tests {
         let text = of_batches(&rows, &Ledger::default());
         assert_eq!(
             text,
-            ["4 decode steps of 1 request with contexts of 100 to 900 tokens: 2.00 ms with a \
-              context of 100 tokens (median of 3 steps); all take 2.00 to 4.00 ms."]
+            ["4 decode steps of 1 request with mean contexts of 100 to 900 tokens: 2.00 ms with \
+              a mean context of 100 tokens (median of 3 steps); all take 2.00 to 4.00 ms."]
         );
     }
 
@@ -347,8 +361,8 @@ mod tests {
         let rows = [row(Some(1), &[2.0, 2.0, 900.0], Some(3.3))];
         assert_eq!(
             of_batches(&rows, &Ledger::default()),
-            ["3 decode steps of 1 request with a context of 100 tokens: 2.00 ms (median of 3 \
-              steps); all take 2.00 to 900 ms."]
+            ["3 decode steps of 1 request with a mean context of 100 tokens: 2.00 ms (median of \
+              3 steps); all take 2.00 to 900 ms."]
         );
     }
 }

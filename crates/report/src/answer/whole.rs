@@ -52,7 +52,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     let called = records.longest_call.map(|it| {
         let row = Row::of("api_calls").with("name", &it.name);
         Cited::of(
-            "The host spends most time in {}: {} ms in {}.",
+            "Of its calls of the runtime, the host spends most time in {}: {} ms in {}.",
             [
                 Cited::name(short_name(without_version(&it.name))),
                 row.ns("ns.total", it.ns.total).short(),
@@ -105,10 +105,17 @@ fn kernels(longest: &KernelRecord, totals: &DeviceTotals) -> Option<Cited> {
     let all = Row::of("aggregates");
     let all_ms = all.figure("devices.kernel_ms", totals.kernel_ms);
     Some(Cited::of(
-        "Kernels take {} ms in {}: {} of it in {}.",
+        "Kernels take {} ms in {}{}: {} of it in {}.",
         [
             all_ms.clone().short(),
             all.count("devices.kernels", totals.kernels).quantity("launch"),
+            match totals.devices {
+                0 | 1 => Cited::default(),
+                devices => {
+                    let devices = all.count("devices.devices", devices).quantity("GPU");
+                    Cited::of(", summed over {}", [devices])
+                }
+            },
             row.figure("total_ms", longest.total_ms).share_of(&all_ms)?.text(),
             Cited::name(short_name(&longest.kernel_name)),
         ],

@@ -122,6 +122,7 @@ impl Headline {
         TimeRecords {
             first_token_ms: self.aggregates.first_token,
             per_token_ms: self.aggregates.per_token,
+            stages: &self.stages,
             step_times: &self.step_times,
             step_batches: &self.step_batches,
             request_latency: &self.request_latency,

@@ -1,7 +1,7 @@
 //! The verdict of a comparison in one line, its bars, and its changed rows.
 
 use llmprof_analyze::compare::{
-    Change, ChangeVerdict, Diff,
+    Change, ChangeVerdict, ComparabilityCheck, Diff,
     claims::{self, Claim},
     ledger::LedgerStageChange,
 };
@@ -72,6 +72,15 @@ fn amount(it: &Change) -> String {
     let sign = if it.change_ms > 0.0 { "+" } else { "" };
     let pct = it.change_pct.map(|pct| format!(" ({sign}{} %)", decimals(pct, 1)));
     format!("{sign}{} ms{}", ms(it.change_ms), pct.unwrap_or_default())
+}
+
+/// Facts that neither side states, without which equal work is assumed.
+pub(super) fn unknown_facts(diff: &Diff) -> Vec<String> {
+    const OF_WORK: [&str; 5] = ["model", "parameters", "dtype", "prompt positions", "decode steps"];
+    let is_unknown = |it: &&ComparabilityCheck| {
+        it.a.is_none() && it.b.is_none() && OF_WORK.contains(&it.what.as_str())
+    };
+    diff.checks.iter().filter(is_unknown).map(|it| it.what.clone()).collect()
 }
 
 /// Findings of run A and what became of their savings; none if the runs are not comparable.

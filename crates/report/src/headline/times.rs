@@ -6,7 +6,7 @@
 
 use llmprof_analyze::{
     requests::{LatencyMetric, LatencyRecord},
-    stages::{DECODE, PREFILL, step_times::StepTimes},
+    stages::{DECODE, PREFILL, StageTiming, step_times::StepTimes},
     stats::Spread,
     step_batches::{StepBatch, common_batch},
 };
@@ -16,6 +16,7 @@ use llmprof_core::trace::{engine_steps::StepClass, requests::LoadPass};
 pub struct TimeRecords<'a> {
     pub first_token_ms: Option<Spread>,
     pub per_token_ms: Option<Spread>,
+    pub stages: &'a [StageTiming],
     pub step_times: &'a [StepTimes],
     pub step_batches: &'a [StepBatch],
     pub request_latency: &'a [LatencyRecord],
@@ -66,7 +67,8 @@ impl<'a> TimeRecords<'a> {
         if self.has_steps(StepClass::Decode) {
             let steps = || self.step_batches.iter().filter(|it| it.class == StepClass::Decode);
             let common = common_batch(steps())?;
-            let is_one = steps().all(|it| it.requests == common.requests);
+            // The tokens that a step by speculation keeps are unknown.
+            let is_one = steps().all(|it| it.requests == common.requests && it.verify_ms.is_none());
             return (is_one && !common.has_unrecorded_waits).then_some(StatedTime::Batch(common));
         }
         self.of_stage(DECODE, self.per_token_ms?)
@@ -74,7 +76,8 @@ impl<'a> TimeRecords<'a> {
 
     fn of_stage(&self, stage: &str, mean: Spread) -> Option<StatedTime<'a>> {
         let steps = self.step_times.iter().find(|it| it.stage == stage);
-        let median = steps.filter(|it| it.median_ms().is_some() && it.are_stage(mean.mean));
+        let row = self.stages.iter().find(|it| it.stage == stage);
+        let median = steps.filter(|it| it.median_ms().is_some() && it.are_stage(row, mean.mean));
         Some(median.map_or(StatedTime::Mean(mean), |it| StatedTime::Median(it, mean)))
     }
 
@@ -98,6 +101,7 @@ pub(crate) mod tests {
         TimeRecords {
             first_token_ms: Spread::of([7.0]),
             per_token_ms: Spread::of([17.5]),
+            stages: &[],
             step_times: steps,
             step_batches: batches,
             request_latency: &[],
@@ -148,6 +152,17 @@ pub(crate) mod tests {
         assert_eq!(ms(&[steps(&[1.0, 1.0, 1.0, 67.0], 1.0)]), 1.0);
         assert_eq!(ms(&[steps(&[17.4, 17.4, 17.7], 17.4)]), 17.4, "close to the mean");
         assert_eq!(ms(&[steps(&[17.4, 17.6], 17.4)]), 17.5, "two have no median");
+        // Repeats of one and of three steps: the mean of their times per step is that of no step.
+        let all = [steps(&[30.0, 5.0, 5.0, 5.0], 5.0)];
+        let rows = [StageTiming {
+            stage: DECODE.into(),
+            ms: Spread::of([30.0, 15.0]).unwrap(),
+            share_pct: None,
+            tokens: None,
+            tokens_per_s: None,
+        }];
+        let it = TimeRecords { stages: &rows, ..records(&all, &[]) };
+        assert_eq!(it.per_token().unwrap().ms(), 5.0);
         assert_eq!(ms(&[steps(&[1.0, 1.0, 1.0, 7.0], 1.0)]), 17.5, "most lies between the steps");
         assert_eq!(ms(&[steps(&[100.0, 100.0, 400.0], 100.0)]), 17.5, "instances, not tokens");
     }
@@ -160,6 +175,8 @@ pub(crate) mod tests {
         assert_eq!((it.first_token(), it.per_token().unwrap().ms()), (None, 2.5));
         let waits = [StepBatch { has_unrecorded_waits: true, ..batch(Decode, 4) }];
         assert_eq!(records(&[], &waits).per_token(), None);
+        let drafts = [StepBatch { drafts: Some(2.9), verify_ms: Some(1.5), ..batch(Decode, 4) }];
+        assert_eq!(records(&[], &drafts).per_token(), None, "kept tokens are unknown");
         let batches = [batch(Decode, 4), batch(Decode, 8)];
         let it = records(&[], &batches);
         assert_eq!((it.first_token().unwrap().ms(), it.per_token()), (7.0, None));

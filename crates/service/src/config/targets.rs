@@ -4,7 +4,7 @@ use std::path::Path;
 
 use llmprof_core::{
     domain::command::{CommandTarget, Commands},
-    trace::stage::StageRule,
+    trace::stage::parse_stages,
 };
 use serde::Deserialize;
 
@@ -64,9 +64,7 @@ fn check_computes(command: &CommandTarget, models: &Models) -> Result<(), String
 }
 
 fn check_stages(command: &CommandTarget) -> Result<(), String> {
-    for rule in &command.stages {
-        rule.parse::<StageRule>().map_err(|error| format!("stages: {error}"))?;
-    }
+    parse_stages(&command.stages).map_err(|error| format!("stages: {error}"))?;
     match [("include_ranges", &command.include_ranges), ("exclude_ranges", &command.exclude_ranges)]
         .iter()
         .find(|(_, names)| names.iter().any(String::is_empty))
@@ -102,6 +100,10 @@ mod tests {
                 "targets.toml: command x: args: \"{n}\": unknown parameter n",
             ),
             (command("stages = ['prefill']"), "command x: stages: invalid stage \"prefill\""),
+            (
+                command("stages = ['prefill=R', 'decode_all=R']"),
+                "range \"R\" is named for two stages",
+            ),
             (command("program2 = 'y'"), "unknown field `program2`"),
             (
                 command("kind = 'server'"),

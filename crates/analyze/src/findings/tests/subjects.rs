@@ -348,3 +348,30 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn work_beyond_64_bits_saturates() {
+    let mut events = events("cpu", false);
+    // One repeat, with operators in both stages.
+    events.retain(|event| match event {
+        Event::Range(it) => it.repeat == 0,
+        Event::Op(it) => it.repeat == 0,
+        _ => true,
+    });
+    let mut in_prefill = Vec::new();
+    for event in &mut events {
+        if let Event::Op(op) = event {
+            (op.flops, op.bytes) = (1 << 63, 1 << 63);
+            let stage = PREFILL.to_owned();
+            in_prefill.push(OperatorCall { stage, start_ns: 0, end_ns: 1, ..op.clone() });
+        }
+    }
+    drop(events.splice(1..1, in_prefill.into_iter().map(Event::Op)));
+    let trace = Trace { baseline: events.clone(), traced: events, ..Trace::default() };
+    let analysis = analyze(&trace, None, None);
+    for stage in [PREFILL, DECODE] {
+        let work = &analysis.operators.work[stage];
+        assert_eq!((work.flops, work.bytes), (u64::MAX, u64::MAX), "{stage}");
+    }
+    assert!(analysis.mfu.rows.iter().all(|it| it.flops == u64::MAX), "{:?}", analysis.mfu);
+}

@@ -307,7 +307,7 @@ fn logged_tile(algorithm: &str) -> Option<&str> {
 fn agrees(call: &GemmCall, kind: &LaunchKind, name: &str, tiles: &[&str]) -> bool {
     let Some(tile) = tile_of(name) else { return true };
     let loops = ["nvjet", "sm90_", "sm100_"].iter().any(|family| name.contains(family));
-    let blocks: u64 = kind.grid.iter().map(|side| u64::from(*side)).product();
+    let blocks = kind.blocks();
     let enough = loops
         || tile.of_launch(&call.shape, blocks).is_none_or(|tile| tile.tiles(&call.shape) <= blocks);
     enough && (tiles.is_empty() || tiles.iter().any(|logged| tile.matches(logged)))

@@ -105,8 +105,7 @@ impl ShapeKernel {
         };
         let tile = |kind: u32| {
             let kind = launch_kind(kind);
-            let blocks = kind.grid.iter().map(|side| u64::from(*side)).product();
-            tile_of(name(kind.full_name))?.of_launch(shape, blocks)
+            tile_of(name(kind.full_name))?.of_launch(shape, kind.blocks())
         };
         let fills: Option<Vec<(f64, i64)>> = kernels
             .iter()

@@ -8,6 +8,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use llmprof_core::domain::byte_order_mark::without_mark;
+
 use crate::parse::{compressed, encoding, foreign::HEAD, stored};
 
 const BUFFER: usize = 256 << 10;
@@ -26,7 +28,7 @@ pub fn open(path: &Path) -> io::Result<TraceText> {
         let refused = encoding::utf16_refused(encoding, &name, packed_with(&stored_path(path))?);
         return Err(io::Error::new(io::ErrorKind::InvalidData, refused));
     }
-    let mark = head.len() - encoding::without_mark(head).len();
+    let mark = head.len() - without_mark(head).len();
     text.consume(mark);
     Ok(text)
 }

@@ -160,7 +160,7 @@ impl TablePart<4> for SamplesPart<'_> {
             return Ok(());
         };
         if metric.is_clock() && value > MAX_MHZ {
-            value = (value + 500_000) / 1_000_000;
+            value = value.saturating_add(500_000) / 1_000_000;
         }
         if metric.is_valid(value) && possible(at_ns, at_ns) {
             samples.push(at_ns, metric, value as u16);

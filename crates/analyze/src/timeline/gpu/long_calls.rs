@@ -16,8 +16,9 @@ use super::super::{device_time::is_operator, interval::Interval};
 /// microseconds.
 pub const LONG_CALL_NS: i64 = 1_000_000;
 
-/// Start of the names of calls that load code. The host chooses or builds it before the call.
-pub const LOADING: &str = "loading of code by";
+/// Start of the names of gaps before calls that load code: the host chooses or builds it before the
+/// call, which takes little time itself.
+pub const LOADING: &str = "preparation of code for";
 
 /// Max calls compared with a gap, latest first.
 const MAX_COMPARED: usize = 4096;
@@ -171,7 +172,7 @@ mod tests {
             let (number, part) = calls.inside(thread, gap)?;
             Some((calls.names[number as usize].as_ref(), part))
         };
-        let load = "loading of code by cuLibraryLoadData";
+        let load = "preparation of code for cuLibraryLoadData";
         let gap = (1_000_000, 8_000_000);
         assert_eq!(name(gap), Some((load, (1_000_000, 6_200_000))));
         assert_eq!(name((1_000_000, 15_000_000)), None, "most of the gap is after the last load");

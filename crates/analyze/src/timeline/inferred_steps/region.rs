@@ -56,7 +56,7 @@ impl Region {
     ) {
         self.last = at;
         self.open_kernels += u64::from(!self.is_closed);
-        self.blocks += role.blocks;
+        self.blocks = self.blocks.saturating_add(role.blocks);
         if is_choice {
             self.by_top_k = role.is_top_k;
             if !self.is_closed {

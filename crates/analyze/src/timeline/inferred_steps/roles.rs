@@ -132,7 +132,6 @@ pub fn role(name: &str, kind: &LaunchKind) -> KernelRole {
     // Such a kernel adds the parts of a product.
     let is_split = full.contains("splitkreduce") || full.contains("split_k_kernel");
     let is_softmax = class == "softmax";
-    let blocks = kind.grid.iter().map(|side| u64::from(*side)).product();
     KernelRole {
         is_compute: is_softmax || ["gemm", "attention", "moe", "conv"].contains(&class),
         is_layer: is_softmax || class == "attention",
@@ -144,7 +143,7 @@ pub fn role(name: &str, kind: &LaunchKind) -> KernelRole {
         is_continuous: cache.is_some(),
         cached: cache.filter(is_write).map(|it| RowsRule::rows(it.rows, kind)),
         writes_cache: is(&TABLE.xla_cache),
-        blocks: if ["elementwise", "norm"].contains(&class) { blocks } else { 0 },
+        blocks: if ["elementwise", "norm"].contains(&class) { kind.blocks() } else { 0 },
     }
 }
 

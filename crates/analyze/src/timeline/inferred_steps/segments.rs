@@ -174,7 +174,7 @@ impl<'a> SegmentWalk<'a> {
         }
         if let Some(open) = &mut self.open {
             open.graph = open.graph.wrapping_mul(31).wrapping_add(kind.into());
-            open.blocks += role.blocks;
+            open.blocks = open.blocks.saturating_add(role.blocks);
             if open.rows == Rows::Unknown {
                 open.rows = role.lookup.unwrap_or_default();
             }
@@ -222,7 +222,7 @@ impl<'a> SegmentWalk<'a> {
             self.open = Some(open);
         } else if let Some(open) = &mut self.open {
             let region = std::mem::take(&mut self.region);
-            open.blocks += region.blocks;
+            open.blocks = open.blocks.saturating_add(region.blocks);
             if open.rows == Rows::Unknown {
                 open.rows = region.lookup.map_or(Rows::Unknown, |(_, _, rows)| rows);
             }
@@ -239,7 +239,7 @@ impl<'a> SegmentWalk<'a> {
         let entry = if role.is_layer { function } else { kind.into() };
         *open.signature.entry(entry).or_default() += 1;
         open.last.0 = Some(kind);
-        open.blocks += role.blocks;
+        open.blocks = open.blocks.saturating_add(role.blocks);
         match role.gemm {
             Some(GemmRows::Few) => open.gemms[0] += 1,
             Some(GemmRows::Many) => open.gemms[1] += 1,

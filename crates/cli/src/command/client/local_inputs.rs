@@ -1,8 +1,7 @@
 //! Manifests of this machine: uploaded with their images, so that a submission can name them.
 
 use std::{
-    fs::{self, Metadata},
-    io,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -19,6 +18,7 @@ use reqwest::multipart::{Form, Part};
 use serde_json::{Value, json};
 
 use super::{
+    super::local_file,
     ServiceClient,
     answers::InputsAnswer,
     terminal::{escaped, print_notice},
@@ -70,7 +70,7 @@ impl LocalInputs {
             bytes <= MAX_MANIFEST,
             "{shown} is not a manifest: it has {bytes} bytes; at most {MAX_MANIFEST} are read"
         );
-        let text = fs::read(path).with_context(|| format!("cannot read {shown}"))?;
+        let text = local_file::read(path, MAX_MANIFEST)?;
         let wrong = |why| anyhow!("{shown} is not a manifest: {why}");
         let mut samples = parse_manifest(&text).map_err(wrong)?;
         let mut files = Vec::new();
@@ -132,7 +132,7 @@ impl LocalInputs {
 
 /// A file as an image of a submission; without a name it has its position.
 pub(super) fn inline_image(path: &Path, name: Option<&str>) -> Result<Value> {
-    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let bytes = local_file::read(path, MAX_FILE_BYTES)?;
     // The service reads the format from the content.
     let data = format!("data:image/*;base64,{}", STANDARD.encode(bytes));
     Ok(match name {
@@ -159,7 +159,7 @@ fn find(image: &mut ManifestImage, folder: &Path, files: &mut Vec<LocalImage>) -
         }
         Err(error) => bail!("image {}: cannot read {shown}: {error}", stated.display()),
     };
-    check_file(&about).with_context(|| format!("image {shown}"))?;
+    local_file::check(&about, MAX_FILE_BYTES).with_context(|| format!("image {shown}"))?;
     if let Some(hash) = &image.sha256 {
         check_file_hash(&path, hash).map_err(|why| anyhow!("image {shown}: {why}"))?;
     }
@@ -174,13 +174,6 @@ fn find(image: &mut ManifestImage, folder: &Path, files: &mut Vec<LocalImage>) -
         name
     });
     image.path = Some(name.into());
-    Ok(())
-}
-
-fn check_file(about: &Metadata) -> Result<()> {
-    ensure!(about.is_file(), "not a regular file");
-    let bytes = about.len();
-    ensure!(bytes <= MAX_FILE_BYTES, "{bytes} bytes; at most {MAX_FILE_BYTES} are accepted");
     Ok(())
 }
 

@@ -10,7 +10,9 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
-use llmprof_core::domain::{settings::parse, unique_keys::UniqueKeys};
+use llmprof_core::domain::{
+    byte_order_mark::BYTE_ORDER_MARK, settings::parse, unique_keys::UniqueKeys,
+};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -260,12 +262,13 @@ pub fn read_object(path: &Path) -> Result<Map<String, Value>> {
     if read.with_context(|| format!("cannot read {shown}"))? as u64 > MAX_FILE {
         bail!("{shown} is larger than {} MiB, the most that a service accepts", MAX_FILE >> 20);
     }
-    if depth(&text) > MAX_DEPTH {
+    let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text);
+    if depth(text) > MAX_DEPTH {
         bail!("{shown} has more than {MAX_DEPTH} open brackets");
     }
-    let parsed = serde_json::from_str(&text).or_else(|json_error| {
+    let parsed = serde_json::from_str(text).or_else(|json_error| {
         let is_json = text.trim_start().starts_with('{');
-        yaml_serde::from_str(&text).map_err(|yaml_error| match (is_json, json_error.is_data()) {
+        yaml_serde::from_str(text).map_err(|yaml_error| match (is_json, json_error.is_data()) {
             (true, true) => anyhow!("{shown}: {json_error}"),
             (true, false) => anyhow!("{shown} is neither JSON nor YAML: {json_error}"),
             (false, _) => anyhow!("{shown} is not a submission in JSON or YAML: {yaml_error}"),

@@ -14,6 +14,7 @@ use tokio_stream::StreamExt as _;
 use tokio_util::io::ReaderStream;
 
 use super::{
+    super::local_file,
     ServerOptions, ServiceClient,
     submit::{plan, queued},
     terminal::print,
@@ -154,9 +155,12 @@ fn model_config(name: &str) -> Result<String> {
 /// A file as a part of the form, streamed.
 pub(super) async fn part(path: &Path, bar: &ProgressBar) -> Result<Part> {
     let shown = path.display();
-    let file = tokio::fs::File::open(path).await.with_context(|| format!("cannot read {shown}"))?;
-    let data = file.metadata().await.with_context(|| format!("cannot read {shown}"))?;
-    anyhow::ensure!(data.is_file(), "{shown} is not a file");
+    let cannot = || format!("cannot read {shown}");
+    // Before it is opened, which waits for the writer of a pipe.
+    let data = tokio::fs::metadata(path).await.with_context(cannot)?;
+    local_file::check(&data, u64::MAX).with_context(cannot)?;
+    let file = tokio::fs::File::open(path).await.with_context(cannot)?;
+    let data = file.metadata().await.with_context(cannot)?;
     bar.inc_length(data.len());
     let bar = bar.clone();
     let stream = ReaderStream::new(file).map(move |read| {

@@ -9,6 +9,8 @@ use serde::{Deserialize, Deserializer, Serialize, de::Visitor};
 
 /// Maximum length of a text value, in characters.
 pub const MAX_TEXT: usize = 4096;
+/// Whole numbers below are the same as integers and floats.
+const MAX_WHOLE: i64 = 9_000_000_000_000_000;
 /// Maximum size of a compiled pattern, bytes.
 const MAX_PATTERN: usize = 1 << 20;
 
@@ -230,9 +232,28 @@ impl Param {
         }
     }
 
+    /// The value in its stored form. A number has one form per type, since values of runs are
+    /// compared: 3.0 is an integer in JSON Schema.
+    pub fn normalised(&self, value: ParamValue) -> ParamValue {
+        match (self, value) {
+            (Self::Int { .. }, ParamValue::Float(number))
+                if number.fract() == 0.0 && number.abs() < MAX_WHOLE as f64 =>
+            {
+                ParamValue::Int(number as i64)
+            }
+            (Self::Float { .. }, ParamValue::Int(number))
+                if number.unsigned_abs() < MAX_WHOLE.unsigned_abs() =>
+            {
+                ParamValue::Float(number as f64)
+            }
+            (_, value) => value,
+        }
+    }
+
     /// The argument's text for `value`; `None`: the argument is left out.
     pub fn text(&self, value: &ParamValue) -> Result<Option<String>, String> {
         value.check_form()?;
+        let value = &self.normalised(value.clone());
         let bounded = |fits: bool, min: &dyn fmt::Display, max: &dyn fmt::Display| {
             if fits {
                 Ok(Some(value.to_string()))
@@ -247,12 +268,6 @@ impl Param {
         match (self, value) {
             (Self::Int { min, max, .. }, ParamValue::Int(number)) => {
                 bounded((min..=max).contains(&number), min, max)
-            }
-            // 3.0 is an integer in JSON Schema.
-            (Self::Int { .. }, ParamValue::Float(number))
-                if number.fract() == 0.0 && number.abs() < 9e15 =>
-            {
-                self.text(&ParamValue::Int(*number as i64))
             }
             (Self::Int { min, max, .. }, ParamValue::Float(number)) if number.fract() == 0.0 => {
                 bounded(false, min, max)
@@ -325,5 +340,25 @@ mod tests {
             assert!(text(&float, value).unwrap_err().ends_with(" is not between 0.5 and 2"));
         }
         assert_eq!(text(&int, json!(1.5)), Err("expected a whole number".into()));
+    }
+    #[test]
+    fn equal_numbers_have_one_stored_form_and_one_argument() {
+        let (min, max, description) = (-10, 10, String::new());
+        let int = Param::Int { description: description.clone(), min, max, default: None };
+        let float = Param::Float { description, min: -10.0, max: 10.0, default: None };
+        for number in [-10i32, -1, 0, 1, 10] {
+            let (whole, real) = (ParamValue::Int(number.into()), ParamValue::Float(number.into()));
+            for value in [&whole, &real] {
+                assert_eq!(int.normalised(value.clone()), whole);
+                assert_eq!(float.normalised(value.clone()), real);
+                for param in [&int, &float] {
+                    assert_eq!(param.text(value), Ok(Some(number.to_string())));
+                }
+            }
+        }
+        for value in [ParamValue::Float(1.5), ParamValue::Float(1e300), ParamValue::Flag(true)] {
+            assert_eq!(int.normalised(value.clone()), value);
+        }
+        assert_eq!(float.normalised(ParamValue::Int(i64::MIN)), ParamValue::Int(i64::MIN));
     }
 }

@@ -94,6 +94,7 @@ impl CommandTarget {
             let value = value.ok_or_else(|| {
                 unfit(format!("missing value, and there is no default: {}", param.description()))
             })?;
+            let value = param.normalised(value);
             texts.insert(name.as_str(), param.text(&value).map_err(unfit)?);
             params.insert(name.clone(), value);
         }

@@ -3,6 +3,7 @@
 //! Reads and writes no file.
 
 use llmprof_core::domain::{
+    byte_order_mark::without_mark,
     input_manifest::{InputManifest, ManifestSamples},
     plain_words::plain_words,
     yaml::to_yaml,
@@ -25,8 +26,8 @@ pub fn parse(text: &[u8]) -> Result<ManifestSamples, String> {
              {MAX_BRACKETS} are read"
         ));
     }
-    let parsed: InputManifest =
-        yaml_serde::from_slice(text).map_err(|error| plain_words(&one_line(&error.to_string())))?;
+    let parsed: InputManifest = yaml_serde::from_slice(without_mark(text))
+        .map_err(|error| plain_words(&one_line(&error.to_string())))?;
     parsed.samples()
 }
 
@@ -47,6 +48,13 @@ mod tests {
     };
 
     use super::*;
+
+    #[test]
+    fn a_byte_order_mark_before_a_manifest_is_skipped() {
+        let text = "prompt: read\nimages: [{path: a.png}]\n";
+        assert_eq!(parse(format!("\u{feff}{text}").as_bytes()), parse(text.as_bytes()));
+        assert!(parse(text.as_bytes()).is_ok());
+    }
 
     #[test]
     fn samples_share_the_prompt_of_their_manifest() {

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::{
     alignment_form::{AlignmentForm, LABELS, SELECTORS},
-    forms::{self, non_empty, parse_state},
+    forms::{self, non_empty, parse_name},
     page::HtmlPage,
 };
 use crate::{
@@ -124,7 +124,7 @@ async fn show(
     entered: &AlignmentForm,
     problem: Option<&str>,
 ) -> Result<HtmlPage, ApiError> {
-    let state = parse_state(&query.state)?;
+    let state = parse_name("state", &query.state)?;
     let run = non_empty(&query.run).map(|id| parse_id::<RunId>(&id)).transpose()?;
     let cursor = non_empty(&query.cursor);
     let filter = AlignmentFilter { state, run };

@@ -21,7 +21,7 @@ use crate::http::{
 
 /// Name of the field with the key of a form.
 pub(super) const KEY: &str = "key";
-/// Maximum characters of an unknown field's name in a message.
+/// Maximum characters of an unknown field's name, and of an invalid parameter, in a message.
 const MAX_NAME: usize = 40;
 
 /// Texts before the name of a field in an error.
@@ -132,14 +132,23 @@ pub(super) fn non_empty(text: &str) -> Option<String> {
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
-/// Parses a named value of a filter, such as a state.
-pub(super) fn parse_state<T>(text: &str) -> Result<Option<T>, ApiError>
+/// The value of the parameter `name` of a filter, one of several names such as a state.
+pub(super) fn parse_name<T>(name: &str, text: &str) -> Result<Option<T>, ApiError>
 where
     T: std::str::FromStr<Err = UnknownName>,
 {
-    let invalid =
-        |error: UnknownName| ApiError::new(ErrorCode::InvalidParameter, error.to_string());
-    non_empty(text).map(|state| state.parse()).transpose().map_err(invalid)
+    let invalid = |error: UnknownName| {
+        let expected = format!("one of {}", error.known.join(", "));
+        invalid_parameter(name, &error.name, &expected)
+    };
+    non_empty(text).map(|text| text.parse()).transpose().map_err(invalid)
+}
+
+/// The refusal of the parameter `name` with the text that was given.
+pub(super) fn invalid_parameter(name: &str, text: &str, expected: &str) -> ApiError {
+    let text: String = text.chars().take(MAX_NAME).collect();
+    let message = format!("invalid {name} {text:?}; expected {expected}");
+    ApiError::new(ErrorCode::InvalidParameter, message)
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{
-    forms::{self, field, non_empty, parse_state},
+    forms::{self, field, invalid_parameter, non_empty, parse_name},
     page::HtmlPage,
     submit_form::{LABELS, SubmitForm},
     submit_inputs,
@@ -105,11 +105,14 @@ impl HomeQuery {
     fn filter(&self) -> Result<Filter, ApiError> {
         // The form has days, both included.
         let day = |name: &str, text: &str, time: &str| {
-            let text = non_empty(text).map(|day| format!("{day}{time}"));
-            text.map(|text| list::parse_time(name, &text)).transpose()
+            let parsed = |day: String| {
+                list::parse_time(name, &format!("{day}{time}"))
+                    .map_err(|_| invalid_parameter(name, &day, "a day such as 2026-11-01"))
+            };
+            non_empty(text).map(parsed).transpose()
         };
         Ok(Filter {
-            state: parse_state(&self.state)?,
+            state: parse_name("state", &self.state)?,
             model: non_empty(&self.model),
             labels: list::labels(None, Some(&self.label)),
             mode: non_empty(&self.mode),
@@ -117,7 +120,7 @@ impl HomeQuery {
             device: non_empty(&self.device),
             since_ms: day("since", &self.since, "T00:00:00Z")?,
             until_ms: day("until", &self.until, "T23:59:59.999Z")?,
-            sort: parse_state(&self.sort)?,
+            sort: parse_name("sort", &self.sort)?,
             ..Filter::default()
         })
     }
@@ -293,4 +296,30 @@ async fn submit_form<'a>(
         problem,
         key: Uuid::now_v7(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_invalid_filter_is_refused_with_its_name_and_the_given_text() {
+        let refused = |change: fn(&mut HomeQuery)| {
+            let mut query = HomeQuery::default();
+            change(&mut query);
+            query.filter().unwrap_err().message().to_owned()
+        };
+        for (message, expected) in [
+            (refused(|it| it.since = "x".into()), "invalid since \"x\"; expected a day such as"),
+            (refused(|it| it.until = "1".into()), "invalid until \"1\"; expected a day such as"),
+            (refused(|it| it.sort = "x".into()), "invalid sort \"x\"; expected one of ttft, "),
+            (refused(|it| it.state = "bad".into()), "invalid state \"bad\"; expected one of queue"),
+        ] {
+            assert!(message.starts_with(expected), "{message}");
+        }
+        let long = refused(|it| it.sort = "x".repeat(1000));
+        assert!(long.len() < 300, "{long}");
+        let query = HomeQuery { since: " 2026-11-01 ".into(), ..HomeQuery::default() };
+        assert_eq!(query.filter().unwrap().since_ms, Some(1_793_491_200_000));
+    }
 }

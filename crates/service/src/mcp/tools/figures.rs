@@ -17,8 +17,10 @@ pub enum FigureSource {
     Samples,
     /// Logs of the libraries of matrix products, and the timeline.
     GemmLog,
-    /// Arithmetic over several passes.
+    /// Arithmetic over several passes, or the pass that the row names.
     Derived,
+    /// The request, the host, or a computation on them; no pass measured it.
+    Stated,
 }
 
 impl FigureSource {
@@ -31,6 +33,7 @@ impl FigureSource {
             Self::Samples => &["gpu_metrics"],
             Self::GemmLog => &["gemm_log", "nsys", "torch_profiler"],
             Self::Derived => &["baseline", "nsys", "torch_profiler", "gpu_metrics", "ncu"],
+            Self::Stated => &[],
         }
     }
 }
@@ -40,13 +43,20 @@ pub fn source(table: &str, column: &str) -> FigureSource {
     let is_of_device = column.starts_with("device.");
     match table {
         _ if column.starts_with("counters.") => FigureSource::Counters,
-        "aggregates" | "stages" | "stage_notes" | "operator_repeats" | "power.stages"
-        | "memory" | "experts" => FigureSource::Timed,
+        "aggregates" | "stages" | "stage_notes" | "step_times" | "operator_repeats" | "samples"
+        | "sample_spread" | "power.stages" | "memory" | "experts" | "model.images"
+        | "roofline.roofs" => FigureSource::Timed,
+        "costs.modules" | "environment.gpus" | "inputs" | "steps" => FigureSource::Stated,
         "operators" | "operators_by_path" if !is_of_device => FigureSource::Timed,
-        "counters" if column.starts_with("values.") => FigureSource::Counters,
+        "counters" if column.starts_with("timeline_") || column == "unlike_ms" => {
+            FigureSource::Traced
+        }
+        "counters" => FigureSource::Counters,
         "gemms" => FigureSource::GemmLog,
         "roofline.points" | "mfu" | "operator_mfu" | "ledger" | "ledger_members"
-        | "ledger_stages" | "overhead" => FigureSource::Derived,
+        | "ledger_stages" | "overhead" | "findings" | "requests" | "request_latency"
+        | "request_loads" => FigureSource::Derived,
+        "gpu_sample_coverage" => FigureSource::Samples,
         _ if table.starts_with("sampled") => FigureSource::Samples,
         _ => FigureSource::Traced,
     }
@@ -186,6 +196,22 @@ mod tests {
         assert_eq!(source("kernels", "counters.sm_pct"), FigureSource::Counters);
         assert_eq!(source("operators", "inclusive_ms"), FigureSource::Timed);
         assert_eq!(source("operators", "device.inclusive_ms"), FigureSource::Traced);
+        for (table, column, expected) in [
+            ("step_times", "p50_ms", FigureSource::Timed),
+            ("samples", "wall_ms.mean", FigureSource::Timed),
+            ("transfers", "bytes", FigureSource::Traced),
+            ("engine_steps", "ms", FigureSource::Traced),
+            ("costs.modules", "prefill_flops", FigureSource::Stated),
+            ("steps", "duration_ms", FigureSource::Stated),
+            ("counters", "profiled", FigureSource::Counters),
+            ("counters", "timeline_total_ms", FigureSource::Traced),
+            ("gpu_sample_coverage", "samples", FigureSource::Samples),
+            ("sampled_stages", "sm_pct", FigureSource::Samples),
+            ("request_latency", "p99_ms", FigureSource::Derived),
+        ] {
+            assert_eq!(source(table, column), expected, "{table}.{column}");
+        }
+        assert!(FigureSource::Stated.steps(true).is_empty());
         assert_eq!(FigureSource::Timed.steps(false), FigureSource::Traced.steps(true));
         assert_eq!(formula("kernels", "grid", None), None);
     }

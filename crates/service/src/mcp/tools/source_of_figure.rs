@@ -154,6 +154,8 @@ fn steps(table: &str, column: &str, row: &Map<String, Value>, has_baseline: bool
     let of_pass = |name: &str| match name.trim() {
         "unprofiled" => steps(FigureSource::Timed),
         "PyTorch profiler" => vec!["torch_profiler".to_owned()],
+        // Passes of a load.
+        "before_window" | "traced" | "after_window" => steps(FigureSource::Traced),
         step => vec![step.to_owned()],
     };
     named.split(',').flat_map(of_pass).collect()
@@ -229,6 +231,16 @@ mod tests {
         assert_eq!(steps("ledger", "ns", &row, true), ["baseline", "torch_profiler"]);
         assert_eq!(steps("kernels", "total_ms", &Map::new(), true), ["nsys", "torch_profiler"]);
         assert_eq!(steps("stages", "ms.mean", &Map::new(), true), ["baseline"]);
+        assert_eq!(steps("step_times", "p50_ms", &Map::new(), true), ["baseline"]);
+        assert!(steps("costs.modules", "prefill_flops", &Map::new(), true).is_empty());
+        for (pass, expected) in [
+            ("unprofiled", &["baseline"][..]),
+            ("traced", &["nsys", "torch_profiler"]),
+            ("after_window", &["nsys", "torch_profiler"]),
+        ] {
+            let row = json!({ "pass": pass }).as_object().unwrap().clone();
+            assert_eq!(steps("request_latency", "p99_ms", &row, true), expected, "{pass}");
+        }
         let trace = json!({ "path": "pytorch/trace-1.json", "step": null });
         let log = json!({ "path": "logs/nsys.stderr.log", "step": "nsys" });
         let traced = ["nsys".to_owned(), "torch_profiler".to_owned()];

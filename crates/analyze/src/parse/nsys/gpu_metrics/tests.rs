@@ -98,6 +98,17 @@ fn values_that_are_no_integers_or_impossible_are_left_out_and_counted() {
 }
 
 #[test]
+fn a_clock_of_any_integer_is_read_or_counted_as_invalid() {
+    for value in [i64::MAX, i64::MAX - 500_000, i64::MIN, 0, -1] {
+        let samples =
+            samples(&format!("update GPU_METRICS set value = {value} where value = 1410;"));
+        let device = &samples.devices[0];
+        assert_eq!(device.value(1, GpuMetric::SmClock), None, "{value}");
+        assert_eq!(device.invalid, 1, "{value}");
+    }
+}
+
+#[test]
 fn a_table_of_many_pages_is_read_in_parts_without_loss() {
     let many = "with recursive t(at) as (select 1 union all select at + 1 from t where at < 60000)
         insert into GPU_METRICS select at, at * 50, 0x1000100000000, 4, at % 101 from t;";

@@ -6,7 +6,7 @@ use llmprof_core::{
         stated_model::{ModelStatement, StatedModel},
         subject::{Common, RunSpec, Subject},
     },
-    trace::stage::StageRule,
+    trace::stage::parse_stages,
 };
 use sha2::{Digest, Sha256};
 
@@ -137,10 +137,7 @@ impl UploadFields {
                 check_length(&format!("an item of {name}"), text, 1..=MAX_TEXT)?;
             }
         }
-        for rule in &self.stages {
-            rule.parse::<StageRule>().map_err(|error| invalid(format!("stage: {error}")))?;
-        }
-        Ok(())
+        parse_stages(&self.stages).map(drop).map_err(|error| invalid(format!("stage: {error}")))
     }
 
     /// An import of `files` with these rules.

@@ -54,14 +54,16 @@ pub(super) fn merge_call(
     }
     let mut params = session.call.params.clone();
     for (name, value) in &call.params {
-        if command.is_of_program(name) && params.get(name) != Some(value) {
+        let param = command.params.get(name);
+        let value = param.map_or_else(|| value.clone(), |param| param.normalised(value.clone()));
+        if command.is_of_program(name) && params.get(name) != Some(&value) {
             let message = format!(
                 "target.params.{name}: the server of the session was started with another value; \
                  start a session with this one"
             );
             return Err(ApiError::new(ErrorCode::ParamsUnfit, message));
         }
-        params.insert(name.clone(), value.clone());
+        params.insert(name.clone(), value);
     }
     let gpus = call.gpus.or(session.call.gpus);
     if gpus != session.call.gpus {

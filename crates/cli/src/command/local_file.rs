@@ -1,0 +1,81 @@
+//! Files that arguments name: regular ones, read within a limit. A pipe would block, and a device
+//! such as `/dev/zero` has no end.
+
+use std::{
+    fs::{self, File, Metadata},
+    io::Read,
+    path::Path,
+};
+
+use anyhow::{Context as _, Result, ensure};
+
+/// Refuses everything except a regular file of at most `max` bytes.
+pub fn check(about: &Metadata, max: u64) -> Result<()> {
+    ensure!(about.is_file(), "not a regular file");
+    let bytes = about.len();
+    ensure!(bytes <= max, "{bytes} bytes; at most {max} are accepted");
+    Ok(())
+}
+
+/// Refuses an existing path to something other than a regular file or a folder.
+pub fn check_kind(path: &Path) -> Result<()> {
+    let is_special = fs::metadata(path).is_ok_and(|about| !about.is_file() && !about.is_dir());
+    ensure!(!is_special, "{}: not a regular file", path.display());
+    Ok(())
+}
+
+/// Reads a regular file of at most `max` bytes.
+pub fn read(path: &Path, max: u64) -> Result<Vec<u8>> {
+    let shown = path.display();
+    let cannot = || format!("cannot read {shown}");
+    let about = fs::metadata(path).with_context(cannot)?;
+    check(&about, max).with_context(cannot)?;
+    // The file may grow, and files of the kernel have no size.
+    let (mut bytes, file) = (Vec::new(), File::open(path).with_context(cannot)?);
+    file.take(max + 1).read_to_end(&mut bytes).with_context(cannot)?;
+    ensure!(bytes.len() as u64 <= max, "cannot read {shown}: larger than {max} bytes");
+    Ok(bytes)
+}
+
+/// Reads a regular file of UTF-8 with at most `max` bytes.
+pub fn read_text(path: &Path, max: u64) -> Result<String> {
+    String::from_utf8(read(path, max)?).with_context(|| format!("cannot read {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::{sys::stat::Mode, unistd::mkfifo};
+
+    use super::*;
+
+    #[test]
+    fn only_a_regular_file_within_the_limit_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        mkfifo(&at("pipe"), Mode::S_IRWXU).unwrap();
+        fs::write(at("file"), "12345").unwrap();
+        let error = |path: &Path, max| format!("{:#}", read(path, max).unwrap_err());
+        for path in [at("pipe"), "/dev/zero".into(), folder.path().to_owned()] {
+            let refused = error(&path, 10);
+            assert_eq!(refused, format!("cannot read {}: not a regular file", path.display()));
+        }
+        assert!(error(&at("file"), 4).ends_with("5 bytes; at most 4 are accepted"));
+        assert!(error(Path::new("/proc/self/status"), 4).ends_with("larger than 4 bytes"));
+        assert!(error(&at("absent"), 4).contains("No such file"));
+        assert_eq!(read_text(&at("file"), 5).unwrap(), "12345");
+    }
+
+    #[test]
+    fn a_pipe_or_a_device_is_not_a_capture() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("run.sqlite");
+        mkfifo(&pipe, Mode::S_IRWXU).unwrap();
+        for path in [pipe.as_path(), Path::new("/dev/zero")] {
+            let refused = check_kind(path).unwrap_err().to_string();
+            assert_eq!(refused, format!("{}: not a regular file", path.display()));
+        }
+        for path in [folder.path(), Path::new("/absent")] {
+            assert!(check_kind(path).is_ok(), "{}", path.display());
+        }
+    }
+}
