@@ -100,10 +100,7 @@ mod tests {
                 "targets.toml: command x: args: \"{n}\": unknown parameter n",
             ),
             (command("stages = ['prefill']"), "command x: stages: invalid stage \"prefill\""),
-            (
-                command("stages = ['prefill=R', 'decode_all=R']"),
-                "range \"R\" is named for two stages",
-            ),
+            (command("stages = ['prefill=R', 'mixed=R']"), "\"R\" is named for two stages"),
             (command("program2 = 'y'"), "unknown field `program2`"),
             (
                 command("kind = 'server'"),
