@@ -143,7 +143,7 @@ async fn a_call_that_does_not_fit_is_refused_with_the_reason() {
     assert_eq!(spec["subject"]["call"]["command"], "tiny-generate");
     assert_eq!(
         spec["subject"]["call"]["params"],
-        json!({ "model": "llama-tiny", "prompt": "Where does the time go?", "tokens": 3.0 })
+        json!({ "model": "llama-tiny", "prompt": "Where does the time go?", "tokens": 3 })
     );
 }
 
