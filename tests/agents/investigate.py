@@ -87,7 +87,8 @@ async def errors(tools: Tools) -> None:
     assert "find_runs" in await tools.error("ledger", run_id="latest")
     assert "column_not_found" in await tools.error("table", run_id=run, table="stages", sort="x")
     assert "unknown field" in await tools.error("table", run_id=run, tabel="stages")
-    assert "between 1 and 200" in await tools.error("table", run_id=run, table="stages", limit=100_000)
+    limit = await tools.error("table", run_id=run, table="stages", limit=100_000)
+    assert "between 1 and 200" in limit
     try:
         await tools.client.call_tool("delete_everything", {})
     except Exception as error:
