@@ -3,8 +3,9 @@
 //! A multiply-add is two FLOPs; attention counts both products over all pairs of positions; if it
 //! is called as causal, over the pairs of a query and the keys that it attends to. Pairs that a
 //! mask hides count, since its values are not recorded. Norms, rotary embeddings and activations
-//! have bytes alone. Bytes count operands and result, each once by its own type; products by group
-//! and experts have none. An operator without a formula here has neither FLOPs nor bytes.
+//! have bytes alone. Bytes count operands and result, each once by its own type; experts and
+//! `_grouped_mm` of rows in groups (2-D by 3-D) have none. An operator without a formula here has
+//! neither FLOPs nor bytes.
 
 mod attention;
 mod engine_attention;
@@ -45,7 +46,8 @@ pub enum SignatureWork {
     Fixed(OperatorWork),
     /// It follows from the keys of the step in which a call runs.
     OfStep(StepAttention),
-    /// Attention to a part of the step's keys: neither it nor a call around it has work.
+    /// Attention to a part of the step's keys: neither it, nor a call around it, nor attention next
+    /// to it has work.
     PartOfKeys,
 }
 

@@ -238,6 +238,11 @@ impl ThreadNest {
         self.items[entry as usize].name(trace)
     }
 
+    /// An entry and the entries around it, innermost first.
+    pub fn with_outer(&self, entry: u32) -> impl Iterator<Item = u32> + '_ {
+        std::iter::once(entry).chain(self.outer(entry))
+    }
+
     /// The entries around an entry, innermost first.
     pub fn outer(&self, entry: u32) -> impl Iterator<Item = u32> + '_ {
         let parent = |entry: &u32| self.nest.entries.get(*entry as usize).map(|it| it.1);

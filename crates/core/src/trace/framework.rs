@@ -47,7 +47,7 @@ pub struct OperatorSignature {
 }
 
 /// True for an operator whose work depends on values of its inputs: the mask or window of
-/// attention, the size of a rotated head, the experts that a router leaves out.
+/// attention, the size of a rotated head, experts on other devices.
 pub fn has_values(name: &str) -> bool {
     let is_flash_attention = name.ends_with("varlen_fwd") || name.ends_with("::fwd");
     is_flash_attention || ["attention", "rotary", "experts"].iter().any(|it| name.contains(it))
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_read_of_operators_whose_work_depends_on_them() {
+    fn an_operator_has_values_if_its_work_depends_on_them() {
         for (name, expected) in [
             ("aten::scaled_dot_product_attention", true),
             ("_C::rotary_embedding", true),

@@ -247,7 +247,7 @@ fn of_framework(capture: &Capture, index: &FrameworkIndex) -> Vec<GemmRecord> {
         else {
             continue;
         };
-        let around = std::iter::once(*entry).chain(nest.outer(*entry));
+        let around = nest.with_outer(*entry);
         let signature = |entry: u32| nest.items.get(entry as usize)?.signature(capture.trace);
         let product = around.filter_map(|it| Some((it, signature(it)?)));
         let mut product = product.filter(|(_, signature)| shapes[*signature].is_some());

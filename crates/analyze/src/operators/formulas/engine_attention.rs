@@ -72,6 +72,8 @@ impl StepKeys {
 pub struct StepAttention {
     /// Queries, padding included.
     rows: u64,
+    /// Keys of all requests, if they are not in a cache.
+    stated_keys: Option<u64>,
     heads: u64,
     /// Widths of a key's and of a value's head together.
     widths: u64,
@@ -85,6 +87,10 @@ impl StepAttention {
     /// Work of a call in a step.
     pub fn work(&self, step: &StepKeys) -> Option<OperatorWork> {
         let KeySums { tokens, keys, pairs } = step.of_rows(self.rows)?;
+        // Other calls attend to the rest of the keys.
+        if self.stated_keys.is_some_and(|it| it < keys) {
+            return None;
+        }
         let flops = times(&[2, self.heads, pairs, self.widths])?;
         let bytes = match self.cache_bytes.zip(self.query_bytes) {
             Some((cache, query)) => sum(&[times(&[keys, cache])?, times(&[tokens, query])?])?,
@@ -120,6 +126,9 @@ struct Form {
 /// query, -1 for all.
 type MaskInputs = [usize; 3];
 
+/// Input `attention_chunk` of `fwd` in newer schemas.
+const ATTENTION_CHUNK: usize = 27;
+
 /// The attention of a signature without key lengths; `None` for other operators, and if the shapes
 /// do not fit.
 pub fn attention_of_step(of: &OperatorSignature, cache_size: Option<u64>) -> Option<SignatureWork> {
@@ -130,18 +139,21 @@ pub fn attention_of_step(of: &OperatorSignature, cache_size: Option<u64>) -> Opt
         // belong to the new tokens, and have the heads of the cache.
         ("vllm" | "sglang", "unified_attention" | "unified_attention_with_output") => {
             let out = name.ends_with("output").then_some(3);
-            attention(of, &form(0, 1, 2, out), cache_size.map(|it| [it; 2]))
+            let cache = cache_size.map(|it| [it; 2]);
+            attention(of, &form(0, 1, 2, out), cache).map(SignatureWork::OfStep)
         }
         // `csrc/flash_attn/flash_api_torch_lib.cpp` of vllm-project/flash-attention.
         ("_vllm_fa2_C", "varlen_fwd") => flash_attention(of, &form(0, 1, 2, Some(3)), [15, 16, 17]),
         // `hopper/flash_api_torch_lib.cpp` there, `csrc/flash_extension.cc` of sgl-kernel. With
         // queries of values, the keys are latent.
-        ("_vllm_fa3_C" | "sgl_kernel", "fwd") if shape(of, 5).is_none() => {
-            flash_attention(of, &form(0, 1, 2, Some(6)), [24, 25, 26])
-        }
+        ("_vllm_fa3_C" | "sgl_kernel", "fwd") if shape(of, 5).is_none() => match is_chunked(of) {
+            true => Some(SignatureWork::PartOfKeys),
+            false => flash_attention(of, &form(0, 1, 2, Some(6)), [24, 25, 26]),
+        },
         // `aiter/ops/attention.py`, as SGLang calls it: a page of the cache is one position.
         _ if name.contains("paged_attention_ragged") && shape(of, 3)?.get(1) == Some(&1) => {
-            attention(of, &form(2, 3, 4, Some(0)), caches(of, 3, 4))
+            let caches = caches(of, 3, 4);
+            attention(of, &form(2, 3, 4, Some(0)), caches).map(SignatureWork::OfStep)
         }
         _ => None,
     }
@@ -150,6 +162,13 @@ pub fn attention_of_step(of: &OperatorSignature, cache_size: Option<u64>) -> Opt
 /// Bytes of an element of the keys and of the values, which are the cache.
 fn caches(of: &OperatorSignature, key: usize, value: usize) -> Option<[u64; 2]> {
     Some([size(of, key)?, size(of, value)?])
+}
+
+/// True if `fwd` has an `attention_chunk`: a query attends to the keys of its chunk alone. Schemas
+/// without this input have `softcap` in its place, which is not an integer.
+fn is_chunked(of: &OperatorSignature) -> bool {
+    let chunk = of.values.get(ATTENTION_CHUNK).and_then(|it| it.parse::<i64>().ok());
+    chunk.is_some_and(|it| it > 0)
 }
 
 /// Attention whose inputs state the mask.
@@ -166,10 +185,15 @@ fn flash_attention(of: &OperatorSignature, form: &Form, mask: MaskInputs) -> Opt
         }
         _ => return None,
     };
-    match is_whole {
-        true => attention(of, form, caches(of, form.key, form.value)),
-        false => Some(SignatureWork::PartOfKeys),
+    if !is_whole {
+        return Some(SignatureWork::PartOfKeys);
     }
+    let found = attention(of, form, caches(of, form.key, form.value))?;
+    let stated_keys = match shape(of, form.key)? {
+        [keys, _, _] => Some(*keys),
+        _ => None,
+    };
+    Some(SignatureWork::OfStep(StepAttention { stated_keys, ..found }))
 }
 
 /// `cache`: bytes of an element of the keys and of the values, if known.
@@ -177,10 +201,10 @@ fn attention(
     of: &OperatorSignature,
     form: &Form,
     cache: Option<[u64; 2]>,
-) -> Option<SignatureWork> {
+) -> Option<StepAttention> {
     let (query, key, value) =
         (shape(of, form.query)?, shape(of, form.key)?, shape(of, form.value)?);
-    let ([.., key_heads, width], [.., value_heads, value_width]) = (key, value) else {
+    let ([_, .., key_heads, width], [_, .., value_heads, value_width]) = (key, value) else {
         return None;
     };
     let (rows, heads) = match query {
@@ -208,6 +232,5 @@ fn attention(
         None => None,
     };
     let widths = sum(&[*width, *value_width])?;
-    let found = StepAttention { rows, heads, widths, cache_bytes, query_bytes };
-    Some(SignatureWork::OfStep(found))
+    Some(StepAttention { rows, stated_keys: None, heads, widths, cache_bytes, query_bytes })
 }

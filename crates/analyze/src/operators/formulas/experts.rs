@@ -18,8 +18,6 @@ const FUSED: [&str; 5] = [
 ];
 /// Inputs before the options.
 const INPUTS: usize = 5;
-/// Input `filter_expert` of SGLang: some chosen experts may be on other devices.
-const FILTER_EXPERT: usize = 25;
 
 /// FLOPs of fused experts.
 pub fn counts(of: &OperatorSignature) -> Option<Counts> {
@@ -46,6 +44,16 @@ pub fn counts(of: &OperatorSignature) -> Option<Counts> {
     Some(Counts::flops(times(&[2, tokens, chosen, of_pair])?))
 }
 
+/// Input `filter_expert` of SGLang's operators: some chosen experts may be on other devices.
+fn filter_expert(name: &str) -> Option<usize> {
+    match name {
+        "sglang::inplace_fused_experts" => Some(25),
+        // After `no_combine`, which the other form lacks.
+        "sglang::outplace_fused_experts" => Some(26),
+        _ => None,
+    }
+}
+
 /// True if some of the chosen experts may be on other devices: the call has a map of experts or a
 /// count of local tokens, or SGLang's filter.
 fn may_leave_out(of: &OperatorSignature) -> bool {
@@ -54,6 +62,7 @@ fn may_leave_out(of: &OperatorSignature) -> bool {
         shape(of, at).is_some_and(|it| it.len() == 1)
             && dtype.is_some_and(|it| ["i64", "i32", "bool"].contains(&it.0))
     };
-    let is_filtered = of.values.get(FILTER_EXPERT).is_none_or(|it| it != "False");
+    let filter = filter_expert(&of.name).and_then(|at| of.values.get(at));
+    let is_filtered = filter.is_none_or(|it| it != "False");
     (of.name.starts_with("sglang::") && is_filtered) || (INPUTS..of.shapes.len()).any(is_list)
 }

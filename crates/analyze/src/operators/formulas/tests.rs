@@ -223,13 +223,17 @@ fn experts_have_the_flops_of_the_chosen_ones_and_no_bytes() {
         work(&signature(name, &inputs, values)).map(|it| (it.flops, it.bytes))
     };
     let flops = Some((2 * 3 * 2 * (12 * 8 + 8 * 6), 0));
-    let local = [(25, "False")];
     for name in ["vllm::inplace_fused_experts", "vllm::fused_experts", "aiter::fused_moe_"] {
         assert_eq!(of(name, &all(2), &[]), flops, "{name}");
     }
-    assert_eq!(of("sglang::outplace_fused_experts", &all(2), &local), flops);
-    assert_eq!(of("sglang::outplace_fused_experts", &all(2), &[(25, "True")]), None);
-    assert_eq!(of("sglang::outplace_fused_experts", &all(2), &[]), None);
+    for (form, filter, other) in [("inplace", 25, 26), ("outplace", 26, 25)] {
+        let name = format!("sglang::{form}_fused_experts");
+        let of = |values: &[(usize, &str)]| of(&name, &all(2), values);
+        assert_eq!(of(&[(filter, "False")]), flops, "{form}");
+        assert_eq!(of(&[(filter, "True")]), None, "{form}");
+        assert_eq!(of(&[(other, "False")]), None, "{form}");
+        assert_eq!(of(&[]), None, "{form}");
+    }
     let mut with_map = all(2);
     with_map.push((vec![16], "int"));
     assert_eq!(of("vllm::fused_experts", &with_map, &[]), None, "experts of other devices");

@@ -49,7 +49,7 @@ impl<'a> CountedCalls<'a> {
             let call = join.has_call().then(|| trace.cuda_calls.get(join.call as usize))?;
             Some((call.global_tid, call.start_ns))
         };
-        for entry in std::iter::once(innermost).chain(nest.outer(innermost)) {
+        for entry in nest.with_outer(innermost) {
             let counted = self.counted[thread as usize][entry as usize];
             if counted.any() {
                 let item = nest.items[entry as usize];

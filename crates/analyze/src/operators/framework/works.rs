@@ -128,6 +128,22 @@ impl Works {
         matches!(work, Some(SignatureWork::OfStep(_)))
     }
 
+    fn is_part(&self, signature: Option<usize>) -> bool {
+        signature.and_then(|at| self.of_signature[at]) == Some(SignatureWork::PartOfKeys)
+    }
+
+    /// For each entry, true if a launching call directly inside attends to a part of the keys.
+    fn parts_inside(&self, thread: &ThreadNest, launching: &[bool], trace: &Timeline) -> Vec<bool> {
+        let mut inside = vec![false; launching.len()];
+        for (entry, item) in thread.items.iter().enumerate() {
+            let parent = thread.nest.entries[entry].1 as usize;
+            if let Some(parent) = inside.get_mut(parent) {
+                *parent |= launching[entry] && self.is_part(item.signature(trace));
+            }
+        }
+        inside
+    }
+
     /// The measures that count for each entry of a thread: the innermost call with a measure that
     /// launched kernels has it.
     pub fn counted(
@@ -137,26 +153,27 @@ impl Works {
         trace: &Timeline,
     ) -> Vec<Counted> {
         let mut lookup = self.lookup();
+        let parts_inside = self.parts_inside(thread, launching, trace);
         let mut counts = vec![Counted::default(); launching.len()];
         let mut inside = counts.clone();
         for entry in (0..launching.len()).rev() {
             if !launching[entry] {
                 continue;
             }
-            let item = thread.items[entry];
+            let (item, parent) = (thread.items[entry], thread.nest.entries[entry].1 as usize);
+            let signature = item.signature(trace);
+            let is_of_step = self.is_of_step(signature);
             let own = match item {
+                // The calls inside one parent divide the keys.
+                _ if is_of_step && parts_inside.get(parent) == Some(&true) => Counted::default(),
                 // A captured call runs in several steps.
-                NestItem::Captured(_) if self.is_of_step(item.signature(trace)) => {
-                    Counted { flops: true, bytes: true }
-                }
+                NestItem::Captured(_) if is_of_step => Counted { flops: true, bytes: true },
                 _ => Counted::of(lookup.of_item(item, thread.thread, trace)),
             };
             counts[entry] = own.without(inside[entry]);
-            let of_part = item.signature(trace).and_then(|at| self.of_signature[at]);
-            let is_part = of_part == Some(SignatureWork::PartOfKeys);
+            let is_part = self.is_part(signature);
             let has_part = Counted { flops: is_part, bytes: is_part };
             let around = inside[entry].either(counts[entry]).either(has_part);
-            let parent = thread.nest.entries[entry].1 as usize;
             if parent < inside.len() {
                 inside[parent] = inside[parent].either(around);
             }
@@ -175,7 +192,7 @@ impl Works {
             let Some(nest) = index.threads.get(*thread as usize).filter(|_| join.has_call()) else {
                 continue;
             };
-            for entry in std::iter::once(*innermost).chain(nest.outer(*innermost)) {
+            for entry in nest.with_outer(*innermost) {
                 let item = nest.items[entry as usize];
                 if !self.is_of_step(item.signature(trace)) {
                     continue;
@@ -239,7 +256,7 @@ impl WorkLookup<'_> {
         trace: &Timeline,
     ) -> Counted {
         let signature = item.signature(trace);
-        if !self.works.is_of_step(signature) {
+        if !matches!(item, NestItem::Captured(_)) || !self.works.is_of_step(signature) {
             return counted;
         }
         let step = launch().and_then(|(thread, t)| self.step(thread, t));

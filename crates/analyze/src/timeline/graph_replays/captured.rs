@@ -69,7 +69,7 @@ impl<'a> KnownGraph<'a> {
         let mut hasher = DefaultHasher::new();
         let innermost = self.innermost[launch];
         if innermost != NONE {
-            for entry in std::iter::once(innermost).chain(self.nest.outer(innermost)) {
+            for entry in self.nest.with_outer(innermost) {
                 self.nest.items[entry as usize].signature(self.trace).hash(&mut hasher);
             }
         }

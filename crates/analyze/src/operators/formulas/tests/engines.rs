@@ -56,6 +56,9 @@ fn attention_of_an_engine_counts_the_pairs_and_keys_of_its_step() {
     assert_eq!(of_step(&flat, None, &mixed), Some((2 * 4 * pairs * 16, 0)));
     flat.shapes[1] = vec![5, 3, 8];
     assert_eq!(of_step(&flat, None, &mixed), None, "keys and values have other heads");
+    // As many heads of queries as tokens.
+    (flat.shapes[0], flat.shapes[1], flat.shapes[2]) = (vec![5, 80], vec![5, 16], vec![5, 16]);
+    assert_eq!(of_step(&flat, None, &mixed), None, "heads of keys are not apart");
 }
 
 #[test]
@@ -70,20 +73,26 @@ fn a_step_without_the_sums_of_all_its_requests_has_no_keys() {
     assert_eq!(StepKeys::of(Some(StepClass::Decode), &unknown), None);
 }
 
+const FA2: &str = "_vllm_fa2_C::varlen_fwd";
+const CACHE: &[u64] = &[50, 16, 2, 8];
+
+/// Flash attention with 4 heads of queries and 8 elements each.
+fn flash(name: &str, (rows, key): (u64, &[u64]), mask: &[(usize, &str)]) -> OperatorSignature {
+    let out = if name == FA2 { 3 } else { 6 };
+    let (none, q): (&[u64], &[u64]) = (&[], &[rows, 4, 8]);
+    let mut inputs = vec![(none, ""); out + 1];
+    for (at, input) in [(0, (q, BF16)), (1, (key, F8)), (2, (key, F8)), (out, (q, BF16))] {
+        inputs[at] = input;
+    }
+    signature(name, &inputs, mask)
+}
+
 #[test]
 fn flash_attention_counts_only_if_its_inputs_state_a_causal_mask_of_all_keys() {
     let step = keys(&[(1, 9), (1, 30)], 0);
-    let form = |name: &str, out: usize, mask: [(usize, &str); 3]| {
-        let (none, q, cache): (&[u64], &[u64], &[u64]) = (&[], &[2, 4, 8], &[50, 16, 2, 8]);
-        let mut inputs = vec![(none, ""); out + 1];
-        for (at, input) in [(0, (q, BF16)), (1, (cache, F8)), (2, (cache, F8)), (out, (q, BF16))] {
-            inputs[at] = input;
-        }
-        signature(name, &inputs, &mask)
-    };
     let fa2 = |mask: [&str; 3]| {
         let [causal, left, right] = mask;
-        form("_vllm_fa2_C::varlen_fwd", 3, [(15, causal), (16, left), (17, right)])
+        flash(FA2, (2, CACHE), &[(15, causal), (16, left), (17, right)])
     };
     let whole = Some((2 * 4 * 39 * 16, 39 * 2 * 8 * 2 + 2 * 4 * 8 * 4));
     assert_eq!(of_step(&fa2(["True", "-1", "-1"]), None, &step), whole);
@@ -95,9 +104,15 @@ fn flash_attention_counts_only_if_its_inputs_state_a_causal_mask_of_all_keys() {
     }
     let mask = [(24, "True"), (25, "-1"), (26, "-1")];
     for name in ["_vllm_fa3_C::fwd", "sgl_kernel::fwd"] {
-        assert_eq!(of_step(&form(name, 6, mask), None, &step), whole, "{name}");
+        let of = |chunk| flash(name, (2, CACHE), &[&mask[..], &[(27, chunk)]].concat());
+        assert_eq!(of_step(&flash(name, (2, CACHE), &mask), None, &step), whole, "{name}");
+        // In older schemas, this input is `softcap`.
+        for chunk in ["0", "-1", "", "0.", "30.", "0.5"] {
+            assert_eq!(of_step(&of(chunk), None, &step), whole, "{name} {chunk}");
+        }
+        assert_eq!(signature_work(&of("128"), None), Some(SignatureWork::PartOfKeys), "{name}");
     }
-    let mut latent = form("sgl_kernel::fwd", 6, mask);
+    let mut latent = flash("sgl_kernel::fwd", (2, CACHE), &mask);
     latent.shapes[5] = vec![2, 4, 8];
     assert_eq!(signature_work(&latent, None), None);
     let paged = |page: u64| {
@@ -108,6 +123,30 @@ fn flash_attention_counts_only_if_its_inputs_state_a_causal_mask_of_all_keys() {
     };
     assert_eq!(of_step(&paged(1), None, &step), whole);
     assert_eq!(of_step(&paged(16), None, &step), None, "pages may have heads first");
+}
+
+#[test]
+fn keys_that_are_not_in_a_cache_have_work_only_if_they_are_all_keys_of_the_step() {
+    let cached = keys(&[(3, 10), (1, 30), (1, 9)], 1);
+    let new = keys(&[(3, 3), (2, 2)], 2);
+    let work = |pairs: u64, keys: u64, rows: u64| {
+        Some((2 * 4 * pairs * 16, keys * 2 * 8 * (1 + 1) + rows * 4 * 8 * (2 + 2)))
+    };
+    for (step, rows, stated, expected) in [
+        (&cached, 5, 5, None),
+        (&cached, 5, 48, None),
+        (&cached, 5, 49, work(66, 49, 5)),
+        (&cached, 3, 3, None),
+        (&cached, 3, 10, work(27, 10, 3)),
+        (&new, 5, 5, work(9, 5, 5)),
+        (&new, 8, 8, work(9, 5, 5)),
+    ] {
+        for (name, first) in [(FA2, 15), ("_vllm_fa3_C::fwd", 24), ("sgl_kernel::fwd", 24)] {
+            let mask = [(first, "True"), (first + 1, "-1"), (first + 2, "-1")];
+            let of = flash(name, (rows, &[stated, 2, 8]), &mask);
+            assert_eq!(of_step(&of, None, step), expected, "{name} {rows} {stated}");
+        }
+    }
 }
 
 #[test]

@@ -50,7 +50,11 @@ proptest! {
     ) {
         let types = [BF16, "float", "int", F8, "Scalar"];
         let types = (0..shapes.len()).map(|at| types[(at * 3 + kind) % 5].to_owned()).collect();
-        let values = vec![value.to_owned(); 30];
+        let mut values = vec![value.to_owned(); 30];
+        // Flash attention is causal.
+        for at in [15, 24] {
+            values[at] = "True".into();
+        }
         let of = OperatorSignature { name: NAMES[name].into(), shapes, types, values };
         let [tokens, keys, pairs] = sums;
         let part = engine_attention::KeySums { tokens, keys, pairs };

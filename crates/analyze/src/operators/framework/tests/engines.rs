@@ -1,9 +1,15 @@
 //! Operators of engines, some of whose work follows from their step.
 
+use llmprof_core::trace::graph_capture::CapturedOperator;
+
 use super::*;
 use crate::{
-    operators::framework::works::{StepReplays, Works},
-    timeline::capture::Capture,
+    operators::framework::works::{Counted, StepReplays, Works},
+    timeline::{
+        capture::Capture,
+        framework_nests::{NestItem, ThreadNest},
+        open_ranges::{NONE, OpenNest},
+    },
 };
 
 #[test]
@@ -29,7 +35,7 @@ fn flops_and_bytes_each_count_for_the_innermost_call_that_has_them() {
     assert_eq!(found.work["prefill"].flops, flops);
 }
 
-/// A decode step of two requests with 39 keys, and one of which only the tokens are known.
+/// A decode step of two requests with 39 keys, and one with known tokens alone.
 const STEP: &str = "execute_2_context_0(sq0sk0sqsq0sqsk0)_generation_2(sq2sk39sqsq2sqsk39)";
 const BARE_STEP: &str = "execute_context_0(0)_generation_2(2)";
 
@@ -87,4 +93,62 @@ fn replays_of_a_graph_have_the_work_of_each_of_their_steps() {
     let replays = StepReplays::from([(Some(0), 3), (Some(1), 2), (Some(2), 7), (None, 5)]);
     let flops = 2 * 4 * (8 + 8) * (3 * 39 + 2 * 50);
     assert_eq!(works.of_replays(Some(0), &replays).flops, flops);
+}
+
+const FLASH: &str = "_vllm_fa2_C::varlen_fwd";
+const CACHED: &[&[u64]] = &[&[2, 4, 8], &[9, 16, 2, 8], &[9, 16, 2, 8], &[2, 4, 8]];
+
+/// Two calls of flash attention inside attention of the engine, the second one causal.
+fn two_inside(causal: &str) -> Trace {
+    let sketch = format!(
+        "range 1 {STEP} 0..1000\ncall 1 1 120..121\ncall 1 2 140..141
+        kernel 1 gemm 300..340 7\nkernel 2 gemm 340..380 7"
+    );
+    let calls =
+        [(ATTENTION, 110, 160, HEADS), (FLASH, 115, 130, CACHED), (FLASH, 135, 150, CACHED)];
+    let mut trace = with_operators(&sketch, &calls);
+    let nsys = trace.nsys.as_mut().unwrap();
+    for (signature, causal) in nsys.framework.signatures[1..].iter_mut().zip([causal, "True"]) {
+        signature.values = vec![String::new(); 15];
+        signature.values.extend([causal, "-1", "-1"].map(String::from));
+    }
+    nsys.graph_captures.operators.extend(calls.iter().zip(0..).map(|(call, signature)| {
+        CapturedOperator { start_ns: call.1, end_ns: call.2, signature, is_range: false }
+    }));
+    trace
+}
+
+#[test]
+fn attention_next_to_attention_to_a_part_of_the_keys_has_no_work() {
+    let of = |causal: &str| {
+        let trace = two_inside(causal);
+        let found = operators(&trace);
+        let work = |path| {
+            let it = find(&found, path);
+            (it.flops, it.bytes)
+        };
+        let capture = Capture::of(trace.nsys.as_ref().unwrap());
+        let works = Works::of(&capture, capture.framework.as_ref().unwrap());
+        let items = (0..3).map(NestItem::Captured).collect();
+        let nest = OpenNest { entries: vec![(0, NONE), (1, 0), (2, 0)], ..OpenNest::default() };
+        let thread = ThreadNest { thread: 0, items, nest };
+        let captured = works.counted(&thread, &[true; 3], capture.trace);
+        let captured: Vec<bool> = captured.iter().map(|it| it.any()).collect();
+        ([work(ATTENTION), work(FLASH)], captured)
+    };
+    let bytes = 39 * 2 * (8 + 8) * 2 + 2 * 4 * (8 + 8) * 2;
+    let both = (2 * STEP_FLOPS, 2 * bytes);
+    assert_eq!(of("True"), ([(0, 0), both], vec![false, true, true]));
+    assert_eq!(of("False"), ([(0, 0); 2], vec![false; 3]), "a prefix that requests share");
+}
+
+#[test]
+fn only_a_captured_call_needs_a_launching_call_for_its_work() {
+    let trace = two_inside("True");
+    let capture = Capture::of(trace.nsys.as_ref().unwrap());
+    let works = Works::of(&capture, capture.framework.as_ref().unwrap());
+    let all = Counted { flops: true, bytes: true };
+    let counts = |item| works.lookup().counts((item, all), || None, capture.trace);
+    assert_eq!(counts(NestItem::Call(1)), all, "its kernel is joined by the recorded operator");
+    assert_eq!(counts(NestItem::Captured(1)), Counted::default());
 }
