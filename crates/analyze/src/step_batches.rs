@@ -54,7 +54,7 @@ pub struct StepBatch {
     /// time if that is `null`: the rate within a step. `null` if the tokens are unknown or the time
     /// is not its own.
     pub tokens_per_s: Option<f64>,
-    /// Passes of the draft model in a decode step by speculation, mean; `null` of other steps.
+    /// Passes of the draft model in a decode step by speculation, mean; `null` for other steps.
     #[serde(default)]
     pub drafts: Option<f64>,
     /// Length of these passes on the host, milliseconds per step, mean.

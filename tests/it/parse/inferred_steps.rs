@@ -359,7 +359,7 @@ fn steps_of_continuous_batching_in_transformers_have_their_requests() {
     assert_eq!(found, expected.concat());
 }
 
-/// The draft model has the first layers of the model, which is what the others add nothing to: most
+/// The draft model copies the first layers of the model, and the other layers add nothing, so most
 /// drafts are accepted. The program counted the drafts of each step.
 #[test]
 fn drafts_of_an_assistant_and_their_verification_are_one_decode_step() {

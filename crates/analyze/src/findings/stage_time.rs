@@ -43,9 +43,10 @@ pub(super) fn decode_launch_bound(analysis: &Analysis, _: &Trace) -> Vec<Finding
         |it: &Gaps| it.traced_pct >= GAP_PCT && it.unprofiled_pct.is_none_or(|pct| pct >= GAP_PCT);
     let Some(gaps) = gaps(analysis, DECODE).filter(bound) else { return vec![] };
     let (idle, stage) = (gaps.traced_pct, in_sentence(DECODE));
-    let besides = if gaps.once_ms > 0.0 { ", besides long calls and unrecorded waits" } else { "" };
+    let without =
+        if gaps.once_ms > 0.0 { " without its long calls and unrecorded waits" } else { "" };
     let message =
-        format!("The GPU is idle during {idle:.0} % of {stage} in the traced pass{besides}.");
+        format!("The GPU is idle during {idle:.0} % of {stage}{without} in the traced pass.");
     let mut found = Finding::new(catalogue::DECODE_LAUNCH_BOUND, message)
         .with("source", "traced pass")
         .with("idle", format!("{:.1} %", gaps.traced_pct))

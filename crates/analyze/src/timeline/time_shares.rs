@@ -6,7 +6,7 @@ use llmprof_core::domain::units::Nanos;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    activity::activities,
+    activity::{Activity, activities},
     capture::Capture,
     interval::{Interval, covered_ns},
     stage_spans::{extended, stage_spans},
@@ -46,7 +46,7 @@ pub struct StageShare {
 pub struct StageWalls {
     /// Instances and covered time by label.
     stages: BTreeMap<String, (u64, i64)>,
-    /// First to last range or work.
+    /// First to last range, or work on the clock of the ranges.
     window: Option<Interval>,
     /// Covered by any stage.
     covered_ns: i64,
@@ -70,7 +70,8 @@ pub fn stage_walls(capture: &Capture) -> StageWalls {
     }
     let ranges =
         capture.trace.ranges.iter().map(|it| (it.start_ns, it.end_ns.unwrap_or(it.start_ns)));
-    let work = activities(capture).map(|it| (it.start_ns, it.end_ns));
+    let is_placed = |it: &Activity| capture.trace.has_common_clock(it.process, it.device);
+    let work = activities(capture).filter(is_placed).map(|it| (it.start_ns, it.end_ns));
     let window = ranges.chain(work).chain(spans.iter().copied());
     let window = window.fold(None, |window, it| Some(extended(window, it)));
     let covered_ns_of_all = covered_ns(of_label.values().flatten().copied());
@@ -131,6 +132,11 @@ pub fn stage_shares(walls: &StageWalls, kernels: &[StageKernels]) -> Vec<StageSh
 
 #[cfg(test)]
 mod tests {
+    use llmprof_core::trace::{
+        clocks::UnequalClock,
+        timeline::{Timeline, process_of},
+    };
+
     use super::*;
     use crate::kernels::{kernels, tests::capture};
 
@@ -158,6 +164,23 @@ mod tests {
         ];
         assert_eq!(rows, expected.map(|it| (it.0.to_owned(), it.1, it.2, it.3)));
         assert!(of("range 1 other 0..10").is_empty());
+    }
+
+    #[test]
+    fn work_on_another_clock_makes_the_capture_no_longer() {
+        let mut trace = capture(
+            "range 1 prefill 0..80\nrange 1 other 0..100\ncall 1 1 10..11\nkernel 1 a 900..940 7",
+        );
+        let wall = |trace: &Timeline| {
+            let capture = Capture::of(trace);
+            let rows = stage_shares(&stage_walls(&capture), &kernels(&capture).stages);
+            let outside = rows.last().unwrap();
+            [outside.wall_ms, outside.after_ms.unwrap()].map(|ms| (ms * 1e6).round() as i64)
+        };
+        assert_eq!(wall(&trace)[1], 0, "prefill lasts until its work has ended");
+        let process = process_of(trace.ranges[0].global_tid);
+        trace.unequal_clocks = vec![UnequalClock { process, device: 0 }];
+        assert_eq!(wall(&trace), [20, 20]);
     }
 
     #[test]

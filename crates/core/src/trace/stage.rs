@@ -95,7 +95,7 @@ impl StageRule {
     }
 }
 
-/// True for a range that CCCL opens around one of its algorithms: not a candidate for a stage.
+/// True for a range that CCCL opens around one of its algorithms.
 pub fn is_of_cccl(domain: &str, name: &str) -> bool {
     domain == "CCCL" || ["CCCL", "cub::", "thrust::"].iter().any(|it| name.starts_with(it))
 }

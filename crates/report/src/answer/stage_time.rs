@@ -110,12 +110,12 @@ fn median(
     };
     let noun = if steps.are_steps() { "step" } else { repeat_noun(records, time) };
     let rate = time.row.filter(|_| are_stage && time.steps.is_some()).and_then(rate);
-    // Of a stage, the mean contains the time between its steps.
+    // The mean of a stage contains the time between its steps.
     let mean = match are_stage {
         true if time.steps.is_some() || !steps.are_steps() => per_step.clone(),
         _ => row.figure("ms.mean", steps.ms.mean),
     };
-    // The rate is that of the mean.
+    // The rate belongs to the mean.
     let (within, after) = match (average(steps, &mean).is_some(), rate.unwrap_or_default()) {
         (true, rate) => (rate, Cited::default()),
         (false, rate) => (Cited::default(), rate),

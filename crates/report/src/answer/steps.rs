@@ -7,10 +7,7 @@ use llmprof_analyze::{
     step_batches::{StepBatch, common_batch},
     timeline::time_shares::{OUTSIDE_STAGES, StageShare},
 };
-use llmprof_core::{
-    domain::finding::{Finding, Severity, catalogue},
-    trace::{engine_steps::StepClass, stage::WARMUP},
-};
+use llmprof_core::trace::{engine_steps::StepClass, stage::WARMUP};
 
 use super::{
     AnswerRecords,
@@ -40,13 +37,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         Some(_) => "the stages that the recording has whole",
         None => "the stages",
     };
-    // Work without a common clock has no place among the stages.
-    let is_unplaced = |it: &Finding| {
-        it.id == catalogue::DEVICE_CLOCK_DIFFERS && it.severity == Severity::Critical
-    };
-    let is_placed = !records.findings.iter().any(is_unplaced);
-    let shares = || records.stage_shares.iter().filter(|_| is_placed);
-    all.extend(shares().find_map(|it| outside(it, has_steps, stages)));
+    all.extend(records.stage_shares.iter().find_map(|it| outside(it, has_steps, stages)));
     all.extend(records.stage_shares.iter().find_map(warmup));
     all
 }

@@ -88,6 +88,7 @@ fn is_timed(records: &AnswerRecords, stage: &str) -> bool {
 fn cut_steps<'a>(records: &'a AnswerRecords) -> Option<&'a StepTimes> {
     records.step_times.iter().find(|it| it.are_steps() && !is_timed(records, &it.stage))
 }
+
 /// True for the idle steps of an engine, which need no work.
 pub fn is_idle(stage: &str) -> bool {
     stage == IDLE

@@ -29,7 +29,7 @@ pub enum StatedTime<'a> {
     Requests(&'a LatencyRecord),
     /// The most common steps of an engine.
     Batch(&'a StepBatch),
-    /// Median of at least three steps or instances. The second is the mean over repeats.
+    /// Median of at least three steps or instances, and their mean.
     Median(&'a StepTimes, Spread),
     /// Mean of one or two, or over repeats if steps are not the time of their stage.
     Mean(Spread),
@@ -78,7 +78,10 @@ impl<'a> TimeRecords<'a> {
         let steps = self.step_times.iter().find(|it| it.stage == stage);
         let row = self.stages.iter().find(|it| it.stage == stage);
         let median = steps.filter(|it| it.median_ms().is_some() && it.are_stage(row, mean.mean));
-        Some(median.map_or(StatedTime::Mean(mean), |it| StatedTime::Median(it, mean)))
+        Some(median.map_or(StatedTime::Mean(mean), |it| {
+            // Repeats of different steps have no time per step but that of all steps.
+            StatedTime::Median(it, if it.are_stage(None, mean.mean) { mean } else { it.ms })
+        }))
     }
 
     /// The requests of a load are timed without a profiler; stages of a server are not.
@@ -152,7 +155,7 @@ pub(crate) mod tests {
         assert_eq!(ms(&[steps(&[1.0, 1.0, 1.0, 67.0], 1.0)]), 1.0);
         assert_eq!(ms(&[steps(&[17.4, 17.4, 17.7], 17.4)]), 17.4, "close to the mean");
         assert_eq!(ms(&[steps(&[17.4, 17.6], 17.4)]), 17.5, "two have no median");
-        // Repeats of one and of three steps: the mean of their times per step is that of no step.
+        // Repeats of one and of three steps: no step takes the mean of their times per step.
         let all = [steps(&[30.0, 5.0, 5.0, 5.0], 5.0)];
         let rows = [StageTiming {
             stage: DECODE.into(),
@@ -162,7 +165,7 @@ pub(crate) mod tests {
             tokens_per_s: None,
         }];
         let it = TimeRecords { stages: &rows, ..records(&all, &[]) };
-        assert_eq!(it.per_token().unwrap().ms(), 5.0);
+        assert_eq!(it.per_token(), Some(StatedTime::Median(&all[0], all[0].ms)));
         assert_eq!(ms(&[steps(&[1.0, 1.0, 1.0, 7.0], 1.0)]), 17.5, "most lies between the steps");
         assert_eq!(ms(&[steps(&[100.0, 100.0, 400.0], 100.0)]), 17.5, "instances, not tokens");
     }

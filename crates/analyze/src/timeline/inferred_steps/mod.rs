@@ -182,8 +182,8 @@ impl StepWriter<'_> {
             });
         }
         // Drafts that no verification follows are of a decode step that the recording cuts.
-        let is_verified = rounds.last().is_some_and(|it| it.to == segments.len());
-        if !is_verified {
+        let verified = rounds.last().map_or(0, |it| it.to);
+        if segments[verified..].iter().any(|it| it.start.is_some()) {
             self.inferred.cut_threads.insert(self.thread);
         }
     }

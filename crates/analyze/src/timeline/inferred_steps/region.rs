@@ -23,7 +23,8 @@ pub struct Region {
     /// Kernels that may belong to the forward before.
     pub open_kernels: u64,
     pub blocks: u64,
-    /// The first lookup after the last choice of a token: its call, kind and rows.
+    /// The first lookup after the last choice of a token, or the last one after a choice of beams:
+    /// its call, kind and rows.
     pub lookup: Option<(u32, u32, Rows)>,
     pub head: Vec<u32>,
     /// Kernels that may prepare the next forward were launched after the wait.

@@ -21,7 +21,7 @@ const LEAST_PROVEN: usize = 3;
 const MAX_FIRST: u32 = 2;
 
 /// Reason for no class of a round.
-pub const OTHER_ROWS: &str = "the rows of its forwards are not those of drafted tokens and their \
+pub const OTHER_ROWS: &str = "its forwards have other rows than drafted tokens and their \
                               verification";
 
 /// Drafts and their verification, as indices of forwards; the last one verifies.
@@ -128,9 +128,11 @@ impl Round {
         let is_short = self.to - self.from > 1
             && !matches!(first.rows, Rows::Exactly(_))
             && first.blocks > 2 * fewest;
+        // Drafts of the first round may lie before the recording.
+        let is_cut = self.from == 0 && fit == Fit::Possible;
         let class = match fit {
             Fit::Prompt => Some(StepClass::Prefill),
-            Fit::Proven | Fit::Possible if !is_short => Some(StepClass::Decode),
+            Fit::Proven | Fit::Possible if !is_short && !is_cut => Some(StepClass::Decode),
             _ => None,
         };
         Self { class, ..self }

@@ -92,8 +92,8 @@ fn add_work(capture: &Capture, roles: &[KernelRole], threads: &mut BTreeMap<i64,
             it.end_ns = it.end_ns.max(kernel.end_ns);
         }
         if roles[kind as usize].writes_cache {
-            let sides = kernel.grid.iter().map(|side| u64::from(*side));
-            it.blocks = it.blocks.saturating_add(sides.fold(1, u64::saturating_mul));
+            let launched = capture.trace.kernels.kinds()[kind as usize];
+            it.blocks = it.blocks.saturating_add(launched.blocks());
             it.writes += 1;
         }
     }

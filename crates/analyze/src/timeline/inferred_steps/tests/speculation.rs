@@ -109,6 +109,16 @@ fn drafts_and_their_verification_are_phases_and_no_tokens_per_step_are_known() {
 }
 
 #[test]
+fn a_first_round_has_a_class_only_if_its_rows_show_that_no_draft_is_missing() {
+    for (drafts, rows, is_whole) in [(&[2][..], 2, false), (&[2, 1], 3, true), (&[1], 3, false)] {
+        let mut models = TwoModels::default();
+        models.round(None, drafts, rows);
+        models.generate(100, &[3; 9]);
+        assert_eq!(models.found().len(), if is_whole { 11 } else { 10 }, "{drafts:?}");
+    }
+}
+
+#[test]
 fn drafts_without_their_verification_at_the_end_cut_the_decode() {
     let mut models = TwoModels::default();
     models.generate(100, &[5; 9]);
