@@ -1,5 +1,8 @@
 //! The command line of llmprof: one arm per subcommand, one call per arm.
 
+// They panic if the reader has left: `terminal::print`, `print_line`.
+#![warn(clippy::print_stdout)]
+
 mod command;
 
 use std::process::ExitCode;

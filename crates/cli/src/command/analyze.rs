@@ -74,7 +74,7 @@ pub struct AnalyzeOptions {
     /// Write the report's files here, as a run does, and print only the first page
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Print the whole report in this format [default: md, and the first page with --out]
+    /// Output format; with --out, print the whole report, not only the first page [default: md]
     #[arg(long, value_enum)]
     format: Option<ReportFormat>,
 }
@@ -106,8 +106,7 @@ pub fn run(options: &AnalyzeOptions) -> Result<()> {
 /// Places of the files that were written.
 fn places(out: &Path) -> String {
     format!(
-        "The whole report is {} ({} as text), one page of it {}; its tables are CSV files next to \
-         it.\n",
+        "Whole report: {} (as text: {}). One page: {}. Tables: the CSV files in the same folder.\n",
         out.join(layout::REPORT_HTML).display(),
         layout::REPORT_MD,
         layout::SUMMARY_MD,

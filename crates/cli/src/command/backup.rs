@@ -28,9 +28,13 @@ use llmprof_service::{
     store::{Store, audit::AuditLog},
 };
 
-use super::{client::terminal::print_notice, progress, serve};
+use super::{
+    client::terminal::{print_line, print_notice},
+    progress, serve,
+};
 
 const DATABASE: &str = "llmprof.db";
+const NOT_SEALED: &str = "is not in the backup as it was sealed";
 /// Stands in a data folder while it is restored; the service refuses one that has it.
 pub const RESTORING: &str = "restoring";
 
@@ -113,13 +117,13 @@ pub fn backup(options: &BackupOptions) -> Result<()> {
         } else {
             0
         };
-        println!(
+        print_line(format_args!(
             "{} runs with {} files; {} files with {} copied, {pruned} removed",
             copied.seen.len(),
             copied.files,
             copied.new,
             format::bytes(copied.bytes)
-        );
+        ))?;
         if copied.faults.is_empty() {
             return Ok(());
         }
@@ -269,8 +273,7 @@ pub fn restore(options: &RestoreOptions) -> Result<()> {
                     Ok(Some((stored, _))) => (files, bytes) = (files + 1, bytes + stored),
                     Ok(None) | Err(_) => {
                         faults += 1;
-                        let why = "is not in the backup as it was sealed";
-                        print_fault("alignment", id, &artifact.path, why);
+                        print_fault("alignment", id, &artifact.path, NOT_SEALED);
                     }
                 }
             }
@@ -278,7 +281,8 @@ pub fn restore(options: &RestoreOptions) -> Result<()> {
         let inputs = inputs::restore(&store, from, &data, &work).await?;
         (files, bytes, faults) = (files + inputs.0, bytes + inputs.1, faults + inputs.2);
         mark_as_restored(&data).context("cannot end the restore")?;
-        println!("{files} files with {} restored to {}", format::bytes(bytes), data.display());
+        let (restored, to) = (format::bytes(bytes), data.display());
+        print_line(format_args!("{files} files with {restored} restored to {to}"))?;
         if faults > 0 {
             bail!(
                 "{faults} files are not in the backup as they were sealed; everything else was \

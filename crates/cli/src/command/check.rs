@@ -31,7 +31,7 @@ use llmprof_service::{
     tasks::retention,
 };
 
-use super::{progress, serve};
+use super::{client::terminal::print_line, progress, serve};
 use subject::FolderSubject;
 
 /// Something is wrong, or stays wrong.
@@ -76,7 +76,7 @@ pub fn run(options: &CheckOptions) -> Result<ExitCode> {
     serve::runtime()?.block_on(async {
         match check(options, &data, &database, in_use).await {
             Err(error) if is_damage(&error) => {
-                println!("database: {error:#}; restore a backup");
+                print_line(format_args!("database: {error:#}; restore a backup"))?;
                 Ok(ExitCode::from(FAULTY))
             }
             checked => checked,
@@ -112,7 +112,9 @@ async fn check(
     check.all().await?;
     let DataCheck { found, repaired, bytes, files, .. } = check;
     let bytes = format::bytes(bytes);
-    println!("{files} files with {bytes} looked at; {found} faults, {repaired} repaired");
+    print_line(format_args!(
+        "{files} files with {bytes} looked at; {found} faults, {repaired} repaired"
+    ))?;
     Ok(if found > repaired { ExitCode::from(FAULTY) } else { ExitCode::SUCCESS })
 }
 
@@ -177,13 +179,18 @@ impl DataCheck<'_> {
             match subject(&name) {
                 Some(it) if it.is_known(&self.store).await? => {}
                 Some(it) if self.store.removals().await?.contains(&it.removal()) => {
-                    println!("note: {it} is deleted; the service removes its folder");
+                    print_line(format_args!(
+                        "note: {it} is deleted; the service removes its folder"
+                    ))?;
                 }
                 Some(it) => self.orphan(it).await?,
                 None if name.strip_suffix(".removed").is_some_and(|id| subject(id).is_some()) => {
-                    println!("note: {name} is being removed");
+                    print_line(format_args!("note: {name} is being removed"))?;
                 }
-                None => println!("note: {} is not a folder of llmprof", all.join(name).display()),
+                None => print_line(format_args!(
+                    "note: {} is not a folder of llmprof",
+                    all.join(name).display()
+                ))?,
             }
         }
         Ok(())
@@ -205,7 +212,11 @@ impl DataCheck<'_> {
     fn report_as(&mut self, fault: &str, repair: Option<&str>) {
         self.found += 1;
         self.repaired += u32::from(repair.is_some());
-        println!("{fault}{}", repair.map(|repair| format!(" ({repair})")).unwrap_or_default());
+        // A repair goes on without its reader.
+        _ = print_line(format_args!(
+            "{fault}{}",
+            repair.map(|repair| format!(" ({repair})")).unwrap_or_default()
+        ));
     }
 
     /// Holds the folder of what has ended to its rows, and its rows to its manifest.
@@ -260,11 +271,13 @@ impl DataCheck<'_> {
                 continue;
             }
             if fault == FileFault::Unlisted {
-                println!("note: {of}: {path} {fault}");
+                print_line(format_args!("note: {of}: {path} {fault}"))?;
                 continue;
             }
             if self.in_use && fault.is_repairable() {
-                println!("note: {of}: {path} {fault}, unless the service is at work on it");
+                print_line(format_args!(
+                    "note: {of}: {path} {fault}, unless the service is at work on it"
+                ))?;
                 continue;
             }
             let repaired = self.options.repair && fault.is_repairable();

@@ -137,8 +137,9 @@ fn read(path: &Path) -> Result<StoredReport> {
     let text = local_file::read(&report, MAX_REPORT)?;
     // The table of all kernels is next to the run's report.
     let is_report = report.file_name().is_some_and(|name| name == layout::REPORT_JSON);
-    let table = || local_file::read(&report.with_file_name(layout::KERNELS_JSON), MAX_REPORT).ok();
-    let kernels = is_report.then(table).flatten();
+    let table = report.with_file_name(layout::KERNELS_JSON);
+    let has_table = is_report && table.exists();
+    let kernels = has_table.then(|| local_file::read(&table, MAX_REPORT)).transpose()?;
     stored(&text, kernels.as_deref(), aliases::read)
         .with_context(|| format!("cannot compare {}", report.display()))
 }

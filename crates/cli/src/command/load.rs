@@ -10,19 +10,25 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use llmprof_analyze::requests::LatencyTally;
-use llmprof_core::trace::requests::{LoadEnd, LoadHeader, LoadLine, LoadPass, RequestRecord};
+use llmprof_core::{
+    domain::unique_keys::UniqueKeys,
+    trace::requests::{LoadEnd, LoadHeader, LoadLine, LoadPass, RequestRecord},
+};
 use llmprof_service::load::{
     Api, Load, LoadPlan, Pace, Prompts,
     plan::{self, endpoint, parse_prompts},
 };
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use super::{client::terminal::print_notice, local_file};
+use super::{
+    client::terminal::{print, print_notice},
+    local_file,
+};
 
 /// Maximum size of a file of prompts, bytes.
 const MAX_PROMPTS: u64 = 64 << 20;
@@ -138,7 +144,7 @@ pub fn run(command: &LoadCommand) -> Result<ExitCode> {
         ));
     }
     if !command.quiet {
-        print!("{}", summary(tally, end));
+        print(&summary(tally, end))?;
     }
     let is_success = complete > 0 && (failed == 0 || command.partial);
     Ok(if is_success { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -153,8 +159,8 @@ impl LoadCommand {
             (None, Some(vocabulary)) => Prompts::Ids { tokens: self.prompt_tokens, vocabulary },
             (None, None) => Prompts::Words(self.prompt_tokens),
         };
-        let body: Map<String, Value> =
-            serde_json::from_str(&self.body).context("--body is not a JSON object")?;
+        let UniqueKeys(body) = serde_json::from_str(&self.body).context("--body")?;
+        let Value::Object(body) = body else { bail!("--body is not a JSON object") };
         let seconds = |field: &'static str, value: f64| {
             Duration::try_from_secs_f64(value).map_err(|_| plan::PlanError::Bounds {
                 field,

@@ -17,7 +17,10 @@ use reqwest::{
 use serde_json::{Value, json};
 
 use super::{
-    client::{settings::change, terminal::escaped},
+    client::{
+        settings::change,
+        terminal::{escaped, print, print_line},
+    },
     serve::{self, LogFormat, Logging, Service},
 };
 
@@ -77,7 +80,7 @@ pub fn run(options: QuickstartOptions) -> Result<()> {
             }
         };
         if ended.is_ok() && options.keep {
-            println!("Serving until Ctrl-C.");
+            print_line(format_args!("Serving until Ctrl-C."))?;
             stopped.signalled().await;
         }
         service.stop().await?;
@@ -104,12 +107,12 @@ async fn profile(service: &Service, options: &QuickstartOptions) -> Result<()> {
     change(&mut request, &options.settings)?;
     let submitted = ask(client.post(format!("{base}/runs")).json(&request)).await?;
     let id = submitted["run_id"].as_str().context("the service named no run")?;
-    println!(
+    print_line(format_args!(
         "llmprof {} serves {base}\nrun {id}: {} in mode {}\n",
         env!("CARGO_PKG_VERSION"),
         options.model,
         options.mode
-    );
+    ))?;
 
     let bar = ProgressBar::new(1).with_style(
         ProgressStyle::with_template("{elapsed:>4} {bar:32} {msg}")
@@ -122,7 +125,7 @@ async fn profile(service: &Service, options: &QuickstartOptions) -> Result<()> {
 
     let run = ask(client.get(format!("{base}/runs/{id}"))).await?;
     let outcome = outcome(&run);
-    print!("{outcome}");
+    print(&outcome.to_string())?;
     if !matches!(run["state"].as_str(), Some("succeeded" | "partial")) {
         let reason = escaped(run["message"].as_str().unwrap_or("see its logs"));
         match outcome.contains(&reason) {
@@ -133,18 +136,21 @@ async fn profile(service: &Service, options: &QuickstartOptions) -> Result<()> {
     let report =
         ask(client.get(format!("{base}/runs/{id}/report")).header("accept", "application/json"))
             .await?;
-    print_stages(&report);
+    print_stages(&report)?;
     let folder = options.data.join("runs").join(id);
-    println!("\nreport    {}", folder.join(layout::REPORT_HTML).display());
-    println!("summary   {}", folder.join(layout::SUMMARY_MD).display());
-    println!("bundle    {}", save_bundle(&client, &base, id, options).await?.display());
+    print_line(format_args!("\nreport    {}", folder.join(layout::REPORT_HTML).display()))?;
+    print_line(format_args!("summary   {}", folder.join(layout::SUMMARY_MD).display()))?;
+    print_line(format_args!(
+        "bundle    {}",
+        save_bundle(&client, &base, id, options).await?.display()
+    ))?;
     // The service ends with this command unless it is kept.
     if options.keep {
-        println!("page      {base}/ui/runs/{id}");
-        println!("API       {base}/docs");
+        print_line(format_args!("page      {base}/ui/runs/{id}"))?;
+        print_line(format_args!("API       {base}/docs"))?;
     } else {
         let data = options.data.display();
-        println!("page      /ui/runs/{id} of `llmprof serve --data {data}`");
+        print_line(format_args!("page      /ui/runs/{id} of `llmprof serve --data {data}`"))?;
     }
     Ok(())
 }
@@ -234,15 +240,16 @@ fn outcome(run: &Value) -> String {
 }
 
 /// Prints the stage table of the report.
-fn print_stages(report: &Value) {
-    println!("\n{:<12} {:>12} {:>10}", "stage", "mean ms", "std ms");
+fn print_stages(report: &Value) -> Result<()> {
+    print_line(format_args!("\n{:<12} {:>12} {:>10}", "stage", "mean ms", "std ms"))?;
     for row in report["stages"].as_array().into_iter().flatten() {
         let stage = row["stage"].as_str().unwrap_or_default();
         let time = &report["aggregates"]["stage_ms"][stage];
         let number =
             |key: &str| time[key].as_f64().map_or_else(|| "-".to_owned(), |ms| format!("{ms:.2}"));
-        println!("{stage:<12} {:>12} {:>10}", number("mean"), number("std"));
+        print_line(format_args!("{stage:<12} {:>12} {:>10}", number("mean"), number("std")))?;
     }
+    Ok(())
 }
 
 /// Downloads the bundle next to the run's folder.

@@ -18,6 +18,7 @@ pub use self::{
     service::Service,
     settings::{collector, settings},
 };
+use super::client::terminal::print_line;
 
 /// Time for work on blocking threads to end after the service has stopped.
 const BLOCKING_GRACE: Duration = Duration::from_secs(5);
@@ -78,7 +79,7 @@ pub fn run(options: ServeOptions) -> Result<()> {
     block_on(async {
         let mut stopped = StopSignals::catch()?;
         let service = Service::start(config, Logging { format: options.log, level: LEVEL }).await?;
-        println!("listening on {}", service.base());
+        print_line(format_args!("listening on {}", service.base()))?;
         let trimming = tokio::spawn(trim_memory());
         stopped.signalled().await;
         trimming.abort();
@@ -138,7 +139,7 @@ pub fn start_logging(format: LogFormat, level: &str) {
     // hangs up before its answer.
     let default = || EnvFilter::new(format!("{level},rmcp=off"));
     let filter = EnvFilter::try_from_env("LLMPROF_LOG").unwrap_or_else(|_| default());
-    // A failed write would be reported to the same reader, which ends the thread if it has left.
+    // tracing reports a failed write by `eprintln!`, which panics if the reader has left.
     let log = tracing_subscriber::fmt().log_internal_errors(false);
     let log = log.with_env_filter(filter).with_writer(std::io::stderr);
     match format {

@@ -16,7 +16,10 @@ use llmprof_service::{
 };
 use sha2::{Digest, Sha256};
 
-use super::{client::terminal::print_notice, serve};
+use super::{
+    client::terminal::{print_line, print_notice},
+    serve,
+};
 
 /// Prefix of every token, for scanners of secrets.
 const PREFIX: &str = "llmprof_";
@@ -82,7 +85,7 @@ pub fn run(options: &TokenOptions) -> Result<()> {
                 print_notice(format_args!(
                     "token {name}, role {role}: keep it, it is not shown again"
                 ));
-                println!("{text}");
+                print_line(format_args!("{text}"))?;
             }
             TokenCommand::List => list(&store).await?,
             TokenCommand::Revoke { token } => {
@@ -90,7 +93,7 @@ pub fn run(options: &TokenOptions) -> Result<()> {
                     bail!("there is no valid token {token}; `llmprof token list` shows them");
                 };
                 audit.add(&AuditEntry::on_host("token revoke", &name))?;
-                print_notice(format_args!("token {name} opens nothing any more"));
+                print_notice(format_args!("revoked token {name:?}"));
             }
         }
         Ok(())
@@ -99,10 +102,10 @@ pub fn run(options: &TokenOptions) -> Result<()> {
 
 async fn list(store: &Store) -> Result<()> {
     let never = |time: Option<String>| time.unwrap_or_else(|| "-".into());
-    println!(
+    print_line(format_args!(
         "{:<4} {:<24} {:<10} {:<8} {:<25} {:<25} LAST USED",
         "ID", "NAME", "ROLE", "STATE", "CREATED", "EXPIRES"
-    );
+    ))?;
     for token in store.tokens().await? {
         let state = match (token.valid, &token.revoked_at) {
             (true, _) => "valid",
@@ -111,10 +114,10 @@ async fn list(store: &Store) -> Result<()> {
         };
         let (created, expires, used) =
             (token.created_at, never(token.expires_at), never(token.last_used_at));
-        println!(
+        print_line(format_args!(
             "{:<4} {:<24} {:<10} {state:<8} {created:<25} {expires:<25} {used}",
             token.id, token.name, token.role
-        );
+        ))?;
     }
     Ok(())
 }

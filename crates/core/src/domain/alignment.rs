@@ -310,7 +310,7 @@ pub fn decisive(verdict: Verdict, checks: &[CheckSummary]) -> Vec<&CheckSummary>
     checks.filter(|it| !is_blocked || is_precondition(&it.id)).collect()
 }
 
-/// The verdict as a clause without a capital, which findings have as well.
+/// The verdict as a clause in lower case, also used in findings.
 pub const fn conclusion(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Pass | Verdict::Warn => "the mock matches the whole model",

@@ -63,12 +63,12 @@ impl<const MIN: i64, const MAX: i64> Within<MIN, MAX> {
         text.map(|text| Self::of_text(&text)).transpose()
     }
 
-    /// Parses an integer; the error does not name it.
+    /// Parses an integer of which the caller states the name.
     pub fn text<T: TryFrom<i64>>(text: &str) -> Result<T, String> {
         Self::of_text::<T, value::Error>(text).map_err(|error| plain_words(&error.to_string()))
     }
 
-    /// Parses the integer `name`; the error starts with its name.
+    /// Parses the integer `name`; the error names it.
     pub fn named<T: TryFrom<i64>>(name: &str, text: &str) -> Result<T, String> {
         let parsed = Self::of_text::<T, value::Error>(text);
         parsed.map_err(|error| plain_words(&format!("{name}: {error}")))

@@ -21,7 +21,7 @@ use llmprof_service::{
     store::StoredInputs,
 };
 
-use super::DataCheck;
+use super::{super::client::terminal::print_line, DataCheck};
 
 /// Contents of the rows, each with the inputs that name it.
 type NamedContents = BTreeMap<String, (StoredImage, Vec<StoredInputs>)>;
@@ -111,7 +111,9 @@ impl DataCheck<'_> {
         match state {
             ThumbnailState::Readable => return Ok(()),
             ThumbnailState::Missing if !self.options.repair => {
-                println!("note: {subject} has no thumbnail; it is made when it is requested");
+                print_line(format_args!(
+                    "note: {subject} has no thumbnail; it is made when it is requested"
+                ))?;
                 return Ok(());
             }
             ThumbnailState::Missing | ThumbnailState::Broken => {}
@@ -121,7 +123,9 @@ impl DataCheck<'_> {
             (_, Some(Err(why))) => {
                 self.report(&format!("{subject}: cannot make its thumbnail: {why}"), false);
             }
-            (ThumbnailState::Missing, _) => println!("note: {subject}: its thumbnail was made"),
+            (ThumbnailState::Missing, _) => {
+                print_line(format_args!("note: {subject}: its thumbnail was made"))?
+            }
             (_, made) => {
                 self.report(&format!("{subject}: its thumbnail is broken"), made.is_some());
             }
@@ -164,10 +168,10 @@ impl DataCheck<'_> {
         }
         for name in unlisted {
             if self.in_use {
-                println!(
+                print_line(format_args!(
                     "note: stored inputs: {name} is unknown to the database, unless the \
                           service is at work on it"
-                );
+                ))?;
             } else {
                 let fault = format!("stored inputs: {name} is unknown to the database");
                 self.report(&fault, self.options.repair);

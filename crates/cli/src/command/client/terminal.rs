@@ -37,6 +37,11 @@ pub fn print(text: &str) -> io::Result<()> {
     }
 }
 
+/// Writes a line to standard output, as [`print`] does.
+pub fn print_line(line: impl Display) -> io::Result<()> {
+    print(&format!("{line}\n"))
+}
+
 /// Writes a line to standard error. A failed write is ignored: a reader that left changes neither
 /// the output nor the exit code.
 pub fn print_notice(line: impl Display) {

@@ -156,11 +156,10 @@ fn model_config(name: &str) -> Result<String> {
 pub(super) async fn part(path: &Path, bar: &ProgressBar) -> Result<Part> {
     let shown = path.display();
     let cannot = || format!("cannot read {shown}");
-    // Before it is opened, which waits for the writer of a pipe.
+    // Checked first: opening a pipe waits for its writer.
     let data = tokio::fs::metadata(path).await.with_context(cannot)?;
     local_file::check(&data, u64::MAX).with_context(cannot)?;
     let file = tokio::fs::File::open(path).await.with_context(cannot)?;
-    let data = file.metadata().await.with_context(cannot)?;
     bar.inc_length(data.len());
     let bar = bar.clone();
     let stream = ReaderStream::new(file).map(move |read| {

@@ -7,10 +7,10 @@ use std::fmt;
 use regex::Regex;
 use serde::{Deserialize, Deserializer, Serialize, de::Visitor};
 
+use crate::domain::json_numbers::MAX_EXACT;
+
 /// Maximum length of a text value, in characters.
 pub const MAX_TEXT: usize = 4096;
-/// Whole numbers below are the same as integers and floats.
-const MAX_WHOLE: i64 = 9_000_000_000_000_000;
 /// Maximum size of a compiled pattern, bytes.
 const MAX_PATTERN: usize = 1 << 20;
 
@@ -237,12 +237,12 @@ impl Param {
     pub fn normalised(&self, value: ParamValue) -> ParamValue {
         match (self, value) {
             (Self::Int { .. }, ParamValue::Float(number))
-                if number.fract() == 0.0 && number.abs() < MAX_WHOLE as f64 =>
+                if number.fract() == 0.0 && number.abs() <= MAX_EXACT as f64 =>
             {
                 ParamValue::Int(number as i64)
             }
             (Self::Float { .. }, ParamValue::Int(number))
-                if number.unsigned_abs() < MAX_WHOLE.unsigned_abs() =>
+                if number.unsigned_abs() <= MAX_EXACT.unsigned_abs() =>
             {
                 ParamValue::Float(number as f64)
             }

@@ -19,7 +19,8 @@ impl Profiling {
     }
 
     /// A sentence for settings of each pass that differ from `preset` and have no effect on the
-    /// run of `spec`, whose plan is `steps`: the pass is off or skipped, or records no such thing.
+    /// run of `spec`, whose plan is `steps`: the pass is off or skipped, or does not use the
+    /// setting.
     pub fn unused(&self, preset: &Self, spec: &RunSpec, steps: &[PlannedStep]) -> Vec<String> {
         let (Ok(Value::Object(own)), Ok(base)) =
             (serde_json::to_value(self), serde_json::to_value(preset))
