@@ -117,7 +117,8 @@ async def profile(tools: Tools) -> None:
     assert state["state"] in ("succeeded", "partial"), state
     answer = await tools("ledger", run_id=run)
     assert any(it["text"].startswith("Prefill takes ") for it in answer["sentences"]), answer
-    proof = await tools("source_of_figure", run_id=run, table="aggregates", column="ttft")
+    table = {"table": "aggregates", "column": "first_token_ms"}
+    proof = await tools("source_of_figure", run_id=run, **table)
     assert proof["pass"] == ["baseline"] and proof["counts"] == {"ms.n": 2}, proof
 
 

@@ -61,7 +61,7 @@ async fn a_refused_image_shows_the_form_with_its_values_and_leaves_nothing() {
     assert!(text.contains("image notes.txt: neither PNG, JPEG nor WebP"), "{text}");
     assert!(text.contains("read &lt;all&gt;</textarea>") && text.contains("value=\"keep\""));
     let both = send(&api, &[("a.png", &png(1))], &[("inputs", "inputs.yaml")]).await;
-    assert!(page(&both, 409).contains("contradict each other"));
+    assert!(page(&both, 409).contains("contradicts the prompt or the images"));
     assert_eq!(api.get("/runs").await.json()["runs"], json!([]));
     assert_nothing_left(&api, "refused forms");
 }

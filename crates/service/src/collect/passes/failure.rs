@@ -128,7 +128,7 @@ impl CollectError {
             Self::TooLarge { what, max_bytes, dropped } => {
                 let finding =
                     Finding::new(catalogue::RUN_TOO_LARGE, message).with("limit, bytes", max_bytes);
-                Some(with_dropped(finding, dropped).advise(write_less(what)))
+                Some(with_dropped(finding, dropped).advise(write_less(what, dropped)))
             }
             Self::DiskFull { free_bytes, dropped, .. } => {
                 let finding = Finding::new(catalogue::DISK_FULL, message)
@@ -232,9 +232,15 @@ impl CollectError {
     }
 }
 
-/// The remedy for a program whose files exceed the quota of a run.
-fn write_less(what: &str) -> &'static str {
-    match what.split(' ').next() {
+/// The remedy for a program whose files exceed the quota of a run. A server, and what runs in a
+/// session, may be recorded by nsys.
+fn write_less(what: &str, dropped: &[(String, u64)]) -> &'static str {
+    let is_nsys = |name: &str| name.ends_with(".qdstrm") || name.ends_with(".nsys-rep");
+    let tool = match dropped.iter().any(|(name, _)| is_nsys(name)) {
+        true => Some("nsys"),
+        false => what.split(' ').next(),
+    };
+    match tool {
         Some("nsys" | "QdstrmImporter") => {
             "generate fewer tokens, trace less (profiling.nsys: trace, sample, cpuctxsw, \
              duration_s, cuda_graph_trace graph), or raise limits.run_bytes"
@@ -278,5 +284,8 @@ mod tests {
             }
             assert!(advice.contains("limits.run_bytes"), "{what}: {advice}");
         }
+        let dropped = vec![("nsys/profile.qdstrm".to_owned(), 9)];
+        let recorded = CollectError::TooLarge { what: "the server", max_bytes: 1, dropped };
+        assert!(recorded.finding().unwrap().advice.unwrap().contains("profiling.nsys"));
     }
 }

@@ -82,7 +82,11 @@ pub fn check_unique(body: &[u8]) -> Result<(), ApiError> {
     let mut reader = serde_json::Deserializer::from_slice(body);
     let read: Result<UniqueKeys, _> = serde_path_to_error::deserialize(&mut reader);
     match read {
-        Err(error) if error.inner().is_data() => Err(refused(body, Some(error))),
+        // Also in a list, which a batch of messages is.
+        Err(error) if error.inner().is_data() => {
+            let value = serde_json::from_slice(body).unwrap_or_default();
+            Err(ApiError::new(ErrorCode::InvalidRequest, of_field(&value, &error)))
+        }
         _ => Ok(()),
     }
 }
@@ -100,6 +104,11 @@ fn refused(body: &[u8], error: Option<serde_path_to_error::Error<serde_json::Err
     let Some(error) = error.filter(|_| value.is_object()) else {
         return invalid("the body is not a JSON object".into());
     };
+    invalid(of_field(&value, &error))
+}
+
+/// The message on the field that `error` names.
+fn of_field(value: &Value, error: &serde_path_to_error::Error<serde_json::Error>) -> String {
     // serde_json reports a number in place of a name, as in `"dtype": 4`, as a syntax error.
     let text = match error.inner().is_data() {
         true => error.to_string(),
@@ -107,7 +116,7 @@ fn refused(body: &[u8], error: Option<serde_path_to_error::Error<serde_json::Err
     };
     let text = text.rsplit_once(" at line ").map_or(text.as_str(), |(text, _)| text);
     let hint = if text.contains("missing field") { MORE } else { "" };
-    invalid(with_value(text, |path| at_path(&value, path).cloned()) + hint)
+    with_value(text, |path| at_path(value, path).cloned()) + hint
 }
 
 /// The value at a path such as `axes.dtype[0]`.

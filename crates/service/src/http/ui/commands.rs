@@ -52,13 +52,14 @@ const COMMON: [&str; 9] = [
 ];
 /// Settings that a session has, too.
 const OF_SESSIONS: [&str; 2] = ["mode", "device"];
+const OF_EACH_RUN: &str = "each run on the session has its own; leave the field empty";
 /// Other fields of the form, each with the reason why a session cannot use it.
 const NOT_OF_SESSIONS: [(&str, &str); 7] = [
-    ("repeats", "each run on the session has its own; leave the field empty"),
-    ("warmup", "each run on the session has its own; leave the field empty"),
-    ("timeout_s", "each run on the session has its own; a session has a lifetime"),
-    ("priority", "each run on the session has its own; leave the field empty"),
-    ("revision", "each run on the session has its own; leave the field empty"),
+    ("repeats", OF_EACH_RUN),
+    ("warmup", OF_EACH_RUN),
+    ("timeout_s", OF_EACH_RUN),
+    ("priority", OF_EACH_RUN),
+    ("revision", OF_EACH_RUN),
     (
         "profiling",
         "a session has the settings of its mode; leave them as they are, or choose a mode that \
@@ -220,9 +221,12 @@ fn session_body(
     fields: &Fields,
     entered: &SubmitForm,
 ) -> Result<Value, ApiError> {
-    let unused = NOT_OF_SESSIONS.iter().find(|(name, _)| given(fields, name).is_some());
-    if let Some((name, reason)) = unused {
-        return Err(unusable(name, reason));
+    // All at once: the form of a run that is submitted again has several.
+    let unused = NOT_OF_SESSIONS.iter().filter(|(name, _)| given(fields, name).is_some());
+    let unused = unused.map(|(name, reason)| labelled(&format!("{name}: {reason}")));
+    let unused: Vec<String> = unused.collect();
+    if !unused.is_empty() {
+        return Err(ApiError::new(ErrorCode::InvalidRequest, unused.join(". ")));
     }
     let common = entered.body(false)?;
     let mut body = call(name, command, fields);
@@ -240,6 +244,11 @@ fn session_body(
         body["lifetime_s"] = number_or_text(lifetime_s);
     }
     Ok(body)
+}
+
+/// A message with the label of its field.
+fn labelled(message: &str) -> String {
+    forms::labelled(message, &[submit_form::LABELS, LABELS].concat())
 }
 
 /// The refusal of a field that would be ignored.
@@ -267,7 +276,7 @@ async fn refuse(
     let message = refused.message();
     let problem = match PARAM_PATHS.iter().find_map(|path| message.strip_prefix(path)) {
         Some(of_param) => of_param.to_owned(),
-        None => forms::labelled(message, &[submit_form::LABELS, LABELS].concat()),
+        None => labelled(message),
     };
     let page = show(app, caller, name, entered, Some(&problem)).await?;
     Ok(page.with_status(refused.code().status()).into_response())

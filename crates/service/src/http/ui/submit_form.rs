@@ -170,8 +170,8 @@ impl SubmitForm {
             self.0.iter().filter(|(field, text)| !text.is_empty() && is_field(field))
         {
             if field == "inputs" && (has_images || body.contains_key("inputs")) {
-                let message = "Stored inputs: they and a prompt or images of the form contradict \
-                               each other; enter one of them";
+                let message = "inputs: contradicts the prompt or the images of the form; enter one \
+                               of them";
                 return Err(ApiError::new(ErrorCode::RequestContradictory, message));
             }
             let value = match field.as_str() {

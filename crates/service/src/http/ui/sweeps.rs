@@ -147,22 +147,12 @@ impl SweepForm {
     /// The body of the API. A request in JSON is all of it.
     fn body(&self) -> Result<String, ApiError> {
         if let Some(request) = non_empty(&self.request) {
-            let Self { name, model, mode, device, batch, max_minutes, .. } = self;
-            let Self { prompt_tokens, new_tokens, dtype, .. } = self;
-            let others = [
-                ("name", name),
-                ("model", model),
-                ("mode", mode),
-                ("device", device),
-                ("batch", batch),
-                ("prompt_tokens", prompt_tokens),
-                ("new_tokens", new_tokens),
-                ("dtype", dtype),
-                ("max_minutes", max_minutes),
-            ];
-            let Some((name, _)) = others.into_iter().find(|(_, text)| !text.is_empty()) else {
-                return Ok(request);
+            let fields = serde_json::to_value(self).unwrap_or_default();
+            let is_given = |(name, text): &(&String, &Value)| {
+                *name != "request" && text.as_str().is_some_and(|text| !text.is_empty())
             };
+            let other = fields.as_object().and_then(|all| all.iter().find(is_given));
+            let Some((name, _)) = other else { return Ok(request) };
             let message = format!(
                 "{name}: the request in JSON replaces the other fields of the form; empty this \
                  field, or the request"

@@ -166,13 +166,20 @@ fn of_cause(cause: &str) -> Option<&'static str> {
 /// The column of a headline figure among the aggregates.
 pub fn headline(figure: &str) -> Result<&'static str, ApiRefusal> {
     match figure {
-        "ttft" | "first_token_ms" => Ok("first_token_ms"),
-        "tpot" | "per_token_ms" => Ok("per_token_ms"),
+        "first_token_ms" => Ok("first_token_ms"),
+        "per_token_ms" => Ok("per_token_ms"),
         "wall" | "wall_ms" => Ok("wall_ms"),
         "tokens_per_s" => Ok("tokens_per_s"),
         "decode_tokens_per_s" => Ok("decode_tokens_per_s"),
+        "ttft" | "tpot" => Err(super::super::arguments::invalid(format!(
+            "{figure} is a median: column p50_ms of step_times (prefill, decode_all), of \
+             step_batches for an engine, or of request_latency for a load; its mean is {} of \
+             aggregates",
+            if figure == "ttft" { "first_token_ms" } else { "per_token_ms" }
+        ))),
         _ => Err(super::super::arguments::invalid(format!(
-            "table aggregates has no column {figure:.60?}; it has ttft, tpot, wall and tokens_per_s"
+            "table aggregates has no column {figure:.60?}; it has first_token_ms, per_token_ms, \
+             wall and tokens_per_s"
         ))),
     }
 }

@@ -57,7 +57,7 @@ pub struct Arguments {
     /// Id of the run
     #[schemars(length(max = 40), example = &"019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10")]
     run_id: String,
-    /// Table of the figure, or `aggregates` for ttft, tpot, wall and tokens_per_s
+    /// Table of the figure, or `aggregates` for first_token_ms, per_token_ms, wall and tokens_per_s
     #[schemars(length(max = 100), example = &"ledger")]
     table: String,
     /// Column of the figure
@@ -119,7 +119,11 @@ pub async fn call(api: &impl ServiceApi, arguments: Arguments) -> Result<ToolAns
         false => format!("{table}.{column} = {}", figure.value),
     });
     answer.line(match found.is_empty() {
-        true => "no file of a pass proves it: it is a setting or was stated".to_owned(),
+        true if steps.is_empty() => {
+            "no pass measured it: it is of the request or the host, or computed from them"
+                .to_owned()
+        }
+        true => "no file of the pass is listed".to_owned(),
         false => format!("pass: {}", found.join(", ")),
     });
     if let Some(formula) = formula {
