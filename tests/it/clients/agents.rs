@@ -112,6 +112,50 @@ async fn failures_between_agent_and_service_are_one_line_with_the_remedy() {
 }
 
 #[test]
+fn a_repeated_argument_is_refused_and_the_next_message_is_answered() {
+    let folder = tempdir().unwrap();
+    let mut command = command(folder.path(), "http://127.0.0.1:9", &["mcp"]);
+    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
+    let hello = r#"{"protocolVersion": "2025-06-18", "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"}}"#
+        .replace('\n', "");
+    let call = |arguments: &str| format!(r#"{{"name": "find_runs", "arguments": {arguments}}}"#);
+    for (id, method, params, expected) in [
+        (0, "initialize", hello, "/result/serverInfo/name"),
+        (1, "tools/call", call(r#"{"limit": 1, "limit": 2}"#), "/error/message"),
+        (2, "tools/call", call("{}"), "/result/isError"),
+    ] {
+        let head = format!(r#""jsonrpc": "2.0", "id": {id}, "method": "{method}""#);
+        writeln!(input, r#"{{{head}, "params": {params}}}"#).unwrap();
+        let answer: Value = serde_json::from_str(&output.next().unwrap().unwrap()).unwrap();
+        assert_eq!(answer["id"], id, "{answer}");
+        let found = answer.pointer(expected).unwrap_or_else(|| panic!("{answer}"));
+        if id == 1 {
+            let text = found.as_str().unwrap();
+            assert!(text.contains("`limit` is given more than once"), "{text}");
+        }
+        if id == 0 {
+            writeln!(input, r#"{{"jsonrpc": "2.0", "method": "notifications/initialized"}}"#)
+                .unwrap();
+        }
+    }
+    // A line that no parser reads has an answer too, and the last line needs no end.
+    for (line, code) in [("garbage".to_owned(), -32700), ("7".repeat(1 << 20), -32600)] {
+        writeln!(input, "{line}").unwrap();
+        let answer: Value = serde_json::from_str(&output.next().unwrap().unwrap()).unwrap();
+        assert_eq!((&answer["id"], answer["error"]["code"].as_i64()), (&Value::Null, Some(code)));
+    }
+    write!(input, r#"{{"jsonrpc": "2.0", "id": 4, "method": "ping"}}"#).unwrap();
+    drop(input);
+    let answer: Value = serde_json::from_str(&output.next().unwrap().unwrap()).unwrap();
+    assert_eq!(answer["id"], 4, "{answer}");
+    assert!(output.next().is_none(), "nothing else is printed");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn an_agent_that_leaves_ends_the_command() {
     let folder = tempdir().unwrap();
     let ended = run(&mut command(folder.path(), "http://127.0.0.1:9", &["mcp"]));

@@ -6,10 +6,12 @@
 
 mod answer;
 mod arguments;
+mod refused;
 mod server;
 mod service_api;
 mod tools;
 
+pub use refused::refuse;
 pub use server::AgentServer;
 pub use service_api::{ApiCall, ApiMethod, ApiRefusal, ServiceApi};
 

@@ -4,16 +4,21 @@
 //! answer is an error of a tool, so an agent reads the remedy and the next call tries again.
 
 use std::{
-    io::{IsTerminal as _, stdin},
+    io::{self, IsTerminal as _, stdin},
     process::ExitCode,
 };
 
 use anyhow::Result;
 use clap::Args;
-use llmprof_service::mcp::{AgentServer, ApiCall, ApiMethod, ApiRefusal, MAX_MESSAGE, ServiceApi};
+use llmprof_service::mcp::{
+    AgentServer, ApiCall, ApiMethod, ApiRefusal, MAX_MESSAGE, ServiceApi, refuse,
+};
 use rmcp::{
     service::{QuitReason, ServerInitializeError, ServiceExt as _},
     transport::{async_rw::AsyncRwTransport, stdio},
+};
+use tokio::io::{
+    AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader,
 };
 
 use super::{ServerOptions, ServiceClient, refusal::Refused, terminal::print_notice};
@@ -45,7 +50,10 @@ async fn serve(client: ServiceClient) -> Result<ExitCode> {
         ));
     }
     let (input, output) = stdio();
-    let transport = AsyncRwTransport::new_server(input, output).with_max_line_length(MAX_MESSAGE);
+    let (checked, messages) = tokio::io::duplex(MAX_MESSAGE);
+    tokio::spawn(pass_on(input, checked, stdio().1));
+    let transport =
+        AsyncRwTransport::new_server(messages, output).with_max_line_length(MAX_MESSAGE + 2);
     let served = match AgentServer::new(RemoteApi(client)).serve(transport).await {
         Ok(served) => served,
         // The agent left before its first request.
@@ -55,6 +63,48 @@ async fn serve(client: ServiceClient) -> Result<ExitCode> {
     match served.waiting().await? {
         QuitReason::JoinError(error) => Err(error.into()),
         _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Passes the messages of an agent on, and answers those that the server would misread. An answer
+/// is one write, so it is not mixed with the answers of the server.
+async fn pass_on(
+    from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    mut answers: impl AsyncWrite + Unpin,
+) -> io::Result<()> {
+    let (mut from, mut line) = (BufReader::new(from), Vec::new());
+    loop {
+        line.clear();
+        let mut piece = (&mut from).take(MAX_MESSAGE as u64 + 2);
+        if piece.read_until(b'\n', &mut line).await? == 0 {
+            return Ok(());
+        }
+        if line.last() != Some(&b'\n') {
+            skip_line(&mut from).await?;
+            line.push(b'\n');
+        }
+        match refuse(&line) {
+            Some(answer) => {
+                answers.write_all(format!("{answer}\n").as_bytes()).await?;
+                answers.flush().await?;
+            }
+            None => to.write_all(&line).await?,
+        }
+    }
+}
+
+/// Reads the rest of a line, which is too long.
+async fn skip_line(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<()> {
+    loop {
+        let piece = from.fill_buf().await?;
+        let end = piece.iter().position(|it| *it == b'\n');
+        let (length, is_end) = (end.map_or(piece.len(), |at| at + 1), end.is_some());
+        let is_end = is_end || piece.is_empty();
+        from.consume(length);
+        if is_end {
+            return Ok(());
+        }
     }
 }
 
