@@ -15,7 +15,7 @@ use llmprof_core::trace::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    limited::{Limited, Summed},
+    limited::{Limited, Summed, sort_kept},
     timeline::{
         capture::{Capture, Join},
         duration_stats::{DurationStats, GroupedTimes},
@@ -198,7 +198,8 @@ fn ranges(capture: &Capture) -> Limited<RangeSum> {
     let present = (0..count).filter(|it| !times.group(*it).is_empty());
     let mut order: Vec<(i64, usize)> = present.map(|group| (total(group), group)).collect();
     // Groups of equal times are in order of their names.
-    order.sort_unstable_by_key(|(ns, group)| (Reverse(*ns), &names[group / 2], group % 2));
+    let key = |(ns, group): &(i64, usize)| (Reverse(*ns), &names[group / 2], group % 2);
+    sort_kept(&mut order, |a, b| key(a).cmp(&key(b)));
     Limited::of(order.into_iter().map(|(_, group)| sum(group)))
 }
 

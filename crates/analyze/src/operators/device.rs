@@ -12,7 +12,7 @@ use super::{
 use crate::{
     events::Events,
     kernels::{OUTSIDE, StageKernels, is_measured},
-    limited::Limited,
+    limited::{Limited, sort_kept},
     stages::Stages,
     stats::{percent, ratio},
     timeline::device_time::{DeviceTime, DeviceTimes},
@@ -90,7 +90,7 @@ fn records<'a>(
         (key.stage == OUTSIDE, device_ms, host_ms, at)
     };
     let mut order: Vec<_> = calls.iter().enumerate().map(place).collect();
-    order.sort_unstable_by(|a, b| {
+    sort_kept(&mut order, |a, b| {
         let longer = || b.1.total_cmp(&a.1).then(b.2.total_cmp(&a.2));
         a.0.cmp(&b.0).then_with(longer).then(a.3.cmp(&b.3))
     });

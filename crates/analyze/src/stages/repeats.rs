@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     events::{Events, TimedCall},
-    limited::{Limited, Summed},
+    limited::{Limited, Summed, sort_kept},
     operators::{
         MODULE,
         call_kinds::{CallKey, CallKinds},
@@ -55,7 +55,7 @@ pub fn repeats(events: &Events) -> Limited<OperatorRepeats> {
             all.push((key, calls, ms));
         }
     }
-    all.sort_unstable_by(|a, b| b.2.mean.total_cmp(&a.2.mean).then(a.0.cmp(&b.0)));
+    sort_kept(&mut all, |a, b| b.2.mean.total_cmp(&a.2.mean).then_with(|| a.0.cmp(&b.0)));
     Limited::of(all.into_iter().map(|(CallKey { stage, path, op }, calls, ms)| OperatorRepeats {
         stage: stage.into_owned(),
         path: path.into_owned(),
