@@ -31,7 +31,7 @@ use crate::{
         gemms::{self, Gemms},
         nsys_sums::NsysSums,
     },
-    ledger::Ledger,
+    ledger::{Ledger, host_copies::HostCopies},
     limited::Limited,
     memory::{self, MemoryRecord},
     model_work::{KnownModel, ModelWork},
@@ -45,7 +45,7 @@ use crate::{
     stages::Stages,
     stages::{
         self,
-        cold::{self, ColdInstance},
+        cold::ColdInstance,
         command::{self, CommandTiming},
         coverage::StageCoverage,
         experts::{self, ExpertUse},
@@ -69,6 +69,7 @@ use crate::{
         graphs::WholeGraph,
         processes::Processes,
         regions::{self, Region},
+        step_states,
         tables::TimelineTables,
         time_shares::{self, StageShare},
     },
@@ -114,6 +115,8 @@ pub struct Analysis {
     pub has_cold_pass: bool,
     /// Floor, causes and rest of each stage's time.
     pub ledger: Ledger,
+    /// Copies between host and device, by stage.
+    pub host_copies: BTreeMap<String, HostCopies>,
     pub outputs: OutputCheck,
     pub experts: Vec<ExpertUse>,
     /// GPU activity in each stage of the traced pass.
@@ -209,7 +212,7 @@ fn analyze_as(
     let (splits, sampled) = rayon::join(
         || {
             if let Some(capture) = capture.as_mut().filter(|_| only_traced) {
-                analysis.cold = cold::mark(capture);
+                analysis.cold = step_states::mark(capture);
                 derived = CaptureEvents::of(capture, model.and_then(KnownModel::batch));
             }
             analysis.findings = derived.findings.clone();
@@ -309,7 +312,7 @@ impl Analysis {
         let traced = (traced, self.only_traced);
         // After the tables, whose memory is free again.
         let sums = match capture.and_then(|it| Some((it, it.framework.as_ref()?))) {
-            Some((capture, index)) => framework(capture, index, &self.stages),
+            Some((capture, index)) => framework(capture, index, &self.stages, &tables.coverage),
             None => operators::operators(baseline, &self.stages),
         };
         self.operators = operators::attach(sums, &tables.device, traced, &self.kernels.stages);
@@ -334,10 +337,12 @@ impl Analysis {
         }
         if let Some(capture) = capture {
             self.call_sites = call_sites::call_sites(capture, &self.kernels.stages);
+            self.findings.extend(step_states::finding(capture));
             self.findings.extend(profiler_overhead::findings(capture));
             self.findings.extend(graph_replays::findings(capture));
             let elsewhere = &tables.launched_elsewhere;
-            self.findings.extend(launched_elsewhere::findings(elsewhere, capture));
+            let found = launched_elsewhere::findings(elsewhere, &self.coverage, capture);
+            self.findings.extend(found);
         }
         self.processes = tables.processes;
         self.engine_steps = tables.engine_steps;

@@ -7,12 +7,16 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use llmprof_core::trace::{
-    event::{
-        Ceiling, End, Event, Experts, MemoryUse, OperatorCall, Output, SampleStart, StageRange,
-        Start, Steady,
+use llmprof_core::{
+    domain::units::Nanos,
+    trace::{
+        event::{
+            Ceiling, End, Event, Experts, MemoryUse, OperatorCall, Output, SampleStart, StageRange,
+            Start, Steady,
+        },
+        interval::Interval,
+        range::Range,
     },
-    range::Range,
 };
 
 /// Events of one pass by kind, in the order in which they were written.
@@ -136,12 +140,15 @@ pub enum EventSource<'a> {
     Capture {
         /// Tokens that the decode steps of a repeat generated, if they are known.
         tokens: &'a BTreeMap<u32, u64>,
-        /// Decode steps of a repeat without times, which have no ranges.
+        /// Decode steps of a repeat without times of their own, which have no ranges.
         untimed_steps: &'a BTreeMap<u32, u64>,
         /// False if a step may have made several tokens of one sequence: by speculation.
         one_token_a_step: bool,
         /// Repeats whose decode is cut by the recording.
         cut: &'a BTreeSet<u32>,
+        /// Nanoseconds of a range that do not count, by its times: a range filter leaves them out,
+        /// or they are of steps that are left out.
+        excluded: &'a BTreeMap<Interval, i64>,
     },
 }
 
@@ -181,6 +188,20 @@ impl<'a> Events<'a> {
             EventSource::Runner => true,
             EventSource::Capture { one_token_a_step, .. } => one_token_a_step,
         }
+    }
+
+    /// Time of a range on the host, without the parts that do not count.
+    pub fn host_time(&self, range: &StageRange) -> Nanos {
+        let excluded = match self.source {
+            EventSource::Runner => None,
+            EventSource::Capture { excluded, .. } => excluded.get(&(range.start_ns, range.end_ns)),
+        };
+        Nanos(range.end_ns) - Nanos(range.start_ns) - Nanos(excluded.copied().unwrap_or(0))
+    }
+
+    /// Time of a range inside a stage: GPU time if it was measured, else host time.
+    pub fn range_time(&self, range: &StageRange) -> Nanos {
+        range.device_ns.map_or_else(|| self.host_time(range), Nanos)
     }
 
     /// Groups the events of one pass by kind.

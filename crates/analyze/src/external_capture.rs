@@ -16,6 +16,7 @@ use llmprof_core::{
     trace::{
         event::{DECODE_STEP, Event, OperatorCall, StageRange},
         range::{Range, RangeLabel},
+        stage::StageRules,
         timeline::Timeline,
         unclosed::Unclosed,
     },
@@ -24,7 +25,7 @@ use llmprof_core::{
 use self::steps::{CaptureStep, OutermostRanges};
 use super::{
     events::{CallList, EventSource, Events, RangeCalls},
-    kernels::{OUTSIDE, WARMUP},
+    kernels::{OUTSIDE, is_measured},
     stages::{DECODE, PREFILL, VISION_PARTS},
 };
 use crate::timeline::{
@@ -32,7 +33,7 @@ use crate::timeline::{
     device_time::is_operator,
     interval::Interval,
     launches::Cursor,
-    open_ranges::{EXCLUDED, Extent, NONE, place},
+    open_ranges::{EXCLUDED, Extent, NONE, StepInside, place},
     stage_spans::stage_spans,
     steps::{Step, StepSource},
 };
@@ -44,10 +45,12 @@ pub struct CaptureEvents {
     pub calls: RangeCalls,
     /// Tokens that the decode steps of a repeat generated, if they are known.
     tokens: BTreeMap<u32, u64>,
-    /// Decode steps of a repeat, if their times are unknown.
+    /// Decode steps of a repeat whose times are unknown, or that are not whole.
     untimed_steps: BTreeMap<u32, u64>,
     /// Repeats whose decode is cut by the recording.
     cut: BTreeSet<u32>,
+    /// Nanoseconds of an event that do not count, by its times.
+    excluded: BTreeMap<Interval, i64>,
     /// True if a decode step may have made several tokens of one sequence.
     is_speculative: bool,
     /// Stages besides prefill and decode.
@@ -68,10 +71,12 @@ impl CaptureEvents {
             if let Some(repeat) = *repeat {
                 let is_cut = capture.stages.instances[at].extent == Extent::Cut;
                 derived.cut.extend(is_cut.then_some(repeat));
+                let key = capture.stages.instances[at].key();
+                derived.excluded.extend(excluded(capture, key, spans[at]));
                 derived.events.push(range(capture.stages.label(at), spans[at], repeat, None));
             }
         }
-        let other = |it: &&String| ![WARMUP, PREFILL, DECODE].contains(&it.as_str());
+        let other = |it: &&String| ![PREFILL, DECODE].contains(&it.as_str()) && is_measured(it);
         derived.other_stages = capture.stages.labels.iter().filter(other).cloned().collect();
         let steps = derived.add_ranges(capture, &repeats, batch);
         derived.add_steps(capture, steps, (&spans, &repeats));
@@ -82,14 +87,16 @@ impl CaptureEvents {
     pub fn by_kind<'a>(&'a self, trace: &'a Timeline) -> Events<'a> {
         let one_token_a_step = !self.is_speculative;
         let (tokens, untimed_steps) = (&self.tokens, &self.untimed_steps);
-        let cut = &self.cut;
-        let source = EventSource::Capture { tokens, untimed_steps, one_token_a_step, cut };
+        let (cut, excluded) = (&self.cut, &self.excluded);
+        let source =
+            EventSource::Capture { tokens, untimed_steps, one_token_a_step, cut, excluded };
         let other_stages = self.other_stages.iter().map(String::as_str).collect();
         let calls = CallList::Ranges(&trace.ranges, &self.calls);
         Events { source, other_stages, calls, ..Events::of(&self.events) }
     }
 
-    /// Adds parts of stages and operators; returns the decode steps.
+    /// Adds parts of stages and operators; returns the decode steps, and the steps that are left
+    /// out of decodes.
     fn add_ranges(
         &mut self,
         capture: &Capture,
@@ -117,11 +124,11 @@ impl CaptureEvents {
             let stage = if at < repeats.len() { capture.stages.label(at) } else { "" };
             let has_estimated_end =
                 !unclosed.is_empty() && unclosed.contains(&(it.global_tid, it.start_ns, end_ns));
-            if stage == WARMUP || has_estimated_end {
+            if !is_measured(stage) || has_estimated_end {
                 continue;
             }
             let repeat = repeats.get(at).copied().flatten();
-            match (part(it, stage), repeat) {
+            match (part(&capture.trace.rules, it, stage), repeat) {
                 (Some(part), Some(repeat)) if outermost.adds(part, it, end_ns) => match part {
                     DECODE_STEP => steps.push(CaptureStep {
                         instance: at,
@@ -129,7 +136,10 @@ impl CaptureEvents {
                         times,
                         tokens: Some(batch.unwrap_or(1)),
                     }),
-                    part => self.events.push(range(part, times, repeat, None)),
+                    part => {
+                        self.excluded.extend(excluded(capture, (place(it), times), times));
+                        self.events.push(range(part, times, repeat, None));
+                    }
                 },
                 _ => {}
             }
@@ -138,12 +148,13 @@ impl CaptureEvents {
         self.calls.kinds = kinds.calls;
         steps.extend(decode_steps(capture, batch));
         steps.retain(|it| repeats[it.instance].is_some());
+        steps.extend(taken_out(capture));
         steps.sort_by_key(|it| it.times.0);
         steps
     }
 
     /// Adds the decode steps, numbered within their stage instances, and their tokens. Steps
-    /// without known times are counted.
+    /// without known times, and those that are not whole, are counted alone.
     fn add_steps(
         &mut self,
         capture: &Capture,
@@ -155,10 +166,12 @@ impl CaptureEvents {
         let mut tokens: BTreeMap<u32, Option<u64>> = BTreeMap::new();
         for (at, step) in steps.iter().enumerate() {
             let Some(repeat) = repeats[step.instance] else { continue };
-            if let Some(times) = &times {
-                let number = &mut numbers[step.instance];
-                self.events.push(range(DECODE_STEP, times[at], repeat, Some(*number)));
-                *number += 1;
+            let state = capture.stages.states.of(step.place, step.times);
+            let number = numbers[step.instance];
+            numbers[step.instance] += 1;
+            if let Some(times) = times.as_ref().filter(|_| state.counts()) {
+                self.excluded.extend(excluded(capture, (step.place, step.times), times[at]));
+                self.events.push(range(DECODE_STEP, times[at], repeat, Some(number)));
             } else {
                 *self.untimed_steps.entry(repeat).or_default() += 1;
             }
@@ -167,6 +180,19 @@ impl CaptureEvents {
         }
         self.tokens.extend(tokens.into_iter().filter_map(|(repeat, made)| Some((repeat, made?))));
     }
+}
+
+/// The times of an event, and the nanoseconds of its range that do not count, if any.
+fn excluded(
+    capture: &Capture,
+    (place, range): (i64, Interval),
+    times: Interval,
+) -> Option<(Interval, i64)> {
+    let stages = &capture.stages;
+    let counts_whole = !capture.trace.rules.narrowed() && stages.states.taken_out().is_empty();
+    let uncounted = (!counts_whole).then(|| stages.uncounted_in(place, range));
+    let ns = uncounted.map(|it| it.overlap_ns(times.0, times.1));
+    ns.filter(|ns| *ns > 0).map(|ns| (times, ns))
 }
 
 /// The decode steps of an engine. `batch`: sequences of an inferred step that proves no other.
@@ -185,11 +211,21 @@ fn decode_steps(capture: &Capture, batch: Option<u64>) -> Vec<CaptureStep> {
     capture.stages.steps.iter().filter(|it| it.is_decode()).filter_map(step).collect()
 }
 
+/// The steps that are taken out of decodes: the work of others queues behind theirs.
+fn taken_out(capture: &Capture) -> Vec<CaptureStep> {
+    let all = &capture.stages;
+    let step = |it: &StepInside| {
+        let instance = all.at(it.place, it.range.0)? as usize;
+        Some(CaptureStep { instance, place: it.place, times: it.range, tokens: None })
+    };
+    all.states.taken_out().iter().filter_map(step).collect()
+}
+
 /// The part of a stage that a range is.
-fn part<'a>(it: &'a Range, stage: &str) -> Option<&'a str> {
+fn part<'a>(rules: &StageRules, it: &'a Range, stage: &str) -> Option<&'a str> {
     let name = it.name.as_str();
     match stage {
-        DECODE if name == DECODE_STEP => Some(DECODE_STEP),
+        DECODE if rules.is_step_in_decode(name, &it.domain) => Some(DECODE_STEP),
         PREFILL if VISION_PARTS.contains(&name) => Some(name),
         _ => None,
     }

@@ -24,7 +24,11 @@ mod stated;
 mod steps;
 mod untimed;
 
-pub use self::{reference::why_no_kernels, rule::Rule, steps::with_engine};
+pub use self::{
+    reference::why_no_kernels,
+    rule::Rule,
+    steps::{excluded, with_engine},
+};
 use llmprof_core::{domain::finding::Finding, trace::Trace};
 
 use super::{Analysis, host_cpu};

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     kernels::{counters::KernelCounters, durations::Tally, kernel_classes::ClassCache},
-    timeline::{capture::Capture, duration_stats::DurationStats},
+    timeline::{capture::Capture, duration_stats::DurationStats, step_states::LEFT_OUT},
 };
 use llmprof_core::trace::kernel::TracedKernel;
 pub use llmprof_core::trace::stage::WARMUP;
@@ -172,9 +172,10 @@ pub struct KernelTimes {
     pub orphans: u64,
 }
 
-/// Returns true for a stage of measured work: not warm-up, set-up or outside the included ranges.
+/// Returns true for a stage of measured work: not warm-up, set-up, outside the included ranges or
+/// of steps that are left out.
 pub fn is_measured(stage: &str) -> bool {
-    ![WARMUP, SETUP, OUTSIDE].contains(&stage)
+    ![WARMUP, SETUP, OUTSIDE, LEFT_OUT].contains(&stage)
 }
 
 impl KernelTimes {

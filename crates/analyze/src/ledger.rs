@@ -9,6 +9,7 @@ mod cause;
 mod causes;
 mod evidence;
 mod floors;
+pub mod host_copies;
 mod kernel_floors;
 mod necessary;
 mod rows;
@@ -37,7 +38,10 @@ use super::{
     collectives::KernelWait,
     cost::ModuleCost,
     roofline::ceilings::DeviceCeilings,
-    timeline::gpu::split::{WindowSplit, WindowSplits},
+    timeline::gpu::{
+        long_calls::IN_RANGE,
+        split::{WindowSplit, WindowSplits},
+    },
 };
 use crate::stages::{DECODE, STAGES};
 
@@ -101,6 +105,9 @@ pub struct LedgerStage {
     pub missing: Vec<String>,
 }
 
+/// Min share of a stage, percent, of an unrecorded wait that is named.
+const NAMED_WAIT_PCT: f64 = 1.0;
+
 /// One cause in one stage, over all its kernels or gaps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LedgerRow {
@@ -128,6 +135,12 @@ impl LedgerRow {
     /// pass limits them. `None` if the traced time stands.
     pub fn bound_ns(&self) -> Option<i64> {
         (self.cause.is_gap() && self.max_saving_ns < self.ns).then_some(self.max_saving_ns)
+    }
+
+    /// True for an unrecorded wait that is long enough to be named: figures are without it.
+    pub fn is_named_wait(&self) -> bool {
+        let is_long = |pct: f64| (NAMED_WAIT_PCT..=100.0).contains(&pct);
+        self.cause == LedgerCause::UnrecordedWait && self.share_pct.is_some_and(is_long)
     }
 }
 
@@ -202,6 +215,20 @@ impl Ledger {
         self.rows.iter().filter(move |it| it.stage == stage)
     }
 
+    /// Part of a stage without its named wait, above 0 to 1: shares and savings are of this part.
+    pub fn own_part(&self, stage: &str) -> f64 {
+        let wait = self.of_stage(stage).find(|it| it.is_named_wait());
+        let pct = wait.and_then(|it| it.share_pct).filter(|pct| *pct < 100.0);
+        1.0 - pct.unwrap_or(0.0) / 100.0
+    }
+
+    /// The range of the program in which the host is for most of a cause's time.
+    pub fn range_of<'a>(&'a self, row: &'a LedgerRow) -> Option<&'a str> {
+        let largest = self.members(&row.stage, row.cause).next();
+        let largest = largest.filter(|it| row.cause.is_gap() && 2 * it.ns >= row.ns)?;
+        largest.operator.as_deref()?.strip_prefix(IN_RANGE)
+    }
+
     /// The causes of one stage, largest saving first: tracing lengthens gaps.
     pub fn causes<'a>(&'a self, stage: &'a str) -> Vec<&'a LedgerRow> {
         let mut causes: Vec<&LedgerRow> =
@@ -233,6 +260,18 @@ pub struct LedgerInput<'a> {
     pub waits: &'a BTreeMap<(String, u32), KernelWait>,
     /// Share of the tiles of GEMM kernels with results, percent, by stage, kernel and grid.
     pub tile_fill: evidence::TileFills,
+    /// Time that a launch of a kernel takes at least, nanoseconds: no change of its work saves it.
+    pub launch_ns: i64,
+}
+
+/// Max time that every launch of a kernel is assumed to take at least, nanoseconds.
+const MAX_LAUNCH_NS: i64 = 1_000;
+
+/// The time of a capture's shortest kernel: the launch of one that does next to nothing, in a clock
+/// that shows no less.
+pub fn launch_ns(nsys: &Timeline) -> i64 {
+    let times = nsys.kernels.iter().map(|it| it.end_ns - it.start_ns).filter(|ns| *ns > 0);
+    times.min().unwrap_or(0).min(MAX_LAUNCH_NS)
 }
 
 /// Computes the ledger of every stage with a time.
@@ -259,7 +298,13 @@ pub fn ledger(analysis: &Analysis, input: &LedgerInput) -> Ledger {
         if times.split.is_none() && !floors.is_model {
             continue;
         }
-        let rows = StageRows { times: &times, floors: &floors, evidence: &evidence, rates: &rates };
+        let rows = StageRows {
+            times: &times,
+            floors: &floors,
+            evidence: &evidence,
+            rates: &rates,
+            launch_ns: input.launch_ns,
+        };
         rows.add_to(input, &mut ledger);
     }
     ledger

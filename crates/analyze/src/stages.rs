@@ -22,7 +22,7 @@ use llmprof_core::{
     trace::{
         command::Timed,
         engine_steps::StepClass,
-        event::{DECODE_STEP, Output, StageRange},
+        event::{DECODE_STEP, Output},
     },
 };
 use serde::{Deserialize, Serialize};
@@ -271,7 +271,7 @@ pub fn stages(events: &Events) -> Stages {
         wall_ms: spread_ms(&wall),
         first_token_ms: spread_ms(&prefill),
         per_token_ms: Spread::of(recorded().filter_map(over_steps)),
-        step_ms: Spread::of(events.measured(DECODE_STEP).map(|step| range_time(step).as_ms())),
+        step_ms: Spread::of(events.measured(DECODE_STEP).map(|it| events.range_time(it).as_ms())),
         step_curve_ms: step_curve(events),
         decode_steps,
         repeat_steps: steps.values().copied().collect(),
@@ -321,7 +321,7 @@ fn cold_note(cold: &ColdInstance) -> StageNote {
 fn per_repeat(events: &Events, name: &str) -> BTreeMap<u32, Nanos> {
     let mut times = BTreeMap::new();
     for range in events.measured(name) {
-        *times.entry(range.repeat).or_insert(Nanos(0)) += host_time(range);
+        *times.entry(range.repeat).or_insert(Nanos(0)) += events.host_time(range);
     }
     times
 }
@@ -331,18 +331,9 @@ fn per_repeat(events: &Events, name: &str) -> BTreeMap<u32, Nanos> {
 fn part_per_repeat(events: &Events, name: &str) -> BTreeMap<u32, Nanos> {
     let mut times = BTreeMap::new();
     for range in events.measured(name) {
-        *times.entry(range.repeat).or_insert(Nanos(0)) += range_time(range);
+        *times.entry(range.repeat).or_insert(Nanos(0)) += events.range_time(range);
     }
     times
-}
-
-/// Time of a range inside a stage: GPU time if it was measured, else host time.
-fn range_time(range: &StageRange) -> Nanos {
-    range.device_ns.map_or_else(|| host_time(range), Nanos)
-}
-
-fn host_time(range: &StageRange) -> Nanos {
-    Nanos(range.end_ns) - Nanos(range.start_ns)
 }
 
 /// Splits values by repeat: cut decodes, then whole repeats.
@@ -369,7 +360,7 @@ fn step_curve(events: &Events) -> Vec<f64> {
     let mut steps: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
     for range in events.measured(DECODE_STEP) {
         if let Some(step) = range.step.filter(|_| !events.is_cut(range.repeat)) {
-            steps.entry(step).or_default().push(range_time(range).as_ms());
+            steps.entry(step).or_default().push(events.range_time(range).as_ms());
         }
     }
     steps.into_values().filter_map(|times| Some(Spread::of(times)?.mean)).collect()
@@ -379,14 +370,20 @@ fn step_curve(events: &Events) -> Vec<f64> {
 /// is a whole pass only if it has both.
 fn wall_times(events: &Events) -> BTreeMap<u32, Nanos> {
     let mut spans: BTreeMap<u32, (i64, i64, usize)> = BTreeMap::new();
+    let mut excluded: BTreeMap<u32, Nanos> = BTreeMap::new();
     for range in STAGES.iter().flat_map(|stage| events.measured(stage)) {
         let span = spans.entry(range.repeat).or_insert((range.start_ns, range.end_ns, 0));
         *span = (span.0.min(range.start_ns), span.1.max(range.end_ns), span.2 + 1);
+        let whole = Nanos(range.end_ns) - Nanos(range.start_ns);
+        *excluded.entry(range.repeat).or_insert(Nanos(0)) += whole - events.host_time(range);
     }
     if let EventSource::Capture { .. } = events.source {
         spans.retain(|_, (_, _, stages)| *stages == STAGES.len());
     }
-    spans.into_iter().map(|(repeat, (start, end, _))| (repeat, Nanos(end - start))).collect()
+    let time = |(repeat, (start, end, _)): (u32, (i64, i64, usize))| {
+        (repeat, Nanos(end) - Nanos(start) - excluded[&repeat])
+    };
+    spans.into_iter().map(time).collect()
 }
 
 fn spread_ms(times: &BTreeMap<u32, Nanos>) -> Option<Spread> {

@@ -8,8 +8,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     stages::step_times::{LEAST_MEDIAN, TYPICAL_PART},
-    stats::{Spread, median, ratio},
-    timeline::engine_steps::{EngineStepRecord, StepPhase},
+    stats::{Spread, lower_median, median, ratio},
+    timeline::{
+        engine_steps::{EngineStepRecord, StepPhase},
+        step_states::StepState,
+    },
 };
 
 /// Steps of one class with equally many requests and a similar context.
@@ -38,7 +41,8 @@ pub struct StepBatch {
     pub processes: u64,
     /// Milliseconds of a step, from its start to the end of its work.
     pub ms: Spread,
-    /// Its median.
+    /// Its median, the time of a measured step: of an even number, the shorter of the two in the
+    /// middle.
     pub p50_ms: f64,
     /// Median of `period_ms` of its steps, milliseconds: in decode, the time between two tokens of
     /// a request. `null` if fewer than three of these follow on such a step: an engine without
@@ -102,24 +106,22 @@ impl StepBatch {
     }
 }
 
-/// Min part of an unrecorded wait in a step whose time is not its own.
-const CUT_PART: f64 = 0.1;
-
-/// Rows of the steps, by class, requests and context. Steps of the warm-up or without work on a
-/// device, and steps whose time is not their own, are left out if others of the capture or class
-/// remain.
+/// Rows of the steps that count in times, by class, requests and context. Steps of the warm-up, and
+/// steps whose time has a wait that is not their own, count if no others of the capture or class
+/// remain; steps that need no work and have none, if no step has work.
 pub fn step_batches(steps: &[EngineStepRecord]) -> Vec<StepBatch> {
     type Key<'a> = (StepClass, Option<&'a str>, Option<u64>, Option<u32>);
     let mut groups: BTreeMap<Key, Vec<&EngineStepRecord>> = BTreeMap::new();
-    let is_only_warmup = steps.iter().all(|it| it.is_warmup);
-    let measured = || steps.iter().filter(|it| !it.is_warmup || is_only_warmup);
-    let has_work = measured().any(EngineStepRecord::has_work);
-    let whole: BTreeSet<Option<StepClass>> =
-        measured().filter(|it| !is_cut(it)).map(|it| it.class).collect();
-    for it in measured().filter(|it| it.has_work() || !has_work) {
-        if is_cut(it) && whole.contains(&it.class) {
-            continue;
-        }
+    let is_only_warmup = steps.iter().all(|it| it.state == StepState::Warmup);
+    let whole = steps.iter().filter(|it| it.state.counts());
+    let whole: BTreeSet<Option<StepClass>> = whole.map(|it| it.class).collect();
+    let counts = |it: &&EngineStepRecord| match it.state {
+        StepState::Waited => !whole.contains(&it.class),
+        StepState::Warmup => is_only_warmup,
+        state => state.counts(),
+    };
+    let has_work = steps.iter().filter(counts).any(EngineStepRecord::has_work);
+    for it in steps.iter().filter(counts).filter(|it| it.has_work() || !has_work) {
         let class = it.class.unwrap_or(StepClass::Other);
         let octave = context(it).map(u64::ilog2);
         groups.entry((class, it.mode.as_deref(), it.requests, octave)).or_default().push(it);
@@ -127,15 +129,11 @@ pub fn step_batches(steps: &[EngineStepRecord]) -> Vec<StepBatch> {
     groups.into_iter().filter_map(|(key, steps)| batch((key.0, key.1, key.2), &steps)).collect()
 }
 
-/// True for a step whose time is not its own.
-fn is_cut(it: &EngineStepRecord) -> bool {
-    it.unrecorded_wait_ms > CUT_PART * it.step_ms
-}
-
-/// Mean key length of the requests of a step.
+/// Mean key length of the requests of a step, rounded.
 fn context(it: &EngineStepRecord) -> Option<u64> {
     let keys = [it.prefill_keys, it.decode_keys].into_iter().flatten().reduce(u64::saturating_add);
-    keys?.checked_div(it.requests?).filter(|it| *it > 0)
+    let requests = it.requests?;
+    keys?.saturating_add(requests / 2).checked_div(requests).filter(|it| *it > 0)
 }
 
 fn batch(
@@ -144,7 +142,7 @@ fn batch(
 ) -> Option<StepBatch> {
     let all = || steps.iter().copied();
     let times: Vec<f64> = all().map(|it| it.step_ms).collect();
-    let made: Option<u64> = all().map(|it| tokens(it).filter(|_| !is_cut(it))).sum();
+    let made: Option<u64> = all().map(|it| tokens(it).filter(|_| !it.has_unrecorded_wait())).sum();
     let busy =
         all().map(|it| ratio(100.0 * (it.device_ms? - it.gap_ms.unwrap_or(0.0)), it.step_ms));
     let busy: Option<Vec<f64>> = busy.collect();
@@ -171,7 +169,7 @@ fn batch(
         steps: steps.len() as u64,
         processes: all().map(|it| it.process).collect::<BTreeSet<u32>>().len() as u64,
         ms: Spread::of(times.iter().copied())?,
-        p50_ms: median(times)?,
+        p50_ms: lower_median(times)?,
         period_ms,
         periods_ms: periods.and_then(Spread::of),
         busy_pct: busy.and_then(|it| Some(Spread::of(it)?.mean)),
@@ -179,7 +177,7 @@ fn batch(
         drafts: phases(StepClass::Draft, |it| it.times as f64),
         draft_ms: phases(StepClass::Draft, |it| it.host_ms),
         verify_ms: phases(StepClass::Verify, |it| it.host_ms),
-        has_unrecorded_waits: all().any(is_cut),
+        has_unrecorded_waits: all().any(EngineStepRecord::has_unrecorded_wait),
     })
 }
 
@@ -226,7 +224,7 @@ mod tests {
             step(0, 4, 4_000),
             step(1, 4, 4_040),
             step(2, 4, 4_080),
-            step(3, 4, 4_084),
+            step(3, 4, 4_082),
             step(4, 4, 40_000),
             step(5, 2, 2_000),
         ];

@@ -3,6 +3,7 @@
 //!
 //! Only from records of the report, so that stored reports give the same text.
 
+mod base;
 mod cause_words;
 mod cited;
 mod latencies;
@@ -17,6 +18,7 @@ mod remedies;
 mod stage_time;
 mod steps;
 mod times;
+mod unmarked;
 mod whole;
 
 use llmprof_analyze::{
@@ -51,7 +53,11 @@ pub(crate) use self::{on_findings::why_unended, ran::is_on_cpu};
 use super::{
     RunFacts,
     charts::waterfall::waterfall,
-    profile::{ModelIdentity, gather::identity},
+    kernel_names::KernelNames,
+    profile::{
+        ModelIdentity,
+        gather::{MAX_RECORDS, identity},
+    },
 };
 
 /// Caveat of times without an unprofiled pass.
@@ -121,9 +127,16 @@ struct StoredAnswer {
     only_traced: bool,
     #[serde(default)]
     findings: Vec<Finding>,
+    costs: Option<StoredCosts>,
     model: Option<ModelIdentity>,
     environment: Option<Environment>,
     spec: Option<RunSpec>,
+}
+
+/// The part of the costs that the answer needs.
+#[derive(Deserialize)]
+struct StoredCosts {
+    decode_steps: u64,
 }
 
 /// The part of the aggregates that the answer needs.
@@ -143,6 +156,8 @@ struct AnswerRecords<'a> {
     overhead: &'a [OverheadRecord],
     step_times: &'a [StepTimes],
     decode_steps: Option<u64>,
+    /// Steps of a decode that costs are of.
+    stated_steps: Option<u64>,
     step_batches: &'a [StepBatch],
     stage_shares: &'a [StageShare],
     latencies: &'a [LatencyRecord],
@@ -151,6 +166,7 @@ struct AnswerRecords<'a> {
     operators: &'a [OperatorRecord],
     device_totals: Option<&'a DeviceTotals>,
     longest_kernel: Option<&'a KernelRecord>,
+    kernel_names: KernelNames,
     longest_call: Option<&'a CallSum>,
     ranges: &'a [RangeSum],
     /// Launching threads in the gaps of each stage.
@@ -176,6 +192,7 @@ pub fn of_analysis(facts: &RunFacts, analysis: &Analysis) -> Answer {
         overhead: &analysis.overhead,
         step_times: &analysis.step_times,
         decode_steps: analysis.stages.decode_steps,
+        stated_steps: analysis.cost.as_ref().map(|it| it.decode_steps).filter(|it| *it > 0),
         step_batches: &analysis.step_batches,
         stage_shares: &analysis.stage_shares,
         latencies: &analysis.requests.latency,
@@ -184,6 +201,7 @@ pub fn of_analysis(facts: &RunFacts, analysis: &Analysis) -> Answer {
         operators: &analysis.operators.rolled,
         device_totals: analysis.device_totals.as_ref(),
         longest_kernel: analysis.kernels.measured().next(),
+        kernel_names: KernelNames::of(analysis.kernels.measured().take(MAX_RECORDS)),
         longest_call: analysis.sums.calls.first(),
         ranges: &analysis.sums.ranges,
         host_stages: analysis.host_cpu.as_ref().map_or(&[], |it| &it.stages),
@@ -226,6 +244,7 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
         overhead: &it.overhead,
         step_times: &it.step_times,
         decode_steps: it.aggregates.decode_steps,
+        stated_steps: it.costs.map(|it| it.decode_steps).filter(|it| *it > 0),
         step_batches: &it.step_batches,
         stage_shares: &it.stage_shares,
         latencies: &it.request_latency,
@@ -234,6 +253,7 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
         operators: &it.operators,
         device_totals: it.aggregates.devices.as_ref(),
         longest_kernel: it.kernels_topk.first(),
+        kernel_names: KernelNames::of(&it.kernels_topk),
         longest_call: it.api_calls.first(),
         ranges: &it.ranges,
         host_stages: it.host_cpu.as_ref().map_or(&[], |it| &it.stages),
@@ -292,12 +312,14 @@ fn answer(records: &AnswerRecords) -> Answer {
         .chain(whole::command(records))
         .chain(times::unrecorded_waits(records.ledger))
         .chain(times::sentences(records))
+        .chain(unmarked::sentence(records))
         .chain(on_cpu::sentences(records))
         .chain(steps::sentences(records))
         .chain(whole::sentences(records));
     let mut sentences: Vec<Cited> = sentences.collect();
     let mut unknown = unknown(ledger);
     unknown.extend(times::unknown(records));
+    unknown.extend(unmarked::unknown(records));
     unknown.extend(whole::busy_unknown(records));
     unknown.extend(whole::unknown(records));
     let mut withheld: Vec<String> = on_findings::withheld(records.findings).collect();

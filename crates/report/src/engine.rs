@@ -1,4 +1,5 @@
-//! The template engine of the reports. It escapes every value by default, in HTML and in Markdown.
+//! The template engine of the reports. It escapes every value by default: in HTML, in Markdown, and
+//! for a terminal.
 
 use std::{borrow::Cow, sync::LazyLock};
 
@@ -7,9 +8,27 @@ use minijinja::{
     AutoEscape, Environment, State, UndefinedBehavior, syntax::SyntaxConfig, value::Value,
 };
 
-use super::{format::figure, html, markdown};
+use super::{
+    format::{escaped, figure},
+    html, markdown,
+};
 
 const MARKDOWN: AutoEscape = AutoEscape::Custom(Cow::Borrowed("markdown"));
+const TERMINAL: AutoEscape = AutoEscape::Custom(Cow::Borrowed("terminal"));
+
+/// The form of a template, which its imported macros have too.
+fn form(template: &str) -> AutoEscape {
+    match template.rsplit_once('.').map(|it| it.1) {
+        Some("html") => AutoEscape::Html,
+        Some("txt") => TERMINAL,
+        _ => MARKDOWN,
+    }
+}
+
+/// Text in one paragraph of a terminal, which shows marks of Markdown and HTML as they are.
+fn paragraph(text: &str) -> String {
+    escaped(text.replace(['\n', '\r', '\t'], " ").trim())
+}
 
 /// Renders an embedded template.
 pub fn render(name: &str, page: Value) -> String {
@@ -31,25 +50,26 @@ fn engine() -> Environment<'static> {
         .build();
     engine.set_syntax(syntax.expect("the default delimiters differ from each other"));
     engine.set_undefined_behavior(UndefinedBehavior::Strict);
-    engine.set_auto_escape_callback(|name| {
-        if name.ends_with(".html") { AutoEscape::Html } else { MARKDOWN }
-    });
+    engine.set_auto_escape_callback(form);
     engine.set_formatter(|out, state, value| {
-        if *state.auto_escape() != MARKDOWN {
+        if *state.auto_escape() == AutoEscape::Html {
             return html::write_value(out, state, value);
         }
+        let is_terminal = *state.auto_escape() == TERMINAL;
         match value {
             // The empty side of an inline `if` is undefined even in strict mode.
             value if value.is_undefined() || value.is_none() => Ok(()),
             value if value.is_safe() => Ok(out.write_str(&value.to_string())?),
+            value if is_terminal => Ok(out.write_str(&paragraph(&value.to_string()))?),
             value => Ok(out.write_str(&markdown::escape(&value.to_string()))?),
         }
     });
     engine.add_filter("ended", ended);
     engine.add_filter("prose", |state: &State, text: &str| {
-        Value::from_safe_string(match *state.auto_escape() == MARKDOWN {
-            true => markdown::prose(text),
-            false => html::prose(text),
+        Value::from_safe_string(match state.auto_escape() {
+            AutoEscape::Html => html::prose(text),
+            form if *form == TERMINAL => paragraph(text),
+            _ => markdown::prose(text),
         })
     });
     engine.add_filter("in_sentence", |stage: &str| in_sentence(stage).to_owned());
@@ -70,7 +90,7 @@ fn ended(text: &str) -> String {
 
 const TEMPLATES: [(&str, &str); 15] = [
     ("macros.md", include_str!("markdown/macros.md")),
-    ("answer.md", include_str!("markdown/answer.md")),
+    ("answer.txt", include_str!("markdown/answer.txt")),
     ("report.md", include_str!("markdown/report.md")),
     ("stakeholder_summary.md", include_str!("markdown/stakeholder_summary.md")),
     ("operators.md", include_str!("markdown/operators.md")),
@@ -89,6 +109,17 @@ const TEMPLATES: [(&str, &str); 15] = [
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_terminal_shows_text_as_it_is_but_characters_that_control_it() {
+        let shown = |text: &str| paragraph(text);
+        let names =
+            ["token_*_processing", "cutlass::Kernel<Gemm<float>>", "< 0.1 %", "a `b|c` \\d"];
+        for text in names {
+            assert_eq!(shown(text), text);
+        }
+        assert_eq!(shown("a\nb\u{1b}[2J\u{202e}c\n"), "a b\\u{1b}[2J‹U+202E›c");
+    }
 
     #[test]
     fn a_text_without_an_end_gets_a_full_stop() {

@@ -29,6 +29,19 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
+/// Text from outside with its control characters and changes of direction made visible, so that it
+/// cannot control a terminal.
+pub fn escaped(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in visible(text).chars() {
+        match c {
+            c if c.is_control() => shown.extend(c.escape_default()),
+            c => shown.push(c),
+        }
+    }
+    shown
+}
+
 /// Embeddings, overrides and isolates of Unicode's bidirectional algorithm.
 fn is_direction_change(c: char) -> bool {
     matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -106,6 +119,9 @@ pub fn shortened(name: &str, max: usize) -> String {
 pub fn quantity(value: u64, noun: &str) -> String {
     format!("{} {}", count(value), plural(value, noun))
 }
+
+/// More than this share, percent, is most of a time.
+pub const MAJORITY_PCT: f64 = 50.0;
 
 /// Percent, with its sign.
 pub fn pct(value: f64) -> String {

@@ -17,7 +17,12 @@ use llmprof_core::{
 };
 
 use self::times::TimeRecords;
-use super::{answer::is_on_cpu, charts::tiles::gpu_busy_pct, profile::LLMProfileReport};
+use super::{
+    answer::is_on_cpu,
+    charts::tiles::{gpu_busy_pct, mfu},
+    profile::LLMProfileReport,
+    waits::Waits,
+};
 
 /// The point of a run in its series.
 pub fn point(report: &LLMProfileReport) -> SeriesPoint {
@@ -58,10 +63,11 @@ fn figure(report: &LLMProfileReport, name: FigureName) -> Option<f64> {
             Some(command.or(aggregates.wall_ms)?.mean)
         }
         FigureName::TokensPerS => {
-            load_rate(&aggregates.loads).or_else(|| Some(aggregates.tokens_per_s?.mean))
+            let of_passes = aggregates.tokens_per_s.filter(|_| !waits(report).any());
+            load_rate(&aggregates.loads).or_else(|| Some(of_passes?.mean))
         }
         FigureName::GpuBusy => gpu_busy(report),
-        FigureName::Mfu => report.mfu.iter().find(|it| it.scope == "model")?.datasheet_pct,
+        FigureName::Mfu => mfu(&report.mfu, waits(report))?.datasheet_pct,
         FigureName::Energy => energy(report),
     }
 }
@@ -81,13 +87,18 @@ fn times(report: &LLMProfileReport) -> TimeRecords<'_> {
         step_times: &report.step_times,
         step_batches: &report.step_batches,
         request_latency: &report.request_latency,
+        waits: waits(report),
     }
+}
+
+const fn waits(report: &LLMProfileReport) -> Waits<'_> {
+    Waits { rows: report.ledger.as_slice(), stages: report.ledger_stages.as_slice() }
 }
 
 /// Busy share of the timed stages, as the page has it; unknown if a graph hides gaps.
 fn gpu_busy(report: &LLMProfileReport) -> Option<f64> {
     let is_bound = report.stage_gpu.iter().any(|it| it.busy_is_upper_bound);
-    gpu_busy_pct(&report.stages, &report.stage_gpu).filter(|_| !is_bound)
+    gpu_busy_pct(&report.stages, &report.stage_gpu, waits(report)).filter(|_| !is_bound)
 }
 
 /// Energy of prefill and decode over the produced tokens: one of prefill, and one of each step, of

@@ -12,6 +12,7 @@ pub mod format;
 pub mod gate;
 pub mod headline;
 pub mod html;
+pub mod kernel_names;
 mod links;
 pub mod part;
 pub mod perfetto;
@@ -24,7 +25,9 @@ mod engine;
 pub mod explorer;
 mod markdown;
 mod narrative;
+mod table_place;
 mod view;
+mod waits;
 
 use minijinja::{
     context,
@@ -153,22 +156,27 @@ pub fn stored_capture_time(report: &[u8]) -> Result<Vec<String>, serde_json::Err
     Ok(environment.and_then(|it| it.captured_at).into_iter().collect())
 }
 
-/// The first part of a stored `report.json` as Markdown, as in the summary; empty if it has none.
+/// The first part of a stored `report.json` for a terminal, with the text of the summary; empty if
+/// it has none.
 pub fn stored_first_page(
     report: &[u8],
     missing: &[MissingStep],
 ) -> Result<String, serde_json::Error> {
-    Ok(stored_answer(report)?.iter().map(|answer| answer_page(answer, missing)).collect())
+    let answers = stored_answer(report)?;
+    let tiles = if answers.is_empty() { vec![] } else { stored_tiles(report)? };
+    Ok(answers.iter().map(|answer| answer_page(answer, &tiles, missing)).collect())
 }
 
-/// The first part of a report as Markdown.
+/// The first part of a report for a terminal.
 pub fn first_page(facts: &RunFacts, analysis: &Analysis) -> String {
-    answer_page(&answer::of_analysis(facts, analysis), &view::missing(facts))
+    let tiles = charts::tiles::tiles(analysis);
+    answer_page(&answer::of_analysis(facts, analysis), &tiles, &view::missing(facts))
 }
 
-fn answer_page(answer: &answer::Answer, missing: &[MissingStep]) -> String {
-    let answer = Value::from(Serde(answer));
-    engine::render("answer.md", context! { answer, missing => Value::from(Serde(missing)) })
+fn answer_page(answer: &answer::Answer, tiles: &[Tile], missing: &[MissingStep]) -> String {
+    let (answer, tiles) = (Value::from(Serde(answer)), Value::from(Serde(tiles)));
+    let missing = Value::from(Serde(missing));
+    engine::render("answer.txt", context! { answer, tiles, missing })
 }
 
 /// Renders every file of a run's report: its name in the layout, and its text.

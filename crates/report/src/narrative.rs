@@ -12,7 +12,9 @@ use llmprof_core::domain::{
 
 use super::{
     answer::Answer,
-    format::{figure, of_interval, pct, quantity, scaled},
+    format::{MAJORITY_PCT, figure, of_interval, pct, quantity, scaled},
+    kernel_names::KernelNames,
+    waits::Waits,
 };
 
 /// Sentences on where the time went, most general first. The first page of a run on the CPU has its
@@ -32,12 +34,8 @@ pub fn narrative(analysis: &Analysis, on_cpu: bool) -> Vec<String> {
 }
 
 /// Advice of the findings that the answer lacks: critical ones, then by saving, then those without
-/// one.
+/// one. Findings with one advice are one recommendation.
 pub fn recommendations(findings: &[Finding], answer: &Answer) -> Vec<String> {
-    let sentence = |finding: &Finding| {
-        let advice = finding.advice.as_ref().filter(|it| !answer.advises(it))?;
-        Some(format!("{} {advice}", finding.message))
-    };
     let saving = |it: &Finding| it.max_saving.as_ref().and_then(|it| it.ms).unwrap_or(0.0);
     let mut ranked: Vec<&Finding> =
         findings.iter().filter(|finding| finding.severity > Severity::Info).collect();
@@ -45,7 +43,15 @@ pub fn recommendations(findings: &[Finding], answer: &Answer) -> Vec<String> {
         let is_critical = |it: &Finding| it.severity == Severity::Critical;
         is_critical(b).cmp(&is_critical(a)).then(saving(b).total_cmp(&saving(a)))
     });
-    ranked.into_iter().chain(takeaways(findings)).filter_map(sentence).collect()
+    let mut found: Vec<(&str, String)> = Vec::new();
+    for it in ranked.into_iter().chain(takeaways(findings)) {
+        let Some(advice) = it.advice.as_deref().filter(|it| !answer.advises(it)) else { continue };
+        match found.iter_mut().find(|known| known.0 == advice) {
+            Some((_, messages)) => messages.extend([" ", it.message.as_str()]),
+            None => found.push((advice, it.message.clone())),
+        }
+    }
+    found.into_iter().map(|(advice, messages)| format!("{messages} {advice}")).collect()
 }
 
 /// Findings on dominating stages and operators.
@@ -56,15 +62,17 @@ fn takeaways(findings: &[Finding]) -> impl Iterator<Item = &Finding> {
     })
 }
 
+/// Operators of a stage that a sentence names.
+const NAMED: usize = 3;
 /// The means of the parts of a pass may exceed its mean by this factor.
 const OVERLAPPING: f64 = 1.02;
 
 fn whole(analysis: &Analysis) -> Option<String> {
     let stages = &analysis.stages;
-    let wall = stages.wall_ms?;
-    // A capture may have one prefill and hundreds of decode steps: no pass has one of each.
-    let number = stages.instances(stages.rows.first()?);
-    if stages.rows.iter().any(|row| stages.instances(row) != number) {
+    let wall = stages.wall_ms.filter(|_| !Waits::of(&analysis.ledger).any())?;
+    // A capture may have one prefill and hundreds of decode steps: no pass has one of each. Means
+    // over other instances than those of the passes are not their parts.
+    if stages.rows.iter().any(|row| row.ms.n != wall.n) {
         return None;
     }
     // Stages that overlap, or are of other passes, do not add up to it.
@@ -109,33 +117,41 @@ fn vision(analysis: &Analysis) -> Option<String> {
 
 fn operators(analysis: &Analysis, stage: &str) -> Option<String> {
     let ranked = analysis.operators.ranked(stage);
-    let named: Vec<String> = ranked
-        .iter()
-        .take(3)
-        .filter_map(|(it, own)| Some(format!("{} ({})", it.path, pct(own.share_pct?))))
-        .collect();
-    if named.is_empty() {
+    let shares: Vec<(&str, f64)> =
+        ranked.iter().filter_map(|(it, own)| Some((it.path.as_str(), own.share_pct?))).collect();
+    if !ranked.first()?.1.on_device {
+        let covered = analysis.operators.work.get(stage)?.covered_pct?;
+        return longest(stage, &shares, ("time", ["the stage"; 2], covered));
+    }
+    let time = match graphs::of_stage(&analysis.graphs, stage) {
+        Some(_) => "recorded kernel time",
+        None => "kernel time",
+    };
+    longest(stage, &shares, (time, ["it", time], shares.iter().map(|it| it.1).sum()))
+}
+
+/// The longest operators of a stage, and the share of all operators in a time with these names.
+/// Most of the time is in the named ones only if their shares are more than half of it.
+fn longest(
+    stage: &str,
+    shares: &[(&str, f64)],
+    (time, [it, whole], covered): (&str, [&str; 2], f64),
+) -> Option<String> {
+    let named = || shares.iter().take(NAMED);
+    let names: Vec<String> =
+        named().map(|(name, share)| format!("{name} ({})", pct(*share))).collect();
+    if names.is_empty() {
         return None;
     }
-    let named = named.join(", ");
-    if ranked[0].1.on_device {
-        let shares = ranked.iter().filter_map(|(_, own)| own.share_pct);
-        let time = if graphs::of_stage(&analysis.graphs, stage).is_some() {
-            "recorded kernel time"
-        } else {
-            "kernel time"
-        };
-        return Some(format!(
-            "In {}, most {time} goes to {named}; operators account for {} of it.",
-            in_sentence(stage),
-            pct(shares.sum::<f64>())
-        ));
-    }
-    let covered = pct(analysis.operators.work.get(stage)?.covered_pct?);
-    Some(format!(
-        "In {}, most time goes to {named}; operators account for {covered} of the stage.",
-        in_sentence(stage)
-    ))
+    let (stage, names, covered) = (in_sentence(stage), names.join(", "), pct(covered));
+    Some(match named().map(|it| it.1).sum::<f64>() > MAJORITY_PCT {
+        true => format!(
+            "In {stage}, most {time} goes to {names}; operators account for {covered} of {it}."
+        ),
+        false => {
+            format!("In {stage}, operators account for {covered} of {whole}; longest: {names}.")
+        }
+    })
 }
 
 fn covered(analysis: &Analysis, stage: &str) -> Option<String> {
@@ -145,7 +161,8 @@ fn covered(analysis: &Analysis, stage: &str) -> Option<String> {
 
 fn kernels(analysis: &Analysis) -> Option<String> {
     let first = analysis.kernels.measured().find(|it| !it.stage.is_empty())?;
-    let (name, stage) = (&first.kernel_name, in_sentence(&first.stage));
+    let name = KernelNames::of(analysis.kernels.measured()).of_record(first);
+    let stage = in_sentence(&first.stage);
     let calls = quantity(first.calls, "call");
     let longest =
         if analysis.graphs.is_empty() { "longest kernel" } else { "longest recorded kernel" };
@@ -165,8 +182,9 @@ fn whole_graphs(analysis: &Analysis, stage: &str) -> Option<String> {
 }
 
 fn utilisation(analysis: &Analysis) -> Option<String> {
+    let waits = Waits::of(&analysis.ledger);
     let sentence = |stage: &str| {
-        let row = analysis.mfu.rows.iter().find(|row| row.scope == stage)?;
+        let row = analysis.mfu.rows.iter().find(|row| row.scope == stage && !waits.has(stage))?;
         let shares =
             [(row.datasheet_pct, "the datasheet's peak"), (row.measured_pct, "the measured GEMM")];
         let shares: Vec<String> = shares
@@ -201,18 +219,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn advice_that_the_answer_has_is_not_recommended_again() {
-        let finding = |advice: &str| {
-            Finding::new(catalogue::HOST_BUSY, "The host was busy.").advise(advice.to_owned())
+    fn advice_that_the_answer_or_another_finding_has_is_not_recommended_again() {
+        let finding = |message: &str, advice: &str| {
+            Finding::new(catalogue::HOST_BUSY, message).advise(advice.to_owned())
         };
         let answer = Answer { unknown: vec!["It is unknown. Do A.".into()], ..Answer::default() };
-        let found = recommendations(&[finding("Do A."), finding("Do B.")], &answer);
-        assert_eq!(found, ["The host was busy. Do B."]);
+        let all = [finding("One.", "Do A."), finding("Two.", "Do B."), finding("Three.", "Do B.")];
+        assert_eq!(recommendations(&all, &answer), ["Two. Three. Do B."]);
     }
 
     #[test]
     fn a_pass_has_one_instance_of_each_stage() {
-        let first = |decode_steps: usize| {
+        let first = |prefills: usize, decode_steps: usize| {
             let row = |(stage, ms): (&str, &[f64])| StageTiming {
                 stage: stage.into(),
                 ms: Spread::of(ms.iter().copied()).unwrap(),
@@ -220,14 +238,36 @@ mod tests {
                 tokens: None,
                 tokens_per_s: None,
             };
-            let rows = [(PREFILL, &[10.0][..]), (DECODE, &vec![10.0; decode_steps])];
+            let rows = [(PREFILL, &vec![10.0; prefills][..]), (DECODE, &vec![10.0; decode_steps])];
             let rows = rows.map(row).into();
             let stages = Stages { rows, wall_ms: Spread::of([20.0]), ..Stages::default() };
             narrative(&Analysis { stages, ..Analysis::default() }, false).into_iter().next()
         };
         let pass = "One pass takes 20.0 ms: prefill 10.0 ms (50.0 %), then decode 10.0 ms \
                     (50.0 %).";
-        assert_eq!(first(1).as_deref(), Some(pass));
-        assert_eq!(first(256), None);
+        assert_eq!(first(1, 1).as_deref(), Some(pass));
+        for (prefills, decodes) in [(1, 256), (1, 2), (2, 1), (2, 2)] {
+            assert_eq!(first(prefills, decodes), None, "means over other instances");
+        }
+    }
+
+    #[test]
+    fn operators_take_most_of_the_time_only_if_their_shares_are_more_than_half() {
+        let sentence = |shares: &[f64]| {
+            let names = ["op0", "op1", "op2", "op3"];
+            let shares: Vec<(&str, f64)> = names.into_iter().zip(shares.iter().copied()).collect();
+            longest(DECODE, &shares, ("kernel time", ["it", "kernel time"], 80.0)).unwrap()
+        };
+        assert_eq!(
+            sentence(&[40.0, 11.0]),
+            "In decode, most kernel time goes to op0 (40.0 %), op1 (11.0 %); operators account \
+             for 80.0 % of it."
+        );
+        assert_eq!(
+            sentence(&[0.6, 0.1]),
+            "In decode, operators account for 80.0 % of kernel time; longest: op0 (0.6 %), op1 \
+             (0.1 %)."
+        );
+        assert!(sentence(&[15.0; 4]).contains("; longest: "), "45 % in the named ones");
     }
 }

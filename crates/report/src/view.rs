@@ -18,6 +18,7 @@ use super::{
     RunFacts, all_findings, answer,
     charts::{figures, tiles},
     links, narrative, part, profile,
+    table_place::TablePlace,
     tables::{self, NO_MESSAGE, ReportTable, report_table::Gap},
 };
 
@@ -96,10 +97,8 @@ pub(super) struct ReportView<'a> {
     recommendations: Vec<String>,
     findings: Vec<Finding>,
     missing: Vec<MissingStep<'a>>,
-    /// True if a part of prefill is vision.
-    vision: bool,
-    /// True if the report stands in a folder with the files that it links to.
-    in_folder: bool,
+    #[serde(flatten)]
+    place: TablePlace,
 }
 
 /// Dates of a run.
@@ -181,13 +180,13 @@ struct StepTables {
 }
 
 impl StepTables {
-    fn of(analysis: &Analysis) -> Self {
+    fn of(analysis: &Analysis, place: &TablePlace) -> Self {
         Self {
             stage_shares: tables::stage_shares(analysis),
             step_times: tables::step_times(analysis),
             step_batches: tables::step_batches(analysis)
-                .first(ALL_ROWS, "all are in the table step_batches"),
-            engine_steps: table(tables::engine_steps(analysis), "engine_steps"),
+                .first(ALL_ROWS, &place.all_in("step_batches")),
+            engine_steps: table(tables::engine_steps(analysis), "engine_steps", place),
         }
     }
 }
@@ -202,12 +201,12 @@ struct HostTables {
 }
 
 impl HostTables {
-    fn of(analysis: &Analysis) -> Self {
+    fn of(analysis: &Analysis, place: &TablePlace) -> Self {
         Self {
             host_stages: tables::host_stages(analysis),
-            host_takers: table(tables::host_takers(analysis), "host_cpu.takers"),
-            host_functions: table(tables::host_functions(analysis), "host_cpu.functions"),
-            host_threads: table(tables::host_threads(analysis), "host_cpu.threads"),
+            host_takers: table(tables::host_takers(analysis), "host_cpu.takers", place),
+            host_functions: table(tables::host_functions(analysis), "host_cpu.functions", place),
+            host_threads: table(tables::host_threads(analysis), "host_cpu.threads", place),
         }
     }
 }
@@ -231,8 +230,8 @@ impl LoadTables {
 }
 
 /// Cuts a table that has no file of its own.
-fn table(table: ReportTable, name: &str) -> ReportTable {
-    table.first(TOP_ROWS, &format!("all are in the table {name}"))
+fn table(table: ReportTable, name: &str, place: &TablePlace) -> ReportTable {
+    table.first(TOP_ROWS, &place.all_in(name))
 }
 
 /// Gathers the values of the templates; `in_folder` is true if the run's other files are written
@@ -245,6 +244,7 @@ pub(super) fn page<'a>(
 ) -> ReportView<'a> {
     let mut six = tables::six(facts, trace, analysis);
     shorten_gaps(&mut six, analysis);
+    let place = TablePlace::of(facts, in_folder);
     let all = |table: ReportTable| table.first(ALL_ROWS, "the rest are shorter");
     let top = |table: ReportTable| table.first(TOP_ROWS, "the rest are shorter");
     let findings = all_findings(facts, trace, analysis);
@@ -280,8 +280,8 @@ pub(super) fn page<'a>(
         kernels_full: all(tables::kernels_full(analysis)),
         stage_gpu: tables::stage_gpu(analysis),
         whole_graphs: top(tables::whole_graphs(analysis)),
-        shares: StepTables::of(analysis),
-        host: HostTables::of(analysis),
+        shares: StepTables::of(analysis, &place),
+        host: HostTables::of(analysis, &place),
         load: LoadTables::of(analysis),
         collectives: tables::collectives(analysis).first(TOP_ROWS, "all are in collectives.csv"),
         ranks: tables::ranks(analysis).first(TOP_ROWS, "all are in ranks.csv"),
@@ -291,12 +291,12 @@ pub(super) fn page<'a>(
         ranges: top(tables::ranges(analysis)),
         roofline: linked.roofline,
         operator_mfu: tables::operator_mfu(analysis).first(TOP_ROWS, "all are in mfu.csv"),
-        call_sites: table(tables::call_sites(analysis), "call_sites"),
+        call_sites: table(tables::call_sites(analysis), "call_sites", &place),
         regions: tables::regions(analysis).first(TOP_ROWS, "all are in regions.csv"),
         counters: linked.counters,
         sampled_kernels: linked.sampled_kernels,
         sampled_stages: tables::sampled_stages(analysis),
-        sampled_operators: table(tables::sampled_operators(analysis), "sampled_operators"),
+        sampled_operators: table(tables::sampled_operators(analysis), "sampled_operators", &place),
         gemms: all(tables::gemms(facts, analysis)),
         costs: tables::costs(analysis),
         experts: tables::expert_use(analysis),
@@ -305,13 +305,12 @@ pub(super) fn page<'a>(
         inputs: tables::input_files(facts),
         decode_step: tables::decode_step(analysis),
         step_slices: tables::step_slices(analysis)
-            .first(ALL_ROWS, "all are in the table decode_step.slices"),
+            .first(ALL_ROWS, &place.all_in("decode_step.slices")),
         steps: tables::run_steps(facts),
         narrative: narrative::narrative(analysis, answer::is_of_cpu(facts, analysis)),
         findings,
         missing: missing(facts),
-        vision: analysis.stages.note("vision").is_some(),
-        in_folder,
+        place,
     }
 }
 

@@ -119,7 +119,7 @@ async fn hostile_archives_are_refused_in_one_line_without_a_trace() {
         ("no prompt", archive(&[("a.png", &page)]), 422, "neither a manifest nor a prompt"),
         (
             "two",
-            archive(&[("m.yaml", b"prompt: x"), ("n.yml", b"prompt: x")]),
+            archive(&[("m.yaml", b"prompt: x"), ("n.yml", b"prompt: y")]),
             422,
             "more than one",
         ),

@@ -243,6 +243,31 @@ async fn samples_come_from_a_manifest_or_one_from_each_image() {
 }
 
 #[tokio::test]
+async fn the_files_of_a_run_are_inputs_with_both_of_their_manifests_if_these_state_the_same() {
+    let (api, page) = (Api::new().await, png(1));
+    let of_run: &[u8] = b"prompt: x\nseed: 7\nimages: [{path: inputs/1.png, name: page}]";
+    let fetched = |of_copies: &[u8]| {
+        archive(&[
+            ("inputs.yaml", of_run),
+            ("inputs/manifest.yaml", of_copies),
+            ("inputs/1.png", &page),
+        ])
+    };
+    let same = fetched(b"prompt: x\nimages: [{path: 1.png, name: page}]");
+    let view = upload(&api, "", TAR, same).await;
+    assert_eq!(view.status, 201, "{}", view.text());
+    assert_eq!(view.json()["seed"], 7);
+    for other in [&b"prompt: y\nimages: [{path: 1.png, name: page}]"[..], b"prompt: x\nseed: 8"] {
+        let refused = upload(&api, "", TAR, fetched(other)).await;
+        assert_eq!(refused.error(), (422, "inputs_invalid".into()), "{}", refused.text());
+    }
+    let other = fetched(b"prompt: y\nimages: [{path: 1.png, name: page}]");
+    let refused = upload(&api, "", TAR, other).await;
+    let named = "more than one manifest: inputs.yaml and inputs/manifest.yaml state different";
+    assert!(refused.text().contains(named), "{}", refused.text());
+}
+
+#[tokio::test]
 async fn quotas_hold_and_only_owner_and_admin_delete() {
     let settings =
         config::AccessSettings { tokens: config::TokenPolicy::Required, ..Default::default() };

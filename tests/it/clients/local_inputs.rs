@@ -191,6 +191,38 @@ async fn a_dry_run_refuses_the_manifests_that_a_submission_refuses() {
 }
 
 #[tokio::test]
+async fn a_dry_run_names_images_beyond_its_limit_by_hash() {
+    let (_api, service, folder) = paused().await;
+    let mut page = fs::read(SMALL).unwrap();
+    // Bytes after the end of an image are not a part of it.
+    page.resize(5 << 20, 0);
+    fs::write(folder.path().join("a.png"), &page).unwrap();
+    page.push(0);
+    fs::write(folder.path().join("b.png"), &page).unwrap();
+    let manifest = "prompt: x\nimages: [{path: a.png}, {path: b.png}]";
+    fs::write(folder.path().join("two.yaml"), manifest).unwrap();
+    let unknown = submit(&service, &folder, "./two.yaml", &["--dry-run"]);
+    unknown.assert_refused(&["images of at most 8 MiB", "b.png); submit", "without --dry-run"]);
+    assert_eq!(service.json("/inputs").await["inputs"], json!([]));
+    let stored = submit(&service, &folder, "./two.yaml", &[]);
+    assert_eq!(stored.code, 0, "{stored:?}");
+    let planned = submit(&service, &folder, "./two.yaml", &["--dry-run"]);
+    assert!(planned.code == 0 && planned.stdout.starts_with("preflight\n"), "{planned:?}");
+    // A failure for another reason does not mention the limit.
+    let mut failed = Vec::new();
+    for (base, model, text) in [
+        (service.base.as_str(), "no-such-model", "no-such-model"),
+        ("http://127.0.0.1:1", "deepseek-ocr-tiny", "no answer from"),
+    ] {
+        let arguments = ["submit", "--model", model, "--inputs", "./two.yaml", "--dry-run"];
+        let refused = run(&mut command(folder.path(), base, &arguments));
+        refused.assert_refused(&[text]);
+        failed.push(refused);
+    }
+    assert!(failed.iter().all(|it| !it.stderr.contains("MiB")), "{failed:?}");
+}
+
+#[tokio::test]
 async fn the_inputs_of_a_run_are_submitted_again_from_its_file_alone() {
     let (data, folder) = (tempdir().unwrap(), tempdir().unwrap());
     let service = Service::start(data.path(), &Setup::default());

@@ -21,8 +21,10 @@ use llmprof_core::{
 use llmprof_report::{
     RunFacts,
     answer::{Answer, Cited, stored_answer, unfounded},
+    kernel_names,
     pipeline::{self, Statements},
     profile::profile,
+    stored_first_page, stored_tiles,
 };
 use llmprof_service::config;
 use proptest::prelude::*;
@@ -30,7 +32,10 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use crate::{
-    parse::changes::{change, sorted},
+    parse::{
+        changes::{change, sorted},
+        page_text,
+    },
     support::{captures::capture, extent, golden::golden},
 };
 
@@ -89,7 +94,10 @@ fn repeated(answer: &Answer) -> Vec<String> {
     let statements = statements.map(|it| it.as_str());
     let advice = answer.reasons.iter().map(|it| it.advice.as_str());
     let unknown = answer.unknown.iter().map(String::as_str);
-    let composed = advice.chain(unknown).chain(answer.overhead.iter().map(|it| it.as_str()));
+    let composed = advice
+        .filter(|it| !it.is_empty())
+        .chain(unknown)
+        .chain(answer.overhead.iter().map(|it| it.as_str()));
     let sentences = composed.flat_map(|text| text.split(". ")).map(|it| it.trim_end_matches('.'));
     let is_saving = |it: &&str| it.starts_with("This saves") || it.starts_with("The same remedy");
     for text in statements.chain(sentences.filter(|it| !is_saving(it))) {
@@ -210,9 +218,43 @@ fn dead_links(html: &str) -> Vec<&str> {
     targets.filter(|target| !html.contains(&format!("id=\"{target}\""))).collect()
 }
 
+/// Headline figures that a form of the report lacks.
+fn missing_tiles(report: &str, texts: &[&String]) -> Vec<String> {
+    let tiles = stored_tiles(report.as_bytes()).unwrap();
+    let tiles = tiles.iter().map(|it| serde_json::to_value(it).unwrap());
+    let words = tiles.map(|it| ["label", "value", "note"].map(|key| it[key].clone()));
+    let words: Vec<String> = words.flatten().filter_map(|it| Some(it.as_str()?.into())).collect();
+    let mut missing = Vec::new();
+    for text in texts {
+        let text = text.replace('\\', "").replace("&#x27;", "'").replace("&lt;", "<");
+        let text = text.replace("&#x2f;", "/");
+        missing.extend(words.iter().filter(|word| !text.contains(word.as_str())).cloned());
+    }
+    missing
+}
+
+/// Names that different kernels of a report have in its tables.
+fn alike_kernels(report: &str) -> Vec<String> {
+    let report: Value = serde_json::from_str(report).unwrap();
+    let text = |row: &Value, key: &str| row[key].as_str().unwrap_or_default().to_owned();
+    let kernels = rows(&report, "kernels_topk").iter();
+    let kernels: Vec<(String, String)> =
+        kernels.map(|it| (text(it, "kernel_name"), text(it, "full_name"))).collect();
+    let kernels: Vec<(&str, &str)> = kernels.iter().map(|it| (&*it.0, &*it.1)).collect();
+    let mut of_name: BTreeMap<String, (&str, &str)> = BTreeMap::new();
+    let named = kernel_names::distinct(&kernels).into_iter().zip(&kernels);
+    let clash = |(name, &kernel)| {
+        let first = of_name.entry(String::clone(&name)).or_insert(kernel);
+        let is_generic = ["Kernel", "Kernel2", "kernel"].contains(&name.as_str());
+        let has_arguments = kernel.1.contains(&format!("{}<", kernel.0));
+        (*first != kernel || is_generic && has_arguments).then_some(name)
+    };
+    named.filter_map(clash).collect()
+}
+
 #[test]
 fn first_pages_of_real_captures_cite_tables_that_the_report_links_to() {
-    let (mut sources, mut savings) = (BTreeMap::new(), 0);
+    let (mut sources, mut savings, mut tiles) = (BTreeMap::new(), 0, 0);
     let mut pages = Pages::default();
     for name in NAMES {
         let dir = tempfile::tempdir().unwrap();
@@ -228,6 +270,13 @@ fn first_pages_of_real_captures_cite_tables_that_the_report_links_to() {
         }
         assert_eq!(dead_links(html), Vec::<&str>::new(), "{name}");
         let answer = stored_answer(json.as_bytes()).unwrap().remove(0);
+        let page = analyzed.first_page(RunId(Uuid::nil()));
+        assert_eq!(page_text::faults(&files, &page, &answer), Vec::<String>::new(), "{name}");
+        let stored = stored_first_page(json.as_bytes(), &[]).unwrap();
+        let texts = [&files["report.md"], &files["stakeholder_summary.md"], html, &page, &stored];
+        assert_eq!(missing_tiles(json, &texts), Vec::<String>::new(), "{name}");
+        tiles += stored_tiles(json.as_bytes()).unwrap().len();
+        assert_eq!(alike_kernels(json), Vec::<String>::new(), "{name}");
         assert!(!answer.sentences.is_empty(), "{name}");
         pages.add(name, &answer);
         for source in answer.sentences.iter().flat_map(Cited::sources) {
@@ -238,6 +287,7 @@ fn first_pages_of_real_captures_cite_tables_that_the_report_links_to() {
     let cited = ["ledger_stages", "step_batches", "step_times", "stage_shares", "stages"];
     assert!(cited.iter().all(|it| sources.contains_key(it)), "{sources:?}");
     assert!(savings > 9, "{savings} savings have a finding");
+    assert!(tiles > NAMES.len(), "{tiles} headline figures");
     golden("captures", "first_pages.md", &pages.text());
 }
 

@@ -2,16 +2,19 @@
 
 use std::{
     fs,
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
 };
 
 use llmprof_analyze::{Analysis, parse};
 use llmprof_core::{
     domain::ids::RunId,
+    layout,
     trace::{Trace, stage::StageRules},
 };
 use llmprof_report::pipeline::{self, Statements};
-use llmprof_service::config;
+use llmprof_service::{artifact::manifest, config, runtime::work::SlicedWork};
+use nix::{sys::stat::Mode, unistd::mkfifo};
 use rusqlite::Connection;
 use uuid::Uuid;
 
@@ -32,6 +35,53 @@ fn handmade(dir: &Path, sql: &str) -> PathBuf {
         create table StringIds (id integer primary key, value text);";
     Connection::open(&path).unwrap().execute_batch(&format!("{facts}{sql}")).unwrap();
     path
+}
+
+#[test]
+fn a_pipe_in_place_of_a_file_of_a_run_is_not_waited_for() {
+    for name in [
+        layout::ENV,
+        layout::HOST_LOAD,
+        layout::NVML,
+        layout::COMMAND_PLAN,
+        layout::NSYS_EXPORT,
+        "baseline/events.jsonl",
+        "nsys/events.jsonl",
+        "pytorch/trace-1.json",
+        layout::SPEC,
+        layout::PROGRESS,
+        layout::MANIFEST,
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        mkfifo(&path, Mode::S_IRWXU).unwrap();
+        match parse::read(dir.path()) {
+            Ok(trace) => assert!(trace.nsys.is_none() && trace.baseline.is_empty(), "{name}"),
+            Err(error) => {
+                let error = llmprof_core::chain(&error);
+                assert!(error.contains(name) && error.contains("not a regular file"), "{error}");
+            }
+        }
+        assert!(parse::saved::read(dir.path()).is_err(), "{name}");
+        let tail = parse::journal::tail(dir.path(), 9);
+        assert_eq!(tail.is_err(), name == layout::PROGRESS);
+        assert!(manifest::read(dir.path()).is_err(), "{name}");
+        let sealed = manifest::seal(dir.path(), u64::MAX, &SlicedWork::default()).unwrap();
+        assert!(sealed.artifacts.iter().all(|it| it.path != name || name == layout::MANIFEST));
+    }
+}
+
+#[test]
+fn a_capture_in_the_folder_of_a_run_is_not_a_link_out_of_it() {
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let export = handmade(other.path(), "");
+    fs::create_dir(dir.path().join("nsys")).unwrap();
+    let link = dir.path().join(layout::NSYS_EXPORT);
+    symlink(&export, &link).unwrap();
+    let error = parse::read(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("a link that leads out of the folder"), "{error}");
+    assert!(parse::nsys::read(&link).is_ok(), "an argument may be a link");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Captures from files to figures.
 
+mod absent_rows;
 pub mod captures;
 pub mod changes;
 mod clocks;
@@ -17,6 +18,7 @@ mod inferred_steps;
 pub mod invariants;
 pub mod kineto;
 pub mod malicious;
+mod page_text;
 pub mod partial;
 pub mod perfetto;
 mod profilers;

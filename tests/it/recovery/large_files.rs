@@ -44,7 +44,7 @@ async fn sparse_files_that_a_pass_wrote_are_dropped_in_any_folder_and_the_others
     let found = finding(&run, "run_too_large").unwrap_or_else(|| panic!("{run:#}"));
     let findings = run["findings"].as_array().unwrap().iter();
     assert_eq!(findings.filter(|it| it["id"] == "run_too_large").count(), 1, "{run:#}");
-    for path in ["out/deep/map.mdb", "stray"] {
+    for path in ["baseline/out/deep/map.mdb", "stray"] {
         assert_eq!(found["evidence"][path], "4398046511104 bytes, dropped", "{found:#}");
     }
     let listed = artifacts(&service, &id).await;

@@ -59,7 +59,7 @@ async fn a_report_of_nsys_beyond_the_limit_is_dropped_with_a_note_and_the_run_co
     assert_eq!(run["state"], "partial", "{run:#}");
     let (state, message) = step(&run, "nsys");
     assert!(state == "failed" && message.contains("exceeded the disk quota of a run"), "{message}");
-    assert!(message.contains("dropped: run.nsys-rep (41943040 bytes)"), "{message}");
+    assert!(message.contains("dropped: nsys/run.nsys-rep (41943040 bytes)"), "{message}");
     assert_eq!(finding(&run, "run_too_large").unwrap()["severity"], "warning");
     let names = names(&service, &id).await;
     for name in ["nsys/dropped.txt", "baseline/times.json", "report.md", "logs/nsys.stderr.log"] {
@@ -79,7 +79,8 @@ async fn an_unprofiled_pass_beyond_the_limit_leaves_the_timeline_of_a_command() 
     let run = service.end(&id).await;
     assert_eq!(run["state"], "partial", "{run:#}");
     let (state, message) = step(&run, "baseline");
-    assert!(state == "failed" && message.contains("dropped: out/dump (41943040 bytes)"), "{run:#}");
+    let dropped = "dropped: baseline/out/dump (41943040 bytes)";
+    assert!(state == "failed" && message.contains(dropped), "{run:#}");
     assert_eq!(step(&run, "nsys").0, "succeeded", "{run:#}");
     let names = names(&service, &id).await;
     for name in ["baseline/dropped.txt", "nsys/run.sqlite", "kernels.csv", "report.md"] {

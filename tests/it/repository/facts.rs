@@ -29,7 +29,7 @@ const LIMITS: &[(&str, &str, &str, &str, u32)] = &[
     ("docs/agents.md", "and {} kB of text", "mcp/answer.rs", "MAX_TEXT", 10),
     ("docs/agents.md", "at most {} seconds", "tools/wait_for_run.rs", "MAX_WAIT_S", 0),
     ("docs/clients.md", "as `where` (up to {})", "api/tables.rs", "MAX_FILTERS", 0),
-    ("docs/inputs.md", "(up to {} MiB in total)", "runs/submit_inputs.rs", "MAX_INLINE", 20),
+    ("docs/inputs.md", "(up to {} MiB in total)", "image_limits.rs", "MAX_INLINE_BYTES", 20),
     ("docs/inputs.md", "A manifest has at most {} MiB", "inputs/manifest.rs", "MAX_MANIFEST", 20),
     ("docs/inputs.md", "all images, at most {} KiB", "domain/inputs.rs", "MAX_PROMPT", 10),
     ("docs/inputs.md", "at most {} images", "domain/inputs.rs", "MAX_IMAGES", 0),

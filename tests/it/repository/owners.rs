@@ -56,6 +56,55 @@ fn libraries_are_used_by_their_owners_alone() {
     assert_eq!(all.filter(|it| !used.contains(it)).collect::<Vec<_>>(), [], "no longer needed");
 }
 
+/// Modules that read files of runs and of arguments, by `open_own` and `open_named`: start of the
+/// path in `crates/`.
+const READERS: &[&str] =
+    &["analyze/src/parse/", "service/src/collect/", "service/src/job/", "cli/src/command/"];
+/// Calls that follow a link, and block on a pipe until it has a writer.
+const OPENS: &[&str] = &["File::open(", "fs::read(", "fs::read_to_string(", "fs::copy("];
+/// Files of these modules that read other files.
+const OTHER_FILES: &[&str] = &[
+    // Of the kernel.
+    "service/src/collect/gpu/nvml.rs",
+    "service/src/collect/host/checks.rs",
+    "service/src/collect/host/checks/cpu_sampling.rs",
+    "service/src/collect/host/load.rs",
+    "service/src/collect/host/mod.rs",
+    "service/src/collect/passes/server.rs",
+    "service/src/collect/process/orphans.rs",
+    "service/src/collect/process/ports.rs",
+    "service/src/collect/process/stall.rs",
+    "service/src/collect/tools/permission.rs",
+    // Of the command itself.
+    "cli/src/command/backup.rs",
+    "cli/src/command/client/download.rs",
+    // Arguments that may be pipes.
+    "cli/src/command/client/mod.rs",
+    "cli/src/command/client/submit.rs",
+    "cli/src/command/local_file.rs",
+];
+
+#[test]
+fn files_of_runs_and_arguments_are_opened_without_waiting_for_a_writer() {
+    let (mut broken, mut used) = (Vec::new(), BTreeSet::new());
+    for source in sources(ALL) {
+        let path = source.path();
+        let inside = &path["crates/".len()..];
+        if !READERS.iter().any(|reader| inside.starts_with(reader)) {
+            continue;
+        }
+        for call in OPENS.iter().filter(|call| source.code.contains(**call)) {
+            match OTHER_FILES.iter().find(|other| **other == inside) {
+                Some(other) => drop(used.insert(*other)),
+                None => broken.push(format!("{path}: {call}..): use open_own or open_named")),
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+    let unused = OTHER_FILES.iter().filter(|it| !used.contains(**it)).collect::<Vec<_>>();
+    assert!(unused.is_empty(), "no longer needed: {unused:?}");
+}
+
 #[test]
 fn yaml_is_written_by_one_writer_alone() {
     let calls = ["yaml_serde::to_string", "yaml_serde::to_writer", "yaml_serde::Serializer"];

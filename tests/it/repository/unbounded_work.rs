@@ -18,6 +18,8 @@ const UNBOUNDED: &[(&str, &[&str])] = &[
             "crates/analyze/src/parse/stored.rs",
             // A trace up to the place of an error, in the same process.
             "crates/analyze/src/parse/kineto/open.rs",
+            // Logs of at most `limits.log_bytes`.
+            "crates/service/src/collect/passes/session.rs",
         ],
     ),
     (
@@ -27,7 +29,6 @@ const UNBOUNDED: &[(&str, &[&str])] = &[
             "crates/service/src/artifact/inputs/copies.rs",
             // Logs of at most `limits.log_bytes`.
             "crates/service/src/scheduler/import_job.rs",
-            "crates/service/src/collect/passes/session.rs",
         ],
     ),
     (

@@ -202,7 +202,11 @@ async fn a_running_run_is_cancelled_once_and_leaves_no_process() {
     let (status, _) = service.post(&format!("/runs/{id}/cancel"), &json!({})).await;
     assert!(status == 202 || status == 200, "{status}");
     assert_eq!(service.post(&format!("/runs/{id}/cancel"), &json!({})).await.0, 409);
-    assert_eq!(service.end(&id).await["state"], "cancelled");
+    let run = service.end(&id).await;
+    assert_eq!(run["state"], "cancelled");
+    let step = run["steps"].as_array().unwrap().last().unwrap();
+    assert_eq!(step["state"], "cancelled", "{step}");
+    assert!(step["message"].as_str().unwrap().starts_with("stopped before its end"), "{step}");
     assert_eq!(processes_of(&id), [""; 0]);
 }
 

@@ -193,7 +193,7 @@ async fn sampled_run(service: &Service) -> (String, Value) {
         let id = submit(service, "waits", json!({}), more.clone()).await;
         let run = service.end(&id).await;
         assert_eq!(services::processes_of(&id), [""; 0]);
-        let is_hung = |message: &str| message.contains("did not end");
+        let is_hung = |message: &str| message.contains("did not finish its report");
         let has_hung = step(&run, "nsys")["message"].as_str().is_some_and(is_hung);
         let has_none = finding(&run, "cpu_samples_missing").is_some();
         let is_denied = finding(&run, "cpu_sampling_denied").is_some();

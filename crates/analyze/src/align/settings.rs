@@ -7,7 +7,7 @@ use serde::Deserialize;
 pub use llmprof_core::domain::alignment::{Level, Waiver};
 use llmprof_core::{
     domain::alignment::{AlignmentSpec, ThresholdChanges},
-    trace::stage::{BadStage, StageRule, StageRules},
+    trace::stage::{BadStage, StageRule, StageRules, stage_name},
 };
 
 /// The stage of all included ranges.
@@ -183,7 +183,7 @@ pub fn stage(
     let known = match stage {
         Some(rule) if rule.contains('=') => {
             let rule: StageRule = rule.parse()?;
-            return Ok((Some(rule.stage.clone()), rules(vec![rule])));
+            return Ok((Some(rule.stage_of_work().to_owned()), rules(vec![rule])));
         }
         None if include.is_empty() => return Ok((None, rules(vec![]))),
         None => {
@@ -195,9 +195,7 @@ pub fn stage(
             };
             return Ok((Some(ALL.to_owned()), rules(include.iter().map(rule).collect())));
         }
-        // The short name of the stage.
-        Some("decode") => "decode_all",
-        Some(name) => name,
+        Some(name) => stage_name(name),
     };
     let rules = rules(vec![]);
     match rules.names().contains(&known) {

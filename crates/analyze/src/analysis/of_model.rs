@@ -48,7 +48,9 @@ impl Analysis {
             ceilings: &ceilings,
             waits: &self.collectives.waits,
             tile_fill: ledger::tile_fills(&self.gemms.records),
+            launch_ns: trace.nsys.as_ref().map_or(0, ledger::launch_ns),
         };
+        self.host_copies = ledger::host_copies::host_copies(splits);
         self.ledger = ledger::ledger(self, &input).recorded_by(self.tool);
     }
 

@@ -7,6 +7,7 @@ use super::{
     join::{JoinedGroup, NotJoined, has_one_clock},
     members::MemberGroup,
 };
+use crate::stats::median_of;
 
 /// Distance up to which clocks count as one, nanoseconds, if no operation contradicts: hosts of
 /// different clocks differ by more, and ranks end by less.
@@ -77,7 +78,7 @@ fn estimate(group: &MemberGroup, joined: &JoinedGroup) -> Result<Vec<ClockOffset
         let mut differences: Vec<i64> =
             ends.iter().map(|[first, own]| own.1.saturating_sub(first.1)).collect();
         differences.sort_unstable();
-        let Some(median) = quantile(&differences, 50) else {
+        let Some(median) = median_of(differences.iter().copied()) else {
             return Err(NotJoined::UnknownClocks);
         };
         let spread_ns = quantile(&differences, 95)
@@ -93,9 +94,7 @@ fn estimate(group: &MemberGroup, joined: &JoinedGroup) -> Result<Vec<ClockOffset
         if !is_numbered || ends.len() < MIN_OPERATIONS {
             return Err(NotJoined::UnknownClocks);
         }
-        let mut times: Vec<i64> = ends.iter().flatten().map(|it| it.1 - it.0).collect();
-        times.sort_unstable();
-        let median_ns = quantile(&times, 50).unwrap_or(0);
+        let median_ns = median_of(ends.iter().flatten().map(|it| it.1 - it.0)).unwrap_or(0);
         if spread_ns.saturating_mul(100) > median_ns.saturating_mul(MAX_SPREAD_PCT) {
             return Err(NotJoined::Spread { spread_ns, median_ns });
         }
@@ -119,8 +118,8 @@ fn contradicting(group: &MemberGroup, joined: &JoinedGroup, offsets: &[ClockOffs
     joined.iter().filter(contradicts).count()
 }
 
-/// The value below which `percent` of the sorted values lie.
-pub fn quantile<T: Copy>(sorted: &[T], percent: usize) -> Option<T> {
+/// The value below which `percent` of the sorted values lie, by nearest rank.
+fn quantile(sorted: &[i64], percent: usize) -> Option<i64> {
     let last = sorted.len().checked_sub(1)?;
     sorted.get((last * percent + 50) / 100).copied()
 }

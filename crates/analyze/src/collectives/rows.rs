@@ -10,13 +10,12 @@ use llmprof_core::{
 use super::{
     Aligned, CollectiveRecord, CollectiveTables, GroupNote, JoinedOperation, KernelWait,
     RankRecord, StepSkew,
-    clocks::quantile,
     members::{CollectiveLaunch, MemberGroup},
     verdict::{RankVerdict, verdict},
 };
 use crate::{
     kernels::is_measured,
-    stats::{percent, ratio},
+    stats::{median, median_of, percent, ratio},
     timeline::capture::Capture,
 };
 
@@ -158,17 +157,14 @@ impl RowSums {
     }
 
     fn record(
-        mut self,
+        self,
         group: &MemberGroup,
         stage: &str,
         (_, kind, dtype, bytes): RowKey,
         verdict: Option<RankVerdict>,
     ) -> CollectiveRecord {
         let joined = self.skew_ns.len() as u64;
-        self.skew_ns.sort_unstable();
-        self.transfer_ns.sort_unstable();
-        self.wait_ns.sort_by(f64::total_cmp);
-        let transfer_ns = quantile(&self.transfer_ns, 50).filter(|ns| *ns > 0);
+        let transfer_ns = median_of(self.transfer_ns).filter(|ns| *ns > 0);
         let rate =
             bytes.zip(transfer_ns).and_then(|(bytes, ns)| ratio(bytes as f64 * 1e9, ns as f64));
         let (slowest, lasts) = (slowest(&self.last), self.last.iter().sum::<u64>());
@@ -183,8 +179,8 @@ impl RowSums {
             calls: self.calls.iter().copied().max().unwrap_or(0),
             joined,
             kernel_ms: Nanos(self.kernel_ns).as_ms(),
-            skew_us: quantile(&self.skew_ns, 50).map(|ns| us(ns as f64)),
-            wait_us: quantile(&self.wait_ns, 50).map(us),
+            skew_us: median_of(self.skew_ns).map(|ns| us(ns as f64)),
+            wait_us: median(self.wait_ns).map(us),
             transfer_us: transfer_ns.map(|ns| us(ns as f64)),
             algorithm_bytes_per_s: rate.filter(|_| kind.bus_factor(group.members.len()).is_some()),
             bus_bytes_per_s: rate.zip(kind.bus_factor(group.members.len())).map(|(a, b)| a * b),

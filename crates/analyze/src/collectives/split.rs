@@ -1,7 +1,8 @@
 //! Groups of ranks that a capture does not record, by the ends of their operations: within a group
 //! these are nearly simultaneous, and independent groups end at other times.
 
-use super::{clocks::quantile, join::has_one_clock, members::MemberGroup};
+use super::{join::has_one_clock, members::MemberGroup};
+use crate::stats::median_of;
 
 /// Distance of ends below which ranks are of one group, nanoseconds.
 const NEAR_NS: i64 = 20_000;
@@ -47,11 +48,8 @@ pub fn split(group: MemberGroup) -> Vec<MemberGroup> {
 fn is_near(a: &[(i64, i64)], b: &[(i64, i64)]) -> bool {
     let step = a.len().div_ceil(MAX_COMPARED).max(1);
     let pairs = || a.iter().zip(b).step_by(step);
-    let mut apart: Vec<i64> =
-        pairs().map(|(a, b)| a.0.saturating_sub(b.0).saturating_abs()).collect();
-    let mut times: Vec<i64> = pairs().map(|(a, b)| a.1.min(b.1)).collect();
-    apart.sort_unstable();
-    times.sort_unstable();
-    let near = quantile(&times, 50).map(|ns| NEAR_NS.max(ns.saturating_mul(NEAR_PCT) / 100));
-    a.len() == b.len() && quantile(&apart, 50).zip(near).is_some_and(|(ns, near)| ns <= near)
+    let apart = median_of(pairs().map(|(a, b)| a.0.saturating_sub(b.0).saturating_abs()));
+    let time = median_of(pairs().map(|(a, b)| a.1.min(b.1)));
+    let near = time.map(|ns| NEAR_NS.max(ns.saturating_mul(NEAR_PCT) / 100));
+    a.len() == b.len() && apart.zip(near).is_some_and(|(ns, near)| ns <= near)
 }

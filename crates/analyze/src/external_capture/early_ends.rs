@@ -2,7 +2,7 @@
 
 use llmprof_core::domain::{
     finding::{Finding, catalogue},
-    units::Nanos,
+    units::{Nanos, quantity},
 };
 
 use crate::{
@@ -39,18 +39,18 @@ fn finding(
         host_ms.push(Nanos(length).as_ms());
         span_ms.push(Nanos(span.1 - span.0).as_ms());
     }
-    let instances = host_ms.len();
+    let ranges = quantity(host_ms.len() as u64, "range");
     let (host, span) = (Spread::of(host_ms)?.mean, Spread::of(span_ms)?.mean);
     let of = in_sentence(stage);
     let message = match (late, queued) {
         (0, 0) => return None,
         (0, _) => format!(
-            "In {queued} of {instances} ranges of {of}, the GPU still worked on the stage before: \
-             the time of {of} starts when that work ended."
+            "In {queued} of {ranges} of {of}, the GPU still worked on the stage before: the time \
+             of {of} starts when that work ended."
         ),
         _ => format!(
-            "{late} of {instances} ranges of {of} end before the GPU has finished their work: the \
-             time of {of} includes this work."
+            "In {late} of {ranges} of {of}, the GPU still works when the range ends: the time of \
+             {of} includes this work."
         ),
     };
     let found = Finding::new(catalogue::STAGE_ASYNCHRONOUS, message)

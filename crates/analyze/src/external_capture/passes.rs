@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, HashSet};
 use llmprof_core::trace::engine_steps::MIXED;
 
 use crate::{
-    kernels::WARMUP,
+    kernels::{WARMUP, is_measured},
     stages::{DECODE, PREFILL},
-    timeline::{capture::Capture, open_ranges::Extent},
+    timeline::{capture::Capture, open_ranges::Extent, step_states::LEFT_OUT},
 };
 
 /// A prefill, and the decode that follows it.
@@ -25,7 +25,7 @@ pub fn repeats(capture: &Capture) -> Vec<Option<u32>> {
     let instances = &capture.stages.instances;
     let counts = |at: usize| {
         let it = &instances[at];
-        capture.stages.label(at) != WARMUP
+        is_measured(capture.stages.label(at))
             && it.start_ns < it.end_ns
             && it.extent != Extent::EstimatedEnd
     };
@@ -49,7 +49,7 @@ fn pairs(capture: &Capture, counts: impl Fn(usize) -> bool) -> BTreeMap<usize, u
     let mut open: BTreeMap<i64, OpenPass> = BTreeMap::new();
     for (at, it) in capture.stages.instances.iter().enumerate() {
         let stage = capture.stages.label(at);
-        if ![PREFILL, DECODE, WARMUP, MIXED].contains(&stage) {
+        if ![PREFILL, DECODE, WARMUP, MIXED, LEFT_OUT].contains(&stage) {
             continue;
         }
         let is_whole = it.extent == Extent::Whole;

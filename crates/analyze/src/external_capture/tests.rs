@@ -236,8 +236,8 @@ fn a_stage_and_a_step_last_until_their_work_has_ended() {
     );
     let found = CaptureEvents::of(&Capture::of(&trace), None);
     let messages: Vec<_> = found.findings.iter().map(|it| it.message.as_str()).collect();
-    assert!(messages[0].starts_with("1 of 1 ranges of prefill end before the GPU has finished"));
-    assert!(messages[1].starts_with("In 1 of 1 ranges of decode, the GPU still worked on"));
+    assert!(messages[0].starts_with("In 1 of 1 range of prefill, the GPU still works when"));
+    assert!(messages[1].starts_with("In 1 of 1 range of decode, the GPU still worked on"));
     let stages = stages(&found.by_kind(&trace));
     let times = [stages.first_token_ms, stages.row("decode_all").map(|it| it.ms), stages.wall_ms];
     assert_eq!(times.map(ns), [Some(100), Some(220), Some(320)]);

@@ -8,13 +8,16 @@ use llmprof_core::{
         subject::SubjectKind,
         units::quantity,
     },
-    trace::{Trace, framework::TimelineTool, runtime_call::CallKind, stage::UnknownRange},
+    trace::{
+        Trace, framework::TimelineTool, names::is_absent_name, runtime_call::CallKind,
+        stage::UnknownRange,
+    },
 };
 
 use super::{
     Rule,
     saving::replays_graph,
-    steps::{with_engine, with_reasons},
+    steps::{excluded, with_engine, with_reasons},
 };
 use crate::{
     Analysis, invariants,
@@ -60,6 +63,10 @@ fn calls_unknown(_: &Analysis, trace: &Trace) -> Vec<Finding> {
     let is_unknown: Vec<bool> =
         nsys.call_kinds().iter().map(|kind| *kind == CallKind::Unknown).collect();
     let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
+    // Calls whose names the export lacks have a finding of its reader.
+    let sites = nsys.cuda_calls.sites().iter().zip(is_unknown);
+    let is_unknown: Vec<bool> =
+        sites.map(|(site, it)| it && !is_absent_name(nsys.text(site.0))).collect();
     for (_, _, call) in nsys.cuda_calls.at_sites(&is_unknown) {
         *counts.entry(nsys.text(call.name)).or_default() += 1;
     }
@@ -81,8 +88,11 @@ fn calls_unknown(_: &Analysis, trace: &Trace) -> Vec<Finding> {
 }
 
 fn no_stages(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
-    // A command without stages has a finding of its own.
-    if !analysis.stages.rows.is_empty() || analysis.subject == SubjectKind::Command {
+    // A command without stages, and a filter that leaves all out, have findings of their own.
+    if !analysis.stages.rows.is_empty()
+        || analysis.subject == SubjectKind::Command
+        || !excluded(analysis, trace).is_empty()
+    {
         return vec![];
     }
     let (message, advice) = analysis.why_no_stages();
@@ -207,7 +217,7 @@ fn range_unclosed(_: &Analysis, trace: &Trace) -> Vec<Finding> {
     trace.nsys.as_ref().and_then(open_ranges::unclosed).into_iter().collect()
 }
 
-/// A decode without a range that has no end, which another finding names.
+/// Decodes that are not whole, unless another finding names their ranges.
 fn decode_cut(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let steps = analysis.stages.cut_steps;
     let is_named = |it: &Finding| it.evidence.contains_key(open_ranges::STAGES_WITHOUT_END);
@@ -219,13 +229,18 @@ fn decode_cut(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         Some(row) => {
             let whole = quantity(u64::from(row.ms.n), "whole decode");
             format!(
-                "The recording has {recorded} of decodes that it cuts; the time of decode is that \
-                 of {whole}."
+                "The recording has {recorded} of decodes that are not whole; the time of decode is \
+                 that of {whole}."
             )
         }
         None => format!("The recording has {recorded} of decodes, and no whole decode."),
     };
-    vec![Finding::new(catalogue::DECODE_CUT, message).with("steps of cut decodes", steps)]
+    let found = Finding::new(catalogue::DECODE_CUT, message).with("steps of cut decodes", steps);
+    let left_out = analysis.findings.iter().find(|it| it.id == catalogue::STEPS_LEFT_OUT);
+    vec![match left_out.and_then(|it| it.advice.as_ref()) {
+        Some(advice) => found.advise(advice),
+        None => found,
+    }]
 }
 
 fn overhead_high(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {

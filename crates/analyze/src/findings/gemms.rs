@@ -5,7 +5,10 @@ use llmprof_core::{
     trace::Trace,
 };
 
-use super::Rule;
+use super::{
+    Rule,
+    saving::{MIN_SAVING_PCT, stage_saving, traced_repeats},
+};
 use crate::{
     Analysis,
     kernels::gemms::{GemmRecord, OPERATOR},
@@ -34,6 +37,13 @@ fn log_findings(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     analysis.gemms.findings.clone()
 }
 
+/// False for a GEMM whose kernels take too little of their stage; true if their time is unknown.
+fn may_save(analysis: &Analysis, it: &GemmRecord) -> bool {
+    let times = it.kernel_ms.zip(traced_repeats(analysis, &it.stage));
+    let saving = times.and_then(|(ms, repeats)| stage_saving(analysis, &it.stage, ms / repeats));
+    saving.is_none_or(|saving| saving.pct >= MIN_SAVING_PCT)
+}
+
 /// GEMMs that matter and that `matches` selects, with their share of the stage's GEMMs.
 fn gemms<'a>(
     analysis: &'a Analysis,
@@ -41,7 +51,8 @@ fn gemms<'a>(
 ) -> impl Iterator<Item = (&'a GemmRecord, f64)> {
     let weighty =
         |it: &'a GemmRecord| Some((it, it.share_pct.filter(|share| *share >= MATTERS_PCT)?));
-    analysis.gemms.records.iter().filter(move |it| matches(it)).filter_map(weighty)
+    let selected = move |it: &&GemmRecord| matches(it) && may_save(analysis, it);
+    analysis.gemms.records.iter().filter(selected).filter_map(weighty)
 }
 
 fn shape(it: &GemmRecord) -> String {

@@ -3,7 +3,7 @@
 //! Small causes are only rows of the ledger. Gaps of decode that a rule of its own reports are not
 //! reported twice.
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use llmprof_core::{
     domain::{
@@ -19,21 +19,28 @@ use llmprof_core::{
 
 use super::{
     Rule,
+    saving::{MIN_SAVING_PCT, is_worth},
     stage_time::{decode_eager, decode_launch_bound},
 };
 use crate::{
     Analysis,
-    ledger::{LedgerCause, LedgerRow},
+    ledger::{Ledger, LedgerCause, LedgerRow, LedgerStage, host_copies::HostCopies},
     stages::{BETWEEN_STEPS, DECODE, in_sentence},
-    stats::percent,
+    stats::{percent, ratio},
 };
 
-/// A cause matters from this saving, percent of its stage.
-const MATTERS_PCT: f64 = 3.0;
 /// Unexplained time matters from this share, percent.
 const UNEXPLAINED_PCT: f64 = 10.0;
 /// Kernels that a finding lists.
 const LISTED_KERNELS: usize = 3;
+/// More of the remedies for time that pinned memory can save.
+const PINNED_COPIES: &str = "Copy to and from the host in pinned memory, next to kernels.";
+const PINNED_GAPS: &str = "Copy to and from the host in pinned memory, which the host does not \
+                           wait for.";
+
+/// The remedy of a range of the program in which the host calls nothing.
+const IN_RANGE: &str = "Shorten this range, or run it on another thread ahead of its need, while \
+                        the GPU works.";
 
 pub const RULES: &[Rule] = &[
     Rule { id: catalogue::LEDGER_COPIES_AND_CASTS, find: causes },
@@ -61,8 +68,8 @@ pub const RULES: &[Rule] = &[
 
 /// Findings on the causes that matter, largest saving first.
 fn causes(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
-    let reported = !decode_launch_bound(analysis, trace).is_empty()
-        || !decode_eager(analysis, trace).is_empty();
+    let reported = decode_launch_bound(analysis, trace).iter().any(is_worth)
+        || decode_eager(analysis, trace).iter().any(is_worth);
     let is_reported = |row: &LedgerRow| {
         let launching = matches!(
             row.cause,
@@ -78,20 +85,22 @@ fn causes(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
 
 fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
     let stage = analysis.ledger.stages.iter().find(|it| it.stage == row.stage)?;
-    let pct = percent(row.max_saving_ns as f64, stage.measured_ns as f64)
-        .filter(|pct| *pct >= MATTERS_PCT)?;
+    let pct = saving_pct(&analysis.ledger, stage, row).filter(|pct| *pct >= MIN_SAVING_PCT)?;
     let saving =
         Saving { stage: row.stage.clone(), ms: Some(Nanos(row.max_saving_ns).as_ms()), pct };
     // The same time as on the first page.
     let (at_most, ns, share) = match row.bound_ns() {
         Some(ns) => ("At most ", ns, pct),
-        None => ("", row.ns, row.share_pct.unwrap_or(0.0)),
+        None => ("", row.ns, own_share_pct(&analysis.ledger, row).unwrap_or(0.0)),
     };
     let message = format!(
         "{at_most}{share:.0} % of {}, {} ms: {}.",
-        in_sentence(&row.stage),
+        own_name(&analysis.ledger, &row.stage),
         figure(Nanos(ns).as_ms()),
-        row.cause.words()
+        match analysis.ledger.range_of(row) {
+            Some(range) => Cow::Owned(format!("the host in the range {range}")),
+            None => Cow::Borrowed(row.cause.words()),
+        }
     );
     let is_of_cause = |id: &FindingId| id.id.strip_prefix("ledger_") == Some(row.cause.as_str());
     let id = RULES.iter().map(|rule| rule.id).find(is_of_cause)?;
@@ -106,14 +115,60 @@ fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
     if !at_most.is_empty() {
         found = found.with("traced ms", figure(Nanos(row.ns).as_ms()));
     }
-    if let Some(advice) = advice(row) {
+    if let Some(advice) = advice(&analysis.ledger, row) {
         found = found.advise(advice);
+    }
+    if let Some(copies) = analysis.host_copies.get(&row.stage)
+        && let Some(more) = pinned(row, copies, pct)
+    {
+        let advice = found.advice.take().unwrap_or_default();
+        let staged = format!("{} of {}", copies.staged, copies.calls);
+        found = found
+            .advise(format!("{advice} {more}"))
+            .with("large copies of pageable memory between host and device", staged);
     }
     Some(found.saves(Some(saving)))
 }
 
+/// Upper bound of what removing a cause saves, percent of its stage without a named wait.
+fn saving_pct(ledger: &Ledger, stage: &LedgerStage, row: &LedgerRow) -> Option<f64> {
+    let own_ns = stage.measured_ns as f64 * ledger.own_part(&stage.stage);
+    percent(row.max_saving_ns as f64, own_ns)
+}
+
+/// Share of a cause in its stage without a named wait, percent.
+fn own_share_pct(ledger: &Ledger, row: &LedgerRow) -> Option<f64> {
+    ratio(row.share_pct?, ledger.own_part(&row.stage))
+}
+
+/// The stage as it stands in a sentence, with the wait that shares are without.
+fn own_name(ledger: &Ledger, stage: &str) -> String {
+    let has_wait = ledger.of_stage(stage).any(LedgerRow::is_named_wait);
+    let without = if has_wait { " without its unrecorded wait" } else { "" };
+    format!("{}{without}", in_sentence(stage))
+}
+
+/// True if the remedy of a cause can save enough of its stage.
+pub fn is_worth_advice(ledger: &Ledger, stage: &LedgerStage, row: &LedgerRow) -> bool {
+    saving_pct(ledger, stage, row).is_some_and(|pct| pct >= MIN_SAVING_PCT)
+}
+
+/// Pinned memory as a further remedy, if it can save enough: of copies, the time above the bytes'
+/// time on the link; of gaps in copying calls, as many as there are large copies of pageable
+/// memory.
+fn pinned(row: &LedgerRow, copies: &HostCopies, pct: f64) -> Option<&'static str> {
+    let (saving_pct, more) = match row.cause {
+        LedgerCause::CopiesAndCasts => (copies.saving_pct, PINNED_COPIES),
+        LedgerCause::GapCopy if row.stage != BETWEEN_STEPS => {
+            (pct * copies.staged_share(), PINNED_GAPS)
+        }
+        _ => return None,
+    };
+    (saving_pct >= MIN_SAVING_PCT).then_some(more)
+}
+
 /// The remedy of a cause, if there is one. Between steps, an engine schedules.
-pub fn advice(row: &LedgerRow) -> Option<&'static str> {
+pub fn advice(ledger: &Ledger, row: &LedgerRow) -> Option<&'static str> {
     let is_of_host = matches!(
         row.cause,
         LedgerCause::GapHost
@@ -127,6 +182,9 @@ pub fn advice(row: &LedgerRow) -> Option<&'static str> {
             "Schedule the next step while the GPU works on this one (asynchronous or overlapped \
              scheduling), and keep sampled tokens on the device.",
         );
+    }
+    if ledger.range_of(row).is_some() {
+        return Some(IN_RANGE);
     }
     let of_work = row.cause.remedy_by(row.largest.as_deref());
     of_work.or_else(|| catalogue::named(&format!("ledger_{}", row.cause.as_str()))?.advice)
@@ -148,12 +206,12 @@ fn kernels<'a>(analysis: &'a Analysis, row: &'a LedgerRow) -> Vec<(String, i64, 
 
 fn unexplained(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let found = |row: &LedgerRow| {
-        let share = row.share_pct.filter(|share| *share >= UNEXPLAINED_PCT)?;
+        let share = own_share_pct(&analysis.ledger, row).filter(|pct| *pct >= UNEXPLAINED_PCT)?;
         let stage = analysis.ledger.stages.iter().find(|it| it.stage == row.stage)?;
         stage.floor_of?;
         let message = format!(
             "No evidence explains {share:.0} % of the time of {}.",
-            in_sentence(&row.stage)
+            own_name(&analysis.ledger, &row.stage)
         );
         let mut found = Finding::new(catalogue::LEDGER_UNEXPLAINED, message)
             .with("ms", format!("{:.3}", Nanos(row.ns).as_ms()));

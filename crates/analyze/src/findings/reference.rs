@@ -35,6 +35,7 @@ pub const RULES: &[Rule] = &[
     },
     Rule { id: catalogue::NO_DATASHEET_PEAK, find: no_datasheet_peak },
     Rule { id: catalogue::NO_MEASURED_PEAK, find: no_measured_peak },
+    Rule { id: catalogue::GPU_NAME_DOUBTED, find: gpu_name_doubted },
     Rule { id: catalogue::NO_KERNEL_DATA, find: no_kernel_data },
 ];
 
@@ -152,6 +153,32 @@ fn no_measured_peak(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     vec![Finding::new(catalogue::NO_MEASURED_PEAK, message.to_owned()).advise(advice)]
 }
 
+/// A GPU of a name by one vendor that runs calls of the other.
+fn gpu_name_doubted(_: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let Some(nsys) = trace.nsys.as_ref().filter(|it| !it.cuda_calls.sites().is_empty()) else {
+        return vec![];
+    };
+    let (calls, other) = if nsys.calls_hip() { ("HIP", "NVIDIA") } else { ("CUDA", "AMD") };
+    let gpus = &trace.environment.gpus;
+    let is_other = gpus.iter().all(|it| it.name.trim().starts_with(other));
+    let Some(name) = gpus.first().map(|it| it.name.trim()).filter(|_| is_other) else {
+        return vec![];
+    };
+    let message = format!(
+        "The capture names its GPU {name}, and its calls are those of {calls}: one of the two is \
+         not of this recording. Peaks and figures that need them are those of the named GPU."
+    );
+    vec![
+        Finding::new(catalogue::GPU_NAME_DOUBTED, message)
+            .with("GPU", name)
+            .with("calls", calls)
+            .advise(
+                "Check that the names of the GPUs in the file are those of the host that recorded \
+                 it.",
+            ),
+    ]
+}
+
 fn no_kernel_data(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let Some((message, advice)) = why_no_kernels(analysis, trace) else { return vec![] };
     let captured = trace.nsys.as_ref().map_or("none", |_| "taken");
@@ -179,15 +206,40 @@ pub fn why_no_kernels(analysis: &Analysis, trace: &Trace) -> Option<(String, &'s
              inside.",
             catalogue::GRAPHS_TRACED_WHOLE.advice.unwrap_or_default(),
         )
+    } else if trace.nsys.as_ref().is_some_and(|it| !it.untimed.kernels.is_empty()) {
+        (
+            "There is no kernel data: no kernel of the capture has a valid time.",
+            catalogue::WORK_UNTIMED.advice.unwrap_or_default(),
+        )
+    } else if analysis.coverage.iter().any(|it| it.launched > 0) {
+        (
+            "There is no kernel data: the capture has launches, and the kernels of none of them.",
+            catalogue::KERNELS_LOST.advice.unwrap_or_default(),
+        )
+    } else if analysis.subject == SubjectKind::Import && requests_cuda(trace) {
+        (
+            "There is no kernel data: CUDA was recorded, and the timeline contains no kernels.",
+            "Record the process and the part of it that launch work on a GPU: nothing recorded \
+             here did.",
+        )
     } else {
         analysis.why_no_kernels(trace.nsys.is_some())
     };
     Some((message.to_owned(), advice))
 }
 
+/// True if nsys was to record CUDA.
+fn requests_cuda(trace: &Trace) -> bool {
+    trace.nsys.as_ref().is_some_and(|it| it.requested.iter().any(|kind| kind == "Cuda"))
+}
+
 #[cfg(test)]
 mod tests {
-    use llmprof_core::trace::environment::Gpu;
+    use llmprof_core::trace::{
+        environment::Gpu,
+        framework::TimelineTool::{self, Nsys, Pytorch},
+        timeline::{ApiCall, Timeline},
+    };
 
     use super::*;
     use crate::roofline::mfu::Ceilings;
@@ -223,5 +275,32 @@ mod tests {
         assert!(advice.is_some_and(|it| it.contains("libnvidia-ml")));
         let (unknown, _) = message(SubjectKind::Import, "NVIDIA X1");
         assert!(unknown.ends_with("no bf16 peak is known for NVIDIA X1."), "{unknown}");
+    }
+
+    #[test]
+    fn a_gpu_of_one_vendor_with_calls_of_the_other_is_doubted() {
+        let found = |tool: TimelineTool, call: &str, gpus: &[&str]| {
+            let strings = vec![call.to_owned()];
+            let mut nsys = Timeline { tool, strings, ..Timeline::default() };
+            let (name, global_tid, correlation_id) = (0, 1, 1);
+            let call = ApiCall { name, start_ns: 0, end_ns: 1, global_tid, correlation_id };
+            nsys.cuda_calls.push(call);
+            let mut trace = Trace { nsys: Some(nsys), ..Trace::default() };
+            let gpu = |name: &&str| Gpu { name: (*name).into(), ..Gpu::default() };
+            trace.environment.gpus = gpus.iter().map(gpu).collect();
+            !gpu_name_doubted(&Analysis::default(), &trace).is_empty()
+        };
+        let (h100, mi300) = ("NVIDIA H100 80GB HBM3", "AMD Instinct MI300X");
+        assert!(found(Pytorch, "hipGraphLaunch", &[h100]));
+        assert!(found(Pytorch, "cudaLaunchKernel", &[mi300]));
+        for (tool, call, gpus) in [
+            (Pytorch, "hipGraphLaunch", &[mi300][..]),
+            (Pytorch, "hipGraphLaunch", &[h100, mi300]),
+            (Pytorch, "hipGraphLaunch", &[]),
+            (Pytorch, "cudaLaunchKernel", &[h100]),
+            (Nsys, "cudaLaunchKernel_v7000", &[h100]),
+        ] {
+            assert!(!found(tool, call, gpus), "{call} {gpus:?}");
+        }
     }
 }

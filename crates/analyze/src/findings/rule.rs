@@ -7,6 +7,7 @@ use llmprof_core::{
     trace::Trace,
 };
 
+use super::saving::is_worth;
 use crate::Analysis;
 
 /// One rule.
@@ -18,10 +19,10 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// The rule's findings.
+    /// The rule's findings, without those whose advice saves too little.
     pub fn apply(&self, analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         let mut found = (self.find)(analysis, trace);
-        found.retain(|finding| finding.id == self.id);
+        found.retain(|finding| finding.id == self.id && is_worth(finding));
         found
     }
 }

@@ -1,16 +1,34 @@
 //! Upper bounds of savings, and the figures of the traced GPU that they and several rules use.
 
-use llmprof_core::domain::{finding::Saving, units::Nanos};
+use llmprof_core::domain::{
+    finding::{Finding, Saving},
+    units::Nanos,
+};
 
-use crate::{Analysis, ledger::LedgerCause, stages::DECODE, stats::percent};
+use crate::{
+    Analysis,
+    ledger::LedgerCause,
+    stages::{DECODE, Stages},
+    stats::{percent, ratio},
+};
 
-/// A saving of `ms` in one repeat of a stage, limited to the stage's time; `None` for a stage
-/// without a positive time. Every saving of a rule is made here.
+/// Min share of its stage, percent, of the time that an advice saves at most: a rule whose advice
+/// saves less states nothing.
+pub const MIN_SAVING_PCT: f64 = 3.0;
+
+/// False for a finding whose advice saves too little of its stage.
+pub fn is_worth(finding: &Finding) -> bool {
+    finding.max_saving.as_ref().is_none_or(|it| it.pct >= MIN_SAVING_PCT)
+}
+
+/// A saving of `ms` in one repeat of a stage, limited to the stage's time without a named wait;
+/// `None` for a stage without a positive time. Every saving of a rule is made here.
 pub fn stage_saving(analysis: &Analysis, stage: &str, ms: f64) -> Option<Saving> {
     // Ranges in the events of a run may end before they start.
     let mean = Some(analysis.stages.row(stage)?.ms.mean).filter(|mean| *mean > 0.0)?;
-    let ms = ms.clamp(0.0, mean);
-    Some(Saving { stage: stage.into(), ms: Some(ms), pct: percent(ms, mean)? })
+    let own = mean * analysis.ledger.own_part(stage);
+    let ms = ms.clamp(0.0, own);
+    Some(Saving { stage: stage.into(), ms: Some(ms), pct: percent(ms, own)? })
 }
 
 /// A saving of the device time of kernels in one repeat of the traced pass, limited to the time in
@@ -43,16 +61,25 @@ struct TracedGpu {
     graph_launches: u64,
 }
 
+/// Whole decodes, and decodes that are not whole by their part of the steps, if there are both.
+fn whole_and_parts(stages: &Stages, stage: &str) -> Option<f64> {
+    let has_parts = stage == DECODE && stages.cut_steps > 0;
+    let (row, steps) = stages.row(stage).filter(|_| has_parts).zip(stages.decode_steps)?;
+    Some(f64::from(row.ms.n) + ratio(stages.cut_steps as f64, steps as f64)?)
+}
+
 /// The traced pass's record of the GPU in a stage; `None` if it recorded no GPU work.
 fn traced_gpu(analysis: &Analysis, stage: &str) -> Option<TracedGpu> {
     let totals = &analysis.stage_gpu.totals;
     let it = totals.iter().find(|it| it.stage == stage && it.instances > 0 && it.devices > 0)?;
-    let steps = analysis.stages.steps_as_repeats(stage);
-    let each = steps.map_or(1.0, |steps| steps as f64 / it.instances as f64);
+    let all = it.instances as f64;
+    let with_parts = whole_and_parts(&analysis.stages, stage);
+    let steps = analysis.stages.steps_as_repeats(stage).map(|steps| steps as f64);
+    let each = steps.or(with_parts).map_or(1.0, |repeats| repeats / all);
     let repeats = it.repeats.filter(|repeats| *repeats > 0.0)? * each;
     Some(TracedGpu {
         repeats,
-        instances: it.instances as f64,
+        instances: with_parts.unwrap_or(all),
         window_ms: it.window_ms? / repeats,
         busy_ms: it.busy_ms.filter(|ms| *ms > 0.0)? / repeats,
         kernels: it.launches,
@@ -165,6 +192,15 @@ mod tests {
             row.ms.mean = mean;
             assert_eq!(stage_saving(&analysis, DECODE, 1.0), None, "{mean}");
         }
+    }
+
+    #[test]
+    fn a_decode_that_is_not_whole_counts_by_its_part_of_the_steps() {
+        let mut analysis = decode([1, 1], [0, 0], [0, 200_000_000]);
+        assert_eq!(traced_repeats(&analysis, DECODE), Some(2.0));
+        analysis.stages.cut_steps = 5;
+        analysis.stages.rows.iter_mut().for_each(|it| it.ms.n = 1);
+        assert_eq!(traced_repeats(&analysis, DECODE), Some(1.5));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Rules on captures without stages: steps inferred from what was launched, reasons for none, and
 //! how the engine adds its ranges.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
     domain::{
@@ -14,7 +14,7 @@ use llmprof_core::{
         engine_steps::{StepClass, engine_of_name, engine_step, step_scope},
         engines::{Engine, engines},
         names::base_name,
-        range::Range,
+        range::{ByLabel, Range, RangeLabel},
         timeline::Timeline,
     },
 };
@@ -23,6 +23,7 @@ use super::Rule;
 use crate::{
     Analysis,
     kernels::kernel_classes::Pattern,
+    stages::in_sentence,
     timeline::{
         interval::{Interval, IntervalSet},
         open_ranges::place,
@@ -33,14 +34,16 @@ pub const RULES: &[Rule] = &[
     Rule { id: catalogue::STEPS_INFERRED, find: inferred },
     Rule { id: catalogue::STEPS_UNCLEAR, find: unclear },
     Rule { id: catalogue::STEP_NAMES_UNKNOWN, find: names_unknown },
-    Rule { id: catalogue::STEPS_WITHOUT_WORK, find: without_work },
+    Rule { id: catalogue::STAGES_EXCLUDED, find: excluded },
+    Rule { id: catalogue::WORK_BEFORE_RECORDING, find: before_recording },
 ];
 
 /// The engine of a capture by the names of its ranges, or of its kernels; with its evidence.
 fn engine_of(trace: &Timeline) -> Option<(&'static Engine, &'static str)> {
-    let names = trace.ranges.iter().map(|it| it.name.as_str());
-    let of_range = |name| engine_of_name(name).or_else(|| step_scope(name).map(|it| it.0));
-    let by_ranges = names.filter_map(of_range).next().map(|it| (it, "engine by its ranges"));
+    let of_name = |name| engine_of_name(name).or_else(|| step_scope(name).map(|it| it.0));
+    let mut of_range = ByLabel::new(|label: &RangeLabel| of_name(&label.name));
+    let by_ranges = trace.ranges.iter().find_map(|it| of_range.get(it));
+    let by_ranges = by_ranges.map(|it| (it, "engine by its ranges"));
     by_ranges.or_else(|| Some((engine_of_kernels(trace)?, "engine by its kernels")))
 }
 
@@ -71,7 +74,7 @@ pub fn with_engine(found: Finding, trace: &Trace) -> Finding {
             "For the ranges of {}: {ranges}. `llmprof engines {}` prints all commands.",
             engine.title, engine.name
         )),
-        None if nsys.ranges.is_empty() => found.advise(format!(
+        None if nsys.ranges.is_empty() && nsys.unclosed.is_empty() => found.advise(format!(
             "The capture has no ranges: have the program open {} called prefill and decode_step.",
             nsys.tool.ranges()
         )),
@@ -87,9 +90,12 @@ fn inferred(_: &Analysis, trace: &Trace) -> Vec<Finding> {
     if prefill + decode == 0 {
         return vec![];
     }
+    let named = [(prefill, "prefill step"), (decode, "decode step")];
+    let named = named.into_iter().filter(|it| it.0 > 0);
+    let named: Vec<String> = named.map(|(count, noun)| quantity(count as u64, noun)).collect();
     let message = format!(
-        "{prefill} prefill and {decode} decode steps are inferred from the order of launches. The \
-         table engine_steps has the evidence of each."
+        "Inferred from the order of launches: {}. The table engine_steps has the evidence of each.",
+        named.join(" and ")
     );
     let found = Finding::new(catalogue::STEPS_INFERRED, message)
         .with("prefill steps", prefill)
@@ -155,8 +161,9 @@ fn names_unknown(_: &Analysis, trace: &Trace) -> Vec<Finding> {
 fn unread_names(trace: &Timeline) -> (u64, Option<&'static Engine>, Option<&str>) {
     let mut steps: BTreeMap<i64, Vec<Interval>> = BTreeMap::new();
     let mut unread: Vec<(&Range, &'static Engine)> = Vec::new();
+    let mut engine_of = ByLabel::new(|label: &RangeLabel| engine_of_name(&label.name));
     for range in trace.ranges.iter() {
-        let Some(engine) = engine_of_name(&range.name) else { continue };
+        let Some(engine) = engine_of.get(range) else { continue };
         let is_ruled = trace.rules.ruled_stage(&range.name, &range.domain).is_some();
         match engine_step(&range.name) {
             Some(_) => {
@@ -177,24 +184,44 @@ fn unread_names(trace: &Timeline) -> (u64, Option<&'static Engine>, Option<&str>
     (unread.len() as u64, first.map(|it| it.1), first.map(|it| it.0.name.as_str()))
 }
 
-fn without_work(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    let steps = analysis.engine_steps.iter().filter(|it| it.class != Some(StepClass::Idle));
-    let (with, without): (Vec<_>, Vec<_>) = steps.partition(|it| it.has_work());
-    if with.is_empty() || without.is_empty() {
+/// The finding on stages that a range filter leaves out, if it leaves out all of them.
+pub fn excluded(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let Some(nsys) = trace.nsys.as_ref().filter(|it| it.rules.narrowed()) else { return vec![] };
+    let named = nsys.ranges.iter().filter_map(|it| nsys.rules.stage(&it.name, &it.domain));
+    let inferred = nsys.inferred.stages().into_iter().map(|it| it.0);
+    let stages: BTreeSet<&str> = named.chain(inferred).collect();
+    if !analysis.stages.rows.is_empty() || stages.is_empty() {
         return vec![];
     }
+    let stages: Vec<&str> = stages.into_iter().map(in_sentence).collect();
     let message = format!(
-        "{} of {} steps have no recorded work on a device.",
-        without.len(),
-        with.len() + without.len()
+        "No stage was timed: the ranges of {} are left out, as include_ranges and exclude_ranges \
+         ask.",
+        stages.join(" and ")
     );
-    let found = Finding::new(catalogue::STEPS_WITHOUT_WORK, message);
-    vec![found.with("first such step", without[0].step)]
+    vec![Finding::new(catalogue::STAGES_EXCLUDED, message)]
+}
+
+/// Kernels of a capture without stages that were launched before the start of the recording.
+fn before_recording(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let before: u64 = analysis.coverage.iter().map(|it| it.before).sum();
+    if before == 0 || !analysis.stages.rows.is_empty() {
+        return vec![];
+    }
+    let all = trace.nsys.as_ref().map_or(before, |nsys| nsys.kernels.len() as u64);
+    let message = format!(
+        "{before} of {} {} launched before the start of the recording: no call shows what \
+         launched {}.",
+        quantity(all, "kernel"),
+        if before == 1 { "was" } else { "were" },
+        if before == 1 { "it" } else { "them" },
+    );
+    vec![Finding::new(catalogue::WORK_BEFORE_RECORDING, message)]
 }
 
 #[cfg(test)]
 mod tests {
-    use llmprof_core::trace::framework::TimelineTool;
+    use llmprof_core::trace::{framework::TimelineTool, stage::StageRules};
 
     use super::*;
     use crate::{analyze, kernels::tests::capture, timeline::inferred_steps::infer};
@@ -212,7 +239,7 @@ mod tests {
         let found = |sketch: &str| {
             let trace = Trace { nsys: Some(capture(sketch)), ..Trace::default() };
             let found = analyze(&trace, None, None).findings.into_iter();
-            found.filter(|it| it.id == "steps_without_work").map(|it| it.message).next()
+            found.filter(|it| it.id == "steps_left_out").map(|it| it.message).next()
         };
         let steps = "range 1 execute_context_0(0)_generation_1(1) 0..100
             range 1 execute_context_0(0)_generation_1(1) 200..300
@@ -220,8 +247,40 @@ mod tests {
         assert_eq!(found(steps), None);
         assert_eq!(
             found(&format!("{steps}\ncall 1 1 10..11\nkernel 1 a 20..50 7")).unwrap(),
-            "1 of 2 steps have no recorded work on a device."
+            "1 of 2 steps is left out of all times: 1 without recorded work on a device."
         );
+    }
+
+    #[test]
+    fn kernels_launched_before_a_recording_without_stages_are_named() {
+        let found = |sketch: &str| {
+            let trace = Trace { nsys: Some(capture(sketch)), ..Trace::default() };
+            let found = analyze(&trace, None, None).findings.into_iter();
+            found.filter(|it| it.id == "work_before_recording").map(|it| it.message).next()
+        };
+        let work = "kernel 7 a 0..20 7\ncall 1 9 30..31\nkernel 9 b 40..50 7";
+        let message = "1 of 2 kernels was launched before the start of the recording: no call \
+                       shows what launched it.";
+        assert_eq!(found(work).as_deref(), Some(message));
+        assert_eq!(found(&work.replace("kernel 7", "kernel 12")), None, "a call is missing");
+    }
+
+    #[test]
+    fn stages_that_a_range_filter_leaves_out_are_named_in_place_of_no_stages() {
+        let ids = |exclude: &[&str]| {
+            let exclude = exclude.iter().map(|it| (*it).to_owned()).collect();
+            let rules = StageRules::with(vec![], vec![], exclude);
+            let nsys = capture("range 1 prefill 0..100\ncall 1 1 10..11\nkernel 1 a 20..50 7");
+            let nsys = Some(nsys.with_rules(rules));
+            let trace = Trace { subject: SubjectKind::Import, nsys, ..Trace::default() };
+            let found = analyze(&trace, None, None).findings.into_iter();
+            let found = found.filter(|it| it.id == "no_stages" || it.id == "stages_excluded");
+            found.map(|it| it.message).collect::<Vec<_>>()
+        };
+        let message = "No stage was timed: the ranges of prefill are left out, as include_ranges \
+                       and exclude_ranges ask.";
+        assert_eq!(ids(&["prefill"]), [message]);
+        assert_eq!(ids(&[]).len(), 0);
     }
 
     #[test]

@@ -71,8 +71,9 @@ fn process_untraced(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
 }
 
 /// Stages whose launching thread was off its core while a GPU waited for it.
-fn off_core(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+fn off_core(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let Some(host) = &analysis.host_cpu else { return vec![] };
+    let has_os_calls = trace.nsys.as_ref().is_some_and(|it| !it.os_calls.is_empty());
     let mut found = Vec::new();
     for it in &host.stages {
         let (Some(off), Some(taken), Some(window)) =
@@ -83,7 +84,7 @@ fn off_core(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         let is_large = |ms: f64| percent(ms, window).is_some_and(|pct| pct >= MIN_PCT);
         match longest_on_core(host, &it.stage) {
             Some(by) if is_large(taken) => found.push(displaced(it, &by, (off, taken))),
-            _ if is_large(off) => found.push(off_its_core(it, host, (off, taken))),
+            _ if is_large(off) => found.push(off_its_core(it, (host, has_os_calls), (off, taken))),
             _ => {}
         }
     }
@@ -131,7 +132,11 @@ fn about(finding: Finding, stage: &HostStage, (off, taken): (f64, f64)) -> Findi
 }
 
 /// The core was empty, or the threads on it were not recorded.
-fn off_its_core(stage: &HostStage, host: &HostCpuTables, (off, taken): (f64, f64)) -> Finding {
+fn off_its_core(
+    stage: &HostStage,
+    (host, has_os_calls): (&HostCpuTables, bool),
+    (off, taken): (f64, f64),
+) -> Finding {
     let others = match host.is_system_wide {
         Some(true) => {
             "no other thread was recorded on the core that it had left: it waited, as \
@@ -147,6 +152,9 @@ fn off_its_core(stage: &HostStage, host: &HostCpuTables, (off, taken): (f64, f64
         }
     };
     let advice = match host.is_system_wide {
+        Some(true) if has_os_calls => {
+            "Look up what it waits for among the recorded calls of the operating system."
+        }
         Some(true) => {
             "Look up what it waits for: with osrt in profiling.nsys.trace, nsys records \
                        the calls of the operating system."

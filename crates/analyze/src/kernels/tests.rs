@@ -87,6 +87,7 @@ fn add(trace: &mut Timeline, words: &[&str]) {
             global_pid: PROCESS,
             correlation_id: number(correlation),
             graph_node: None,
+            is_pageable: None,
         }),
         _ => panic!("unknown line: {words:?}"),
     }

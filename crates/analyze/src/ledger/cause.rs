@@ -93,6 +93,19 @@ impl LedgerCause {
         matches!(self, Self::ProfilerOverhead | Self::UnrecordedWait)
     }
 
+    /// True if a kernel without this cause still runs: a launch of it takes some time.
+    pub const fn keeps_kernel(self) -> bool {
+        matches!(
+            self,
+            Self::MoreBytes
+                | Self::TensorCores
+                | Self::Tiles
+                | Self::Waves
+                | Self::Instructions
+                | Self::Latency
+        )
+    }
+
     /// True for idle time of the GPU by the program.
     pub fn is_gap(self) -> bool {
         (Self::GapLongCall..=Self::GapQueued).contains(&self)

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_core::trace::{counter::CounterValues, environment::Gpu, gpu_metrics::GpuMetric};
+use llmprof_core::trace::{
+    counter::CounterValues, environment::Gpu, gpu_metrics::GpuMetric, timeline::Timeline,
+};
 
 use super::{
     LedgerInput,
-    rows::is_of_amd,
     sampled_values::{LaunchValue, SampledLaunch, sampled_launches},
 };
 use crate::{
@@ -159,7 +160,7 @@ impl<'a> KernelEvidence<'a> {
             stage_samples,
             tile_fill: &input.tile_fill,
             gpu,
-            units: if is_of_amd(input) { "CUs" } else { "SMs" },
+            units: if input.nsys.is_some_and(Timeline::calls_hip) { "CUs" } else { "SMs" },
             datasheet_bytes: input.ceilings.datasheet_bytes(),
         }
     }

@@ -1,4 +1,5 @@
-//! Floors of kernels: parts of an operator's floor, or of their own counters or samples.
+//! Floors of kernels: parts of an operator's floor, or of their own counters or samples; and the
+//! time of bytes above them.
 
 use super::{
     LedgerCause,
@@ -8,6 +9,7 @@ use super::{
     rows::StageRows,
     work::{OperatorGroups, StageSums, WorkName},
 };
+use crate::stats::ratio;
 
 /// Floor of a kernel by its own evidence.
 struct KernelFloor {
@@ -78,6 +80,29 @@ impl StageRows<'_> {
             (member.samples, member.pass) = (floor.samples, floor.pass.into());
             member.evidence = floor.text;
             sums.add(member, floor.sources);
+        }
+    }
+
+    /// Time of bytes above the necessary ones. Replays with cold caches read all operands.
+    pub fn place_excess(&self, kernels: &mut [KernelTime], floor: Option<&OperatorFloor>) {
+        let Some(rate) = self.rates.bytes else { return };
+        if floor.is_some_and(|it| it.bytes.is_none()) {
+            return;
+        }
+        let bytes = |it: &KernelTime| it.evidence.bytes.map_or(0.0, |at| at.bytes * it.calls);
+        let counted: f64 = kernels.iter().filter(|it| it.is_needed).map(bytes).sum();
+        let is_cold = kernels.iter().any(|it| it.evidence.bytes.is_some_and(|bytes| bytes.is_cold));
+        let needed = floor.and_then(|it| it.bytes).unwrap_or_default();
+        let needed = if is_cold { needed.all.max(needed.needed) } else { needed.needed };
+        let floor_ns = floor.map_or(0.0, |it| it.ns);
+        let excess = rate.ns(counted) - rate.ns(needed).max(floor_ns);
+        if excess <= 0.0 || !excess.is_finite() {
+            return;
+        }
+        let text = format!("{:.2} MB moved, {:.2} MB necessary", counted / 1e6, needed / 1e6);
+        for it in kernels.iter_mut().filter(|it| it.is_needed) {
+            let share = ratio(bytes(it), counted).unwrap_or(0.0);
+            it.excess = (share > 0.0).then(|| (excess * share, text.clone()));
         }
     }
 }

@@ -2,10 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use llmprof_core::{
-    domain::digits::{self, figure},
-    trace::framework::TimelineTool,
-};
+use llmprof_core::domain::digits::{self, figure};
 
 use super::{
     FloorOf, Ledger, LedgerCause, LedgerInput, LedgerMember, LedgerRow, LedgerStage, LedgerUnit,
@@ -17,7 +14,10 @@ use super::{
 use crate::{
     stages::{BETWEEN_STEPS, NO_STAGE},
     stats::{percent, ratio},
-    timeline::gpu::{long_calls::LOADING, split::GapSum},
+    timeline::gpu::{
+        long_calls::{IN_RANGE, LOADING},
+        split::GapSum,
+    },
 };
 
 /// Members of a row that are listed; the rest is one more.
@@ -31,13 +31,8 @@ pub struct StageRows<'a> {
     pub floors: &'a Floors,
     pub evidence: &'a KernelEvidence<'a>,
     pub rates: &'a Rates,
-}
-
-/// True for a trace with calls of HIP.
-pub fn is_of_amd(input: &LedgerInput) -> bool {
-    let Some(nsys) = input.nsys.filter(|it| it.tool == TimelineTool::Pytorch) else { return false };
-    let mut sites = nsys.cuda_calls.sites().iter();
-    sites.any(|(name, _)| nsys.strings[*name as usize].starts_with("hip"))
+    /// Time of a launch at least.
+    pub launch_ns: i64,
 }
 
 impl StageRows<'_> {
@@ -48,7 +43,7 @@ impl StageRows<'_> {
         let traced_ns = match self.times.split.zip(input.nsys) {
             Some((split, nsys)) => {
                 self.add_work(split, nsys, input, &mut sums);
-                self.add_missing(&sums, is_of_amd(input), &mut missing);
+                self.add_missing(&sums, nsys.calls_hip(), &mut missing);
                 Some(self.times.scale.of(split.window_ns))
             }
             None => {
@@ -298,8 +293,13 @@ fn signed_share(ns: i64, of: i64) -> Option<f64> {
 /// The longest gap is named above this many means.
 const LONGEST_MEANS: f64 = 2.0;
 
-/// Number, mean and longest of gaps on all GPUs, over the instances of their stage.
-pub fn gaps_text(cause: LedgerCause, call: Option<&str>, gaps: &GapSum, instances: u64) -> String {
+/// Number, mean and longest of gaps on all GPUs, over the instances of their stage, with a noun.
+pub fn gaps_text(
+    cause: LedgerCause,
+    call: Option<&str>,
+    gaps: &GapSum,
+    (instances, noun): (u64, &str),
+) -> String {
     let length = |us: f64| match us {
         1000.0.. => format!("{} ms", figure(us / 1e3)),
         _ => format!("{} us", figure(us)),
@@ -312,15 +312,17 @@ pub fn gaps_text(cause: LedgerCause, call: Option<&str>, gaps: &GapSum, instance
         true => format!("{} on average, the longest {}", length(mean_us), length(longest_us)),
         false => format!("{} on average", length(mean_us)),
     };
-    let place = match (cause, call.is_some_and(|call| call.starts_with(LOADING))) {
-        (LedgerCause::GapLongCall, true) => "up to this call of the host",
-        (LedgerCause::GapLongCall, false) => "with this call of the host",
+    let starts = |text: &str| call.is_some_and(|call| call.starts_with(text));
+    let place = match cause {
+        LedgerCause::GapLongCall if starts(LOADING) => "up to this call of the host",
+        LedgerCause::GapLongCall if starts(IN_RANGE) => "in it",
+        LedgerCause::GapLongCall => "with this call of the host",
         _ => "after this work",
     };
     match (gaps.count, instances) {
         (1, _) => format!("one gap {place}, {}", length(mean_us)),
         (_, 1) => format!("{count} gaps {place}, {mean}"),
-        _ => format!("{count} gaps {place} over {instances} instances, {mean}"),
+        _ => format!("{count} gaps {place} over {instances} {noun}, {mean}"),
     }
 }
 
@@ -375,7 +377,8 @@ mod tests {
     #[test]
     fn one_long_gap_is_named_next_to_the_mean() {
         let text = |count, ns, longest_ns| {
-            gaps_text(LedgerCause::GapHost, None, &GapSum { count, ns, longest_ns }, 10)
+            let gaps = GapSum { count, ns, longest_ns };
+            gaps_text(LedgerCause::GapHost, None, &gaps, (10, "instances"))
         };
         let of_ten = "10 gaps after this work over 10 instances";
         let (mean, longest) = (text(10, 30_000_000, 3_000_000), text(10, 30_000_000, 29_100_000));

@@ -23,6 +23,8 @@ struct Case {
     trace: Trace,
     work: Option<Vec<ModuleCost>>,
     tile_fill: evidence::TileFills,
+    /// 0 unless set: sketches have kernels of nanoseconds.
+    launch_ns: i64,
 }
 
 impl Case {
@@ -52,7 +54,7 @@ impl Case {
         let step = |at: i64| range("decode_step", at, at + 1);
         baseline.extend((0..steps).map(step));
         let trace = Trace { baseline, nsys: Some(nsys), ..Trace::default() };
-        Self { trace, work: None, tile_fill: evidence::TileFills::new() }
+        Self { trace, work: None, tile_fill: evidence::TileFills::new(), launch_ns: 0 }
     }
 
     /// Adds counters of a kernel in prefill.
@@ -121,6 +123,7 @@ impl Case {
             ceilings: &ceilings,
             waits: &analysis.collectives.waits,
             tile_fill: self.tile_fill.clone(),
+            launch_ns: self.launch_ns,
         };
         let ledger = ledger(&analysis, &input);
         for stage in &ledger.stages {

@@ -6,13 +6,14 @@ use llmprof_core::trace::{names::signature, timeline::Timeline};
 
 use super::{
     LedgerCause, LedgerInput, LedgerMember,
-    causes::{self, AcrossRanks, KernelTime},
+    causes::{self, AcrossRanks, CausePart, KernelTime},
     floors::OperatorFloor,
     kernel_floors::place_floor,
     rows::{MODEL_SOURCES, StageRows, floor_text, gaps_text},
 };
 use crate::{
     kernels::kernel_classes::ClassCache,
+    stages::NO_STAGE,
     stats::ratio,
     timeline::{
         activity::DeviceWork,
@@ -156,7 +157,9 @@ impl StageRows<'_> {
             member.max_saving_ns = if cause.is_gap() { member.ns } else { 0 };
             member.calls = sum.count as f64 * self.times.scale.ratio();
             member.samples = sum.count;
-            member.evidence = gaps_text(cause, member.operator.as_deref(), &sum, split.instances);
+            let noun = if split.stage == NO_STAGE { "processes" } else { "instances" };
+            let instances = (split.instances, noun);
+            member.evidence = gaps_text(cause, member.operator.as_deref(), &sum, instances);
             let is_profiler = cause == LedgerCause::ProfilerOverhead;
             sums.add(
                 member,
@@ -256,58 +259,53 @@ impl StageRows<'_> {
             self.place_kernel_floors(path, groups, &mut kernels, sums);
         }
         let operator = Some(path.to_owned()).filter(|path| !path.is_empty());
-        for ((WorkName { name, launch, is_copy, .. }, group), kernel) in groups.iter().zip(&kernels)
-        {
-            if !is_copy && !group.is_graph {
+        for ((name, group), kernel) in groups.iter().zip(&kernels) {
+            if !name.is_copy && !group.is_graph {
                 sums.kernel_ns += group.ns;
                 sums.proven_ns += if kernel.evidence.pass.is_empty() { 0 } else { group.ns };
             }
-            let mut alone = group.alone_ns;
-            for part in causes::assign(kernel, floor.filter(|_| self.floors.is_model), self.rates) {
-                let mut member = self.member(part.cause, operator.clone(), Some(name.clone()));
-                (member.grid, member.block) = launch.unzip();
-                member.calls = group.calls;
-                member.ns = part.ns;
-                if part.by_timeline {
-                    member.pass = "nsys".into();
-                }
-                if member.pass.is_empty() {
-                    member.samples = kernel.evidence.samples;
-                    member.pass = kernel.evidence.pass.into();
-                }
-                member.evidence = part.evidence;
-                if group.is_graph && part.cause == LedgerCause::Unexplained {
-                    member.evidence = "its kernels were not recorded: traced as a whole".into();
-                }
-                if part.cause.is_cause() {
-                    member.max_saving_ns = part.ns.min(alone);
-                    alone -= member.max_saving_ns;
-                }
-                sums.add(member, part.sources);
-            }
+            let parts = causes::assign(kernel, floor.filter(|_| self.floors.is_model), self.rates);
+            self.add_causes(operator.as_ref(), (name, group), kernel, parts, sums);
         }
     }
 
-    /// Time of bytes above the necessary ones. Replays with cold caches read all operands.
-    fn place_excess(&self, kernels: &mut [KernelTime], floor: Option<&OperatorFloor>) {
-        let Some(rate) = self.rates.bytes else { return };
-        if floor.is_some_and(|it| it.bytes.is_none()) {
-            return;
-        }
-        let bytes = |it: &KernelTime| it.evidence.bytes.map_or(0.0, |at| at.bytes * it.calls);
-        let counted: f64 = kernels.iter().filter(|it| it.is_needed).map(bytes).sum();
-        let is_cold = kernels.iter().any(|it| it.evidence.bytes.is_some_and(|bytes| bytes.is_cold));
-        let needed = floor.and_then(|it| it.bytes).unwrap_or_default();
-        let needed = if is_cold { needed.all.max(needed.needed) } else { needed.needed };
-        let floor_ns = floor.map_or(0.0, |it| it.ns);
-        let excess = rate.ns(counted) - rate.ns(needed).max(floor_ns);
-        if excess <= 0.0 || !excess.is_finite() {
-            return;
-        }
-        let text = format!("{:.2} MB moved, {:.2} MB necessary", counted / 1e6, needed / 1e6);
-        for it in kernels.iter_mut().filter(|it| it.is_needed) {
-            let share = ratio(bytes(it), counted).unwrap_or(0.0);
-            it.excess = (share > 0.0).then(|| (excess * share, text.clone()));
+    /// Adds the parts of one kernel's time with their savings: at most the time in which it runs
+    /// alone, and of a kernel that stays, the time above that of its launches.
+    fn add_causes(
+        &self,
+        operator: Option<&String>,
+        (name, group): (&WorkName, &WorkGroup),
+        kernel: &KernelTime,
+        parts: Vec<CausePart>,
+        sums: &mut StageSums,
+    ) {
+        let mut alone = group.alone_ns;
+        let launches_ns = (group.calls * self.launch_ns as f64).round() as i64;
+        let mut above_launches = group.ns.saturating_sub(launches_ns).max(0);
+        for part in parts {
+            let mut member = self.member(part.cause, operator.cloned(), Some(name.name.clone()));
+            (member.grid, member.block) = name.launch.unzip();
+            member.calls = group.calls;
+            member.ns = part.ns;
+            if part.by_timeline {
+                member.pass = "nsys".into();
+            }
+            if member.pass.is_empty() {
+                member.samples = kernel.evidence.samples;
+                member.pass = kernel.evidence.pass.into();
+            }
+            member.evidence = part.evidence;
+            if group.is_graph && part.cause == LedgerCause::Unexplained {
+                member.evidence = "its kernels were not recorded: traced as a whole".into();
+            }
+            if part.cause.is_cause() {
+                let stays = part.cause.keeps_kernel();
+                let limit = if stays { alone.min(above_launches) } else { alone };
+                member.max_saving_ns = part.ns.min(limit);
+                alone -= member.max_saving_ns;
+                above_launches = above_launches.saturating_sub(member.max_saving_ns).max(0);
+            }
+            sums.add(member, part.sources);
         }
     }
 

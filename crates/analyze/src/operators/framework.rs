@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     kernels::{OUTSIDE, WARMUP},
-    stages::{STAGES, Stages},
+    stages::{STAGES, Stages, coverage::StageCoverage},
     stats::percent,
     timeline::{
         capture::Capture,
@@ -32,14 +32,17 @@ use crate::{
         interval::covered_ns,
         launches::Cursor,
         open_ranges::EXCLUDED,
+        step_states::LEFT_OUT,
     },
 };
 
-/// Sums the operators of a capture that its stages do not leave out.
+/// Sums the operators of a capture that its stages do not leave out. The work of a stage is unknown
+/// if it lost kernels.
 pub fn framework<'a>(
     capture: &Capture,
     index: &FrameworkIndex,
     stages: &'a Stages,
+    coverage: &[StageCoverage],
 ) -> OperatorSums<'a> {
     let works = Works::of(capture, index);
     let launching = launching(index, capture.trace);
@@ -57,7 +60,7 @@ pub fn framework<'a>(
         let own = own_times(thread, capture.trace);
         for (entry, item) in thread.items.iter().enumerate() {
             let stage = stage_of[entry];
-            if stage == WARMUP {
+            if [WARMUP, LEFT_OUT].contains(&stage) {
                 continue;
             }
             let call = calls.of(*item, capture.trace);
@@ -89,7 +92,10 @@ pub fn framework<'a>(
     replayed(capture, index, (&works, &counted, &products), &mut sums);
     let mut operators = sums.finish(stages);
     let calls = CountedCalls::new(capture, index, &counted, &works);
-    for stage in calls.incomplete_stages() {
+    let lost = coverage.iter().filter(|it| it.lost() || it.lacks_times());
+    let mut incomplete = calls.incomplete_stages();
+    incomplete.extend(lost.map(|it| it.stage.clone()));
+    for stage in incomplete {
         // The rest of the stage's work is unknown.
         operators.products.remove(&stage);
         operators.work.entry(stage).or_default().flops = 0;
@@ -111,7 +117,7 @@ fn replayed<'a>(
         // Operators outside every stage have an empty stage.
         let stage = if number == 0 { "" } else { capture.stage_label(number) };
         let at = index.hosts + graph as usize;
-        if stage == WARMUP {
+        if [WARMUP, LEFT_OUT].contains(&stage) {
             continue;
         }
         let count: u64 = replays.values().sum();

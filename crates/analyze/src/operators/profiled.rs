@@ -6,8 +6,8 @@ use super::{Operators, attach, framework::framework};
 use crate::{
     Analysis,
     external_capture::CaptureEvents,
-    stages::{self, cold},
-    timeline::{capture::Capture, tables::TimelineTables},
+    stages,
+    timeline::{capture::Capture, step_states, tables::TimelineTables},
 };
 
 /// Operators of one pass, and the repeats that it timed.
@@ -22,11 +22,12 @@ impl ProfiledOperators {
     /// any.
     pub fn of(trace: &Timeline) -> Option<Self> {
         let mut capture = Capture::of(trace);
-        cold::mark(&mut capture);
+        step_states::mark(&mut capture);
         let derived = CaptureEvents::of(&capture, None);
         let stages = stages::stages(&derived.by_kind(trace));
-        let sums = framework(&capture, capture.framework.as_ref()?, &stages);
+        let index = capture.framework.as_ref()?;
         let tables = TimelineTables::of(&capture, &[]);
+        let sums = framework(&capture, index, &stages, &tables.coverage);
         let events = (&derived.by_kind(trace), true);
         let operators = attach(sums, &tables.device, events, &tables.kernels.stages);
         Some(Self { operators, repeats: stages.repeats })

@@ -3,7 +3,6 @@
 //! The output of any program is read, so lines that are not events are skipped.
 
 use std::{
-    fs,
     io::{self, BufRead, BufReader, Read},
     path::Path,
 };
@@ -131,7 +130,7 @@ fn json<T: serde::de::DeserializeOwned>(
     path: &Path,
     what: &'static str,
 ) -> Result<Option<T>, ParseError> {
-    match fs::read(path) {
+    match stored::read_own(path) {
         Ok(bytes) => {
             let read = serde_json::from_slice(&bytes);
             read.map(Some).map_err(|source| ParseError::Json { path: path.into(), what, source })
@@ -156,7 +155,7 @@ mod tests {
             )
         };
         let backwards = range(0).replace("\"end_ns\":9", "\"end_ns\":0");
-        fs::write(
+        std::fs::write(
             &path,
             format!("loading\n{}\n{{\"kind\":\"x\"}}\n{backwards}\n{}\nbye", range(0), range(1)),
         )

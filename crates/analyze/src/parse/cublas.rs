@@ -45,7 +45,7 @@ pub fn read(dir: &Path) -> Result<Option<GemmTrace>, ParseError> {
     let log = |pass: &str, name: &str, parser: &mut dyn Parser| {
         read_log(&folder.join(pass).join(name), parser)
     };
-    let steps = std::fs::read(folder.join(layout::GEMM_ALL).join(layout::REQUEST)).ok();
+    let steps = stored::read_own(&folder.join(layout::GEMM_ALL).join(layout::REQUEST)).ok();
     let request: Option<RunnerRequest> =
         steps.and_then(|bytes| serde_json::from_slice(&bytes).ok());
     Ok(Some(GemmTrace {

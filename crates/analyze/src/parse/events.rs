@@ -4,7 +4,6 @@
 //! is not an event is an error with its number. One line at a time is in memory.
 
 use std::{
-    fs::File,
     io::{BufRead, BufReader, Read},
     path::Path,
 };
@@ -18,6 +17,7 @@ use llmprof_core::{
 };
 
 use super::ParseError;
+use crate::parse::stored;
 
 /// Longest line of an event: a thousand times the longest that the runner writes.
 const MAX_LINE: u64 = 4 << 20;
@@ -31,7 +31,8 @@ pub struct EventLog {
 
 /// Reads the events in `path`.
 pub fn read(path: &Path) -> Result<EventLog, ParseError> {
-    let file = File::open(path).map_err(|source| ParseError::Read { path: path.into(), source })?;
+    let file =
+        stored::open_own(path).map_err(|source| ParseError::Read { path: path.into(), source })?;
     parse(BufReader::with_capacity(1 << 16, file), path)
 }
 

@@ -2,12 +2,13 @@
 //!
 //! A message is one line: the format of the file, and the command that makes a capture of it.
 
-use std::{fs::File, io::Read as _, path::Path};
+use std::{io::Read as _, path::Path};
 
 use super::{
     compressed::{GZIP, ZSTD},
     encoding::decoded,
     kineto,
+    stored::open_named,
 };
 
 /// Message for a file without a byte.
@@ -118,7 +119,7 @@ const COMPRESSIONS: [Compression; 5] = [
 /// True for a report of nsys, which only nsys exports.
 pub fn is_nsys_report(path: &Path) -> bool {
     let mut head = Vec::new();
-    let read = File::open(path).and_then(|it| it.take(HEAD).read_to_end(&mut head));
+    let read = open_named(path).and_then(|it| it.take(HEAD).read_to_end(&mut head));
     read.is_ok() && head.starts_with(NSYS_REPORT)
 }
 
@@ -141,7 +142,7 @@ pub fn not_an_export(path: &Path, head: &[u8]) -> String {
 /// The message for the file at `path`, which is not a page of ncu; `None` for other texts.
 pub fn not_a_page(path: &Path) -> Option<String> {
     let mut head = Vec::new();
-    File::open(path).ok()?.take(HEAD).read_to_end(&mut head).ok()?;
+    open_named(path).ok()?.take(HEAD).read_to_end(&mut head).ok()?;
     let known = compression(&head).is_some() || format(&head).is_some() || stats(&head).is_some();
     let is_binary = decoded(&head).contains('\0');
     (known || is_binary).then(|| message(path, &head, || expected(&head, "a page of ncu", PAGE)))
@@ -168,7 +169,7 @@ fn event_lines(path: &Path, head: &[u8]) -> Option<String> {
         return None;
     }
     let mut start = Vec::new();
-    File::open(path).ok()?.take(HEAD).read_to_end(&mut start).ok()?;
+    open_named(path).ok()?.take(HEAD).read_to_end(&mut start).ok()?;
     let name = quoted(&path.display().to_string());
     let read = match compression(&start) {
         Some(packed) => format!("{} -dc {name} | jq -s '{{traceEvents: .}}'", packed.name),

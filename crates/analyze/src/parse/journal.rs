@@ -4,7 +4,6 @@
 //! resumes after the last line it read. It is never rewritten: a second attempt appends.
 
 use std::{
-    fs::File,
     io::{self, BufRead, BufReader, Read, Seek, SeekFrom},
     path::Path,
 };
@@ -17,6 +16,8 @@ use llmprof_core::{
     layout,
 };
 use serde::{Deserialize, Serialize};
+
+use crate::parse::stored;
 
 /// Longest line that a reader accepts; log lines are cut far below it.
 const MAX_LINE: u64 = 64 * 1024;
@@ -64,7 +65,7 @@ pub fn read_from(
     position: &mut Position,
     max: usize,
 ) -> io::Result<Vec<(u64, JournalEvent)>> {
-    let mut file = match File::open(dir.join(layout::PROGRESS)) {
+    let mut file = match stored::open_own(&dir.join(layout::PROGRESS)) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(error),
@@ -93,7 +94,7 @@ pub fn read_from(
 
 /// The events in the last `bytes` of a journal, without a line cut there.
 pub fn tail(dir: &Path, bytes: u64) -> io::Result<Vec<JournalEvent>> {
-    let mut file = match File::open(dir.join(layout::PROGRESS)) {
+    let mut file = match stored::open_own(&dir.join(layout::PROGRESS)) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(error),
@@ -126,6 +127,8 @@ pub fn last_steps(events: impl IntoIterator<Item = JournalEvent>) -> Vec<StepRec
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
 
     #[test]

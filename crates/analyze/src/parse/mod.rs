@@ -111,15 +111,19 @@ pub fn read_parsed(dir: &Path, timeline: Option<Timeline>) -> Result<Trace, Pars
     }
     let export = dir.join(layout::NSYS_EXPORT);
     let parsed = match timeline {
-        None if stored::exists(&export) => Some(nsys::read(&export)?),
+        None if stored::exists(&export) => Some(nsys::read(inside(dir, &export)?)?),
         None => match imported_traces(dir) {
             traces if traces.is_empty() => None,
-            traces => Some(named_as_imported(dir, kineto::read(&traces)?)?),
+            traces => {
+                traces.iter().try_for_each(|path| inside(dir, path).map(|_| ()))?;
+                Some(named_as_imported(dir, kineto::read(&traces)?)?)
+            }
         },
         parsed => parsed,
     };
     let profiled = torch_traces(dir)?;
     if !profiled.is_empty() {
+        profiled.iter().try_for_each(|path| inside(dir, path).map(|_| ()))?;
         let pytorch = kineto::read(&profiled)?;
         trace.findings.extend_from_slice(&pytorch.findings);
         trace.pytorch = Some(pytorch);
@@ -130,7 +134,7 @@ pub fn read_parsed(dir: &Path, timeline: Option<Timeline>) -> Result<Trace, Pars
         trace.nsys = Some(nsys);
     }
     for path in sampled_exports(dir)? {
-        let sampled = nsys::read(&path)?;
+        let sampled = nsys::read(inside(dir, &path)?)?;
         trace.findings.extend_from_slice(&sampled.findings);
         trace.sampled.push(sampled);
     }
@@ -215,9 +219,21 @@ fn sampled_exports(dir: &Path) -> Result<Vec<PathBuf>, ParseError> {
     Ok(rates.into_iter().map(export).filter(|path| stored::exists(path)).collect())
 }
 
+/// The path of a capture in the folder `dir`; an error if it is a link out of the folder.
+fn inside<'a>(dir: &Path, path: &'a Path) -> Result<&'a Path, ParseError> {
+    // A packed file has another path; its reader follows no link.
+    match (dir.canonicalize(), path.canonicalize()) {
+        (Ok(folder), Ok(real)) if !real.starts_with(&folder) => Err(ParseError::Foreign {
+            path: path.into(),
+            what: "a link that leads out of the folder; put the file itself there".into(),
+        }),
+        _ => Ok(path),
+    }
+}
+
 /// Reads a file of JSON; `None` without the file.
 fn json<T: DeserializeOwned>(path: &Path, what: &'static str) -> Result<Option<T>, ParseError> {
-    match fs::read(path) {
+    match stored::read_own(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|source| ParseError::Json {
             path: path.into(),
             what,

@@ -4,7 +4,6 @@
 //! is not a sample is an error with its number.
 
 use std::{
-    fs::File,
     io::{BufRead, BufReader, Read},
     path::Path,
 };
@@ -15,13 +14,15 @@ use llmprof_core::{
 };
 
 use super::ParseError;
+use crate::parse::stored;
 
 /// Longest line of a sample: a hundred times the longest that the sampler writes.
 const MAX_LINE: u64 = 64 << 10;
 
 /// Reads the samples in `path`; `None` if the first line is incomplete.
 pub fn read(path: &Path) -> Result<(Option<PowerLog>, Vec<Finding>), ParseError> {
-    let file = File::open(path).map_err(|source| ParseError::Read { path: path.into(), source })?;
+    let file =
+        stored::open_own(path).map_err(|source| ParseError::Read { path: path.into(), source })?;
     parse(BufReader::new(file), path)
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The job and `llmprof analyze` read a folder in the same way.
 
-use std::{fs, io, path::Path};
+use std::{io, path::Path};
 
 use llmprof_core::{
     domain::{
@@ -15,7 +15,10 @@ use llmprof_core::{
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{ParseError, command};
-use crate::parse::journal::{self, JournalEvent, Position};
+use crate::parse::{
+    journal::{self, JournalEvent, Position},
+    stored::read_own,
+};
 
 /// Contents of a run's folder in addition to its trace.
 #[derive(Debug, Clone)]
@@ -93,7 +96,7 @@ fn file<T>(
 ) -> Result<T, ParseError> {
     let path = dir.join(name);
     let bytes =
-        fs::read(&path).map_err(|source| ParseError::Read { path: path.clone(), source })?;
+        read_own(&path).map_err(|source| ParseError::Read { path: path.clone(), source })?;
     parse(&bytes).map_err(|why| ParseError::Foreign { path, what: format!("not {what}: {why}") })
 }
 

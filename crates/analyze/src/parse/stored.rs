@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use nix::libc;
 use tempfile::NamedTempFile;
 
 /// Suffix of a packed file.
@@ -31,26 +32,63 @@ pub fn exists(path: &Path) -> bool {
     path.is_file() || packed_path(path).is_file()
 }
 
-/// Size of a file on disk, and true if it is packed.
+/// Size of a regular file on disk, and true if it is packed.
 pub fn stored(path: &Path) -> io::Result<(u64, bool)> {
-    match fs::symlink_metadata(path) {
-        Ok(meta) => Ok((meta.len(), false)),
+    let bytes = |path: &Path| {
+        let meta = fs::symlink_metadata(path)?;
+        if meta.is_file() { Ok(meta.len()) } else { Err(irregular("not a regular file")) }
+    };
+    match bytes(path) {
+        Ok(bytes) => Ok((bytes, false)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Ok((fs::symlink_metadata(packed_path(path))?.len(), true))
+            Ok((bytes(&packed_path(path))?, true))
         }
         Err(error) => Err(error),
     }
 }
 
+/// Opens a regular file that an argument names, or the file that a link leads to. A pipe or a
+/// device is an error: its reader could wait forever.
+pub fn open_named(path: &Path) -> io::Result<File> {
+    open_regular(path, 0)
+}
+
+/// Opens a regular file of a folder whose files a program may have written. A link is not followed,
+/// since it may lead out of the folder.
+pub fn open_own(path: &Path) -> io::Result<File> {
+    open_regular(path, libc::O_NOFOLLOW)
+}
+
+/// Reads a file of such a folder.
+pub fn read_own(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_own(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn open_regular(path: &Path, flags: i32) -> io::Result<File> {
+    // Without O_NONBLOCK, a pipe waits here for its writer.
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | flags).open(path);
+    let file = opened.map_err(|error| match error.raw_os_error() {
+        Some(libc::ELOOP) => irregular("a link, and links are not followed"),
+        // A socket.
+        Some(libc::ENXIO) => irregular("not a regular file"),
+        _ => error,
+    })?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(irregular("not a regular file")) }
+}
+
+fn irregular(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why)
+}
+
 /// Opens a file in its stored form; true if it is packed. Links are not followed.
 pub fn open_stored(path: &Path) -> io::Result<(File, bool)> {
-    let open =
-        |path: &Path| OpenOptions::new().read(true).custom_flags(nix::libc::O_NOFOLLOW).open(path);
-    match open(path) {
+    match open_own(path) {
         Ok(file) => Ok((file, false)),
         // A file is removed only after its packed form exists.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Ok((open(&packed_path(path))?, true))
+            Ok((open_own(&packed_path(path))?, true))
         }
         Err(error) => Err(error),
     }
@@ -111,4 +149,42 @@ pub fn is_locked(entry: &File, path: &Path) -> bool {
         entry.metadata().is_ok_and(|open| (open.dev(), open.ino()) == (named.dev(), named.ino()))
     };
     fs::symlink_metadata(path).is_ok_and(same)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::{fs::symlink, net::UnixListener};
+
+    use nix::{sys::stat::Mode, unistd::mkfifo};
+
+    use super::*;
+
+    #[test]
+    fn only_regular_files_are_opened_and_links_of_a_folder_are_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("file"), "text").unwrap();
+        fs::create_dir(at("folder")).unwrap();
+        mkfifo(&at("pipe"), Mode::S_IRWXU).unwrap();
+        let _socket = UnixListener::bind(at("socket")).unwrap();
+        symlink(at("file"), at("link")).unwrap();
+        symlink("/dev/zero", at("device")).unwrap();
+        symlink(at("pipe"), at("link-to-pipe")).unwrap();
+        let error = |opened: io::Result<File>| opened.err().map(|it| it.to_string());
+        let irregular = Some("not a regular file".to_owned());
+        for name in ["folder", "pipe", "socket", "device", "link-to-pipe"] {
+            assert_eq!(error(open_named(&at(name))), irregular, "{name}");
+        }
+        for name in ["folder", "pipe", "socket"] {
+            assert_eq!(error(open_own(&at(name))), irregular, "{name}");
+            assert_eq!(error(open_stored(&at(name)).map(|it| it.0)), irregular, "{name}");
+        }
+        for name in ["link", "device", "link-to-pipe"] {
+            let refused = error(open_own(&at(name))).unwrap();
+            assert!(refused.starts_with("a link"), "{name}: {refused}");
+        }
+        assert_eq!((error(open_named(&at("link"))), error(open_named(&at("file")))), (None, None));
+        assert_eq!(read_own(&at("file")).unwrap(), b"text");
+        assert_eq!(read_own(&at("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
 }

@@ -3,7 +3,10 @@
 use llmprof_core::trace::power::{PowerLog, PowerSample, PowerSource};
 
 use super::EnergySource;
-use crate::{stats::ratio, timeline::interval::Interval};
+use crate::{
+    stats::{median_of, ratio},
+    timeline::interval::Interval,
+};
 
 /// The counter is preferred for stages that last at least so many of its steps.
 const MIN_COUNTER_STEPS: f64 = 10.0;
@@ -159,10 +162,9 @@ fn changes(points: impl Iterator<Item = (i64, f64)>) -> Vec<(i64, f64)> {
     changed
 }
 
-fn median(values: impl Iterator<Item = i64>) -> Option<i64> {
-    let mut values: Vec<i64> = values.collect();
-    values.sort_unstable();
-    values.get(values.len() / 2).copied().filter(|median| *median > 0)
+/// The median interval, if it is one.
+fn median(intervals: impl Iterator<Item = i64>) -> Option<i64> {
+    median_of(intervals).filter(|ns| *ns > 0)
 }
 
 pub fn mean(values: impl Iterator<Item = u32>) -> Option<f64> {

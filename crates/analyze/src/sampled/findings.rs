@@ -72,8 +72,16 @@ pub fn problem(trace: &Timeline) -> Option<Finding> {
     if trace.kernels.is_empty() && trace.graphs.is_empty() {
         let message = "The capture has samples of the GPU's metrics and no kernels to attribute \
                        them to.";
-        let advice = "record kernels together with the samples: nsys profile -t cuda,nvtx \
-                      --gpu-metrics-devices=...";
+        let advice = match trace.cuda_calls.is_empty() {
+            true => {
+                "record kernels together with the samples: nsys profile -t cuda,nvtx \
+                 --gpu-metrics-devices=..."
+            }
+            false => {
+                "export the report again with an nsys as new as the one that recorded it: calls \
+                 of CUDA are recorded, and no kernels"
+            }
+        };
         return Some(Finding::new(catalogue::GPU_METRICS_WITHOUT_KERNELS, message).advise(advice));
     }
     let kernels = trace.kernels.kinds().iter().map(|it| it.device);

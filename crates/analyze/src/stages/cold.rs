@@ -37,11 +37,12 @@ use llmprof_core::{
 
 use crate::{
     stages::{in_sentence, profiler_overhead::overheads_in},
+    stats::lower_median_of,
     timeline::{
         capture::{Capture, Join},
         interval::Interval,
         launches::Cursor,
-        open_ranges::{Extent, NONE},
+        open_ranges::{Extent, NONE, StageInstance},
         stage_spans::stage_spans,
         steps::Step,
     },
@@ -59,7 +60,7 @@ const COLD_RATIO_RANGES_ONLY: f64 = 10.0;
 pub struct ColdInstance {
     pub stage: String,
     pub ms: f64,
-    /// Median of the later instances of the stage in its process.
+    /// Lower median of the later instances of the stage in its process.
     pub median_ms: f64,
     /// Number of those instances.
     pub later_instances: usize,
@@ -112,7 +113,7 @@ impl InstanceSize {
     fn growth_over(self, later: &[InstanceActivity]) -> f64 {
         let tokens: Option<Vec<i64>> =
             later.iter().map(|it| it.size.tokens.map(|it| it as i64)).collect();
-        let median = tokens.map_or(0, median_of);
+        let median = tokens.and_then(lower_median_of).unwrap_or_default();
         let ratio = self.tokens.map_or(1.0, |it| it as f64 / median as f64);
         match ratio.is_finite() && ratio > 1.0 {
             true if self.reads_prompts => ratio * ratio,
@@ -137,7 +138,15 @@ pub fn mark(capture: &mut Capture) -> Vec<ColdInstance> {
     let activity = instance_activity(capture);
     let mut found = Vec::new();
     for ((label, _), instances) in &groups {
-        let later: Vec<InstanceActivity> = instances[1..].iter().map(|at| activity[*at]).collect();
+        let is_whole = |at: &&usize| {
+            let (place, range) = capture.stages.instances[**at].key();
+            capture.stages.states.of(place, range).counts()
+        };
+        let mut later: Vec<usize> = instances[1..].iter().filter(is_whole).copied().collect();
+        if later.is_empty() {
+            later.extend_from_slice(&instances[1..]);
+        }
+        let later: Vec<InstanceActivity> = later.into_iter().map(|at| activity[at]).collect();
         let first = activity[instances[0]];
         if is_cold(first, &later, capture.trace.cuda_calls.is_empty()) {
             found.push(ColdInstance {
@@ -158,6 +167,10 @@ fn is_cold(first: InstanceActivity, later: &[InstanceActivity], ranges_only: boo
     let own_ns = |it: &InstanceActivity| it.wall_ns - it.overhead_ns;
     let (first_ns, wall) = (own_ns(&first), median(later, own_ns));
     let ratio = if ranges_only { COLD_RATIO_RANGES_ONLY } else { COLD_RATIO };
+    // A time without a length has no ratio.
+    if first_ns <= 0 || wall <= 0 {
+        return false;
+    }
     if (first_ns as f64) < ratio * first.size.growth_over(later) * wall as f64 {
         return false;
     }
@@ -168,20 +181,20 @@ fn is_cold(first: InstanceActivity, later: &[InstanceActivity], ranges_only: boo
     ranges_only || (unexplained && warms_up)
 }
 
+/// The lower median: of two later instances, one that was slow for a reason of its own hides no
+/// cold first one.
 fn median(instances: &[InstanceActivity], field: fn(&InstanceActivity) -> i64) -> i64 {
-    median_of(instances.iter().map(field).collect())
-}
-
-fn median_of(mut values: Vec<i64>) -> i64 {
-    values.sort_unstable();
-    values[(values.len() - 1) / 2]
+    lower_median_of(instances.iter().map(field)).unwrap_or_default()
 }
 
 /// The activity of each instance, by index.
 fn instance_activity(capture: &Capture) -> Vec<InstanceActivity> {
-    let wall =
-        |it: &Interval| InstanceActivity { wall_ns: it.1 - it.0, ..InstanceActivity::default() };
-    let mut activity: Vec<InstanceActivity> = stage_spans(capture).iter().map(wall).collect();
+    let wall = |(it, span): (&StageInstance, Interval)| {
+        let excluded = capture.stages.excluded_ns(it.place, (it.start_ns, it.end_ns), span);
+        InstanceActivity { wall_ns: span.1 - span.0 - excluded, ..InstanceActivity::default() }
+    };
+    let spans = capture.stages.instances.iter().zip(stage_spans(capture));
+    let mut activity: Vec<InstanceActivity> = spans.map(wall).collect();
     activity.iter_mut().zip(overheads_in(capture)).for_each(|it| it.0.overhead_ns = it.1);
     for step in &capture.stages.steps {
         let instance = capture.stages.at(step.place, step.start_ns);
@@ -267,134 +280,4 @@ pub fn findings(cold: &[ColdInstance]) -> Vec<Finding> {
 }
 
 #[cfg(test)]
-mod tests {
-    use llmprof_core::trace::{Trace, timeline::ApiCall};
-
-    use super::*;
-    use crate::{analyze, kernels::tests::capture};
-
-    /// Two prefills, of `cold` and 100 ns, each launching a kernel of a given name and duration.
-    fn two(cold: i64, first: (&str, i64), second: (&str, i64)) -> Trace {
-        let later = cold + 1000;
-        let sketch = format!(
-            "range 1 prefill 0..{cold}\nrange 1 prefill {later}..{}\ncall 1 1 1..2\ncall 1 2 {}..{}
-             kernel 1 {} 2..{} 7\nkernel 2 {} {}..{} 7",
-            later + 100,
-            later + 1,
-            later + 2,
-            first.0,
-            2 + first.1,
-            second.0,
-            later + 2,
-            later + 2 + second.1,
-        );
-        Trace { nsys: Some(capture(&sketch)), ..Trace::default() }
-    }
-
-    fn cold(trace: &Trace) -> usize {
-        analyze(trace, None, None)
-            .findings
-            .iter()
-            .filter(|it| it.id == "cold_first_instance")
-            .count()
-    }
-
-    #[test]
-    fn a_cold_first_instance_is_a_separate_note_even_with_two_instances() {
-        let analysis = analyze(&two(2000, ("a", 50), ("a", 50)), None, None);
-        let row = analysis.stages.row("prefill").unwrap();
-        assert_eq!((row.ms.n, (row.ms.mean * 1e6).round()), (1, 100.0));
-        let note = analysis.stages.note(COLD_PART).unwrap();
-        assert_eq!((note.inside.as_str(), (note.ms.mean * 1e6).round()), ("prefill", 2000.0));
-        assert_eq!(
-            analysis.kernels.measured().map(|it| it.calls).sum::<u64>(),
-            1,
-            "its kernels count as warm-up"
-        );
-        assert_eq!(
-            analysis
-                .stage_gpu
-                .totals
-                .iter()
-                .find(|it| it.stage == "prefill")
-                .map(|it| it.instances),
-            Some(1)
-        );
-    }
-
-    #[test]
-    fn a_larger_first_request_and_one_that_is_hardly_slower_are_not_cold() {
-        assert_eq!(cold(&two(2000, ("a", 1900), ("a", 50))), 0, "the device explains it");
-        assert_eq!(cold(&two(140, ("a", 50), ("a", 50))), 0);
-        let mut warm = two(2000, ("a", 50), ("a", 50));
-        let nsys = warm.nsys.as_mut().unwrap();
-        let before = capture("call 1 90 -20..-19\nkernel 90 a -10..-5 7");
-        nsys.cuda_calls = before.cuda_calls.iter().chain(nsys.cuda_calls.iter()).collect();
-        nsys.kernels = before.kernels.iter().chain(nsys.kernels.iter()).collect();
-        assert_eq!(cold(&warm), 0, "nothing happens for the first time");
-        let nsys = warm.nsys.as_mut().unwrap();
-        let name = nsys.strings.len() as u32;
-        nsys.strings.push("hipModuleLaunchKernel".into());
-        let more = capture("call 1 91 3..4");
-        let calls = nsys.cuda_calls.iter().chain(more.cuda_calls.iter());
-        nsys.cuda_calls = calls.map(|call| ApiCall { name, ..call }).collect();
-        nsys.cuda_calls.sort();
-        assert_eq!(cold(&warm), 0, "a launch of a kernel of a module loads no module");
-    }
-
-    #[test]
-    fn without_cuda_calls_only_a_first_instance_of_ten_times_the_others_is_cold() {
-        let ranges = |cold: i64| {
-            let sketch = format!(
-                "range 1 prefill 0..{cold}\nrange 1 prefill 5000..5100\nrange 1 prefill 6000..6100"
-            );
-            cold_of(&sketch)
-        };
-        assert_eq!((ranges(900), ranges(1100)), (0, 1));
-    }
-
-    /// Number of cold steps; `steps` has names, starts and ends. Only the first step launches a new
-    /// kernel.
-    fn cold_steps(steps: &[(&str, i64, i64)]) -> usize {
-        let step = |(at, (name, start, end)): (usize, &(&str, i64, i64))| {
-            let (id, launch) = (at + 1, start + 1);
-            format!(
-                "range 1 {name} {start}..{end}\ncall 1 {id} {launch}..{}\nkernel {id} a {}..{} 7",
-                launch + 1,
-                launch + 2,
-                launch + 12
-            )
-        };
-        let sketch: Vec<String> = steps.iter().enumerate().map(step).collect();
-        cold_of(&sketch.join("\n"))
-    }
-
-    #[test]
-    fn a_first_step_of_more_tokens_is_not_cold_by_what_they_may_take() {
-        let prefill = |tokens: u64| format!("execute_context_1({tokens})_generation_0(0)");
-        let (long, short) = (prefill(4000), prefill(2000));
-        let first = |ns: i64, name: &str| {
-            let after = [(short.as_str(), 10_000, 10_100), (short.as_str(), 20_000, 20_100)];
-            cold_steps(&[&[(name, 0, ns)][..], &after].concat())
-        };
-        assert_eq!((first(390, &long), first(390, &short)), (0, 1));
-        assert_eq!(first(700, &long), 1, "four times the time at most");
-        let decode =
-            |requests: u64| format!("execute_context_0(0)_generation_{requests}({requests})");
-        let (many, few) = (decode(64), decode(8));
-        assert_eq!(cold_steps(&[(&many, 0, 800), (&few, 1_000, 1_100), (&few, 2_000, 2_100)]), 0);
-    }
-
-    #[test]
-    fn the_time_of_a_first_instance_starts_after_the_work_that_it_queued_behind() {
-        // The host waits in the first decode for the prefill before it.
-        let sketch = "range 1 prefill 0..10\ncall 1 1 1..2\nkernel 1 a 3..1000 7
-            range 1 decode 20..1100\ncall 1 2 21..22\nkernel 2 b 1001..1101 7
-            range 1 decode 1200..1300\ncall 1 3 1201..1202\nkernel 3 b 1203..1303 7";
-        assert_eq!(cold_of(sketch), 0);
-    }
-
-    fn cold_of(sketch: &str) -> usize {
-        cold(&Trace { nsys: Some(capture(sketch)), ..Trace::default() })
-    }
-}
+mod tests;

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::overhead::OverheadRecord;
 use crate::{
     Analysis,
-    findings::with_engine,
+    findings::{excluded, with_engine},
     stats::{Spread, percent},
 };
 
@@ -71,7 +71,7 @@ pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let Some(command) = &analysis.command else { return Vec::new() };
     let mut found = Vec::new();
     let has_stages = !analysis.stages.rows.is_empty();
-    if trace.nsys.is_some() && !has_stages {
+    if trace.nsys.is_some() && !has_stages && excluded(analysis, trace).is_empty() {
         let (message, advice) = analysis.why_no_stages();
         let finding = Finding::new(catalogue::COMMAND_WITHOUT_STAGES, message)
             .with("ranges captured", trace.nsys.as_ref().map_or(0, |nsys| nsys.ranges.len()))

@@ -13,7 +13,13 @@ use foldhash::{HashMap, HashSet};
 
 use serde::Serialize;
 
-pub use self::by_stage::{KERNELS_LOST, KERNELS_UNATTRIBUTED, StageCoverage, by_stage, findings};
+pub use self::{
+    advice::lost_in_steps,
+    by_stage::{
+        KERNELS_LOST, KERNELS_UNATTRIBUTED, StageCoverage, by_stage, findings,
+        launches::{FirstCalls, each_launching_call},
+    },
+};
 use llmprof_core::{
     domain::finding::{Finding, Severity, catalogue},
     trace::{
@@ -26,7 +32,7 @@ use llmprof_core::{
 use crate::{stats::percent, timeline::running::each_running};
 
 /// Min recorded share of the launched kernels, percent, of a complete capture.
-const COMPLETE_PCT: f64 = 99.0;
+pub(crate) const COMPLETE_PCT: f64 = 99.0;
 /// Max nsys diagnostics quoted in a finding.
 const MAX_QUOTED: usize = 5;
 

@@ -13,7 +13,7 @@ use llmprof_core::{
 
 use crate::{
     kernels::is_measured,
-    stages::in_sentence,
+    stages::{coverage::StageCoverage, in_sentence},
     timeline::{
         capture::{Capture, Join},
         interval::Interval,
@@ -96,10 +96,20 @@ fn idle_instances(capture: &Capture, of: &BTreeSet<usize>) -> BTreeMap<i64, Vec<
     idle
 }
 
-/// Findings on stages whose work others launched, and on stages inside another one.
-pub fn findings(elsewhere: &BTreeMap<String, u64>, capture: &Capture) -> Vec<Finding> {
+/// Findings on stages whose work others launched, and on stages inside another one. A stage whose
+/// launches are recorded without their work has a finding on lost kernels.
+pub fn findings(
+    elsewhere: &BTreeMap<String, u64>,
+    coverage: &[StageCoverage],
+    capture: &Capture,
+) -> Vec<Finding> {
+    let launches = |stage: &str| {
+        coverage.iter().any(|it| it.stage == stage && (it.launched > 0 || it.cut_off > 0))
+    };
+    let elsewhere: BTreeMap<&String, &u64> =
+        elsewhere.iter().filter(|it| !launches(it.0)).collect();
     let nothing: Vec<&str> =
-        elsewhere.iter().filter(|it| *it.1 == 0).map(|it| it.0.as_str()).collect();
+        elsewhere.iter().filter(|it| **it.1 == 0).map(|it| it.0.as_str()).collect();
     let without_work = (!nothing.is_empty()).then(|| {
         let stages: Vec<&str> = nothing.iter().copied().map(in_sentence).collect();
         let stages = stages.join(" and ");
@@ -109,7 +119,7 @@ pub fn findings(elsewhere: &BTreeMap<String, u64>, capture: &Capture) -> Vec<Fin
         );
         Finding::new(catalogue::STAGE_WITHOUT_WORK, message).with("stages", nothing.join(", "))
     });
-    let launched = |(stage, kernels): (&String, &u64)| {
+    let launched = |(stage, kernels): (&&String, &&u64)| {
         let message = format!(
             "The threads with the ranges of {stage} launched no work, while other threads \
              launched {kernels} kernels, copies or graphs: the GPU times of {stage} are unknown.",
@@ -146,7 +156,7 @@ pub fn findings(elsewhere: &BTreeMap<String, u64>, capture: &Capture) -> Vec<Fin
                  the run with {inner} first."
             ))
     };
-    let launched = elsewhere.iter().filter(|it| *it.1 > 0).map(launched);
+    let launched = elsewhere.iter().filter(|it| **it.1 > 0).map(launched);
     launched.chain(without_work).chain(capture.stages.hidden.iter().map(hidden)).collect()
 }
 

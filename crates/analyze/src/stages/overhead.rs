@@ -86,7 +86,12 @@ impl OverheadRecord {
 
 /// Compares the stages of the two passes.
 fn overhead(plain: &Stages, traced: &Stages) -> Vec<OverheadRecord> {
+    // A decode of unknown steps, as that of a cut pass, is not compared with one of known steps.
+    let are_known = plain.decode_steps.is_some() == traced.decode_steps.is_some();
     let compare = |row: &StageTiming| {
+        if row.stage == DECODE && !are_known {
+            return None;
+        }
         let (baseline_ms, traced_ms) = (row.ms.mean, traced.row(&row.stage)?.ms.mean);
         // A shorter traced decode is compared with the baseline's time for as many steps.
         let steps = traced.decode_steps.filter(|steps| {
@@ -226,6 +231,15 @@ mod tests {
             tokens_per_s: None,
         };
         Stages { rows: vec![row], decode_steps: Some(steps), ..Stages::default() }
+    }
+
+    #[test]
+    fn decodes_of_unknown_steps_are_not_compared_with_known_ones() {
+        let of = |ms, steps| Stages { decode_steps: steps, ..decode(ms, 1) };
+        let compared = |plain, traced| overhead(&of(64.0, plain), &of(20.0, traced)).len();
+        assert_eq!(compared(Some(64), Some(16)), 1);
+        assert_eq!(compared(None, None), 1);
+        assert_eq!((compared(None, Some(16)), compared(Some(64), None)), (0, 0));
     }
 
     #[test]

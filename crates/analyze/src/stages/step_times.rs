@@ -2,7 +2,7 @@
 //!
 //! A stage's time is a sum over its steps, and a mean over them hides one that loaded a library.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use foldhash::HashMap;
 use llmprof_core::{
@@ -14,15 +14,18 @@ use llmprof_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{DECODE, PREFILL, StageTiming, range_time};
+use super::{DECODE, PREFILL, StageTiming};
 use crate::{
     events::Events,
-    stats::{Spread, median, percent},
+    stats::{Spread, lower_median, percent},
     timeline::{
         activity::{Busy, DeviceWork, activities},
         capture::Capture,
         decode_timeline::STEP,
-        gpu::split::WindowSplits,
+        gpu::{
+            long_calls::LOADING,
+            split::{LongGap, WindowSplits},
+        },
         interval::Interval,
     },
 };
@@ -31,7 +34,7 @@ use crate::{
 pub const OUTLIER_MEDIANS: f64 = 2.0;
 /// Times are alike, and steps are the time of their stage, if they differ by at most this part.
 pub const TYPICAL_PART: f64 = 0.05;
-/// Least values with a median: the median of two is one of the two.
+/// Least values with a median: the lower median of two is the shorter one.
 pub const LEAST_MEDIAN: usize = 3;
 /// Listed outliers of a stage.
 const LISTED: usize = 10;
@@ -49,13 +52,17 @@ pub struct StepTimes {
     pub are_instances: bool,
     /// Milliseconds of a step, over all measured ones.
     pub ms: Spread,
-    /// The median: half of the steps take at most this time.
+    /// The median: half of the steps take at most this time. It is the time of a measured step: of
+    /// an even number, the shorter of the two in the middle.
     #[cfg_attr(feature = "schema", schema(example = 10.6))]
     pub p50_ms: f64,
     /// Steps that take more than twice the median, of at least three.
     pub outliers: u64,
     /// Time of the outliers above the median, of all of them, milliseconds.
     pub excess_ms: f64,
+    /// Steps in which a GPU idled while the host prepared code.
+    #[serde(default)]
+    pub preparing: u64,
     /// The longest outliers.
     pub longest: Vec<OutlierStep>,
 }
@@ -89,11 +96,6 @@ impl StepTimes {
         (self.ms.n as usize >= LEAST_MEDIAN).then_some(self.p50_ms)
     }
 
-    /// True if the mean is about the median: no outlier makes it the time of none.
-    pub fn is_typical(&self) -> bool {
-        (self.p50_ms - self.ms.mean).abs() <= TYPICAL_PART * self.ms.mean
-    }
-
     /// Share of the stage between its steps, percent, if it matters. `per_step_ms` is the time of
     /// the stage over its steps.
     pub fn between_pct(&self, per_step_ms: f64) -> Option<f64> {
@@ -117,8 +119,8 @@ pub struct OutlierStep {
     /// Number among the measured steps, from 1, in the order of their starts.
     pub step: u64,
     pub ms: f64,
-    /// Operator or function of CUDA in which the host was, while the GPU was idle, for most of the
-    /// time above the median, or the preparation of code; `null` if the capture shows none.
+    /// Operator, range or function of CUDA in which the host was, while the GPU was idle, for most
+    /// of the time above the median, or the preparation of code; `null` if the capture shows none.
     pub host_call: Option<String>,
     /// The part of that idle time in it, milliseconds.
     pub host_call_ms: Option<f64>,
@@ -160,11 +162,11 @@ fn of_stage(
 ) -> Option<StepTimes> {
     let mut steps: Vec<(Interval, f64)> = events
         .measured(range)
-        .map(|it| ((it.start_ns, it.end_ns), range_time(it).as_ms()))
+        .map(|it| ((it.start_ns, it.end_ns), events.range_time(it).as_ms()))
         .collect();
     steps.sort_by_key(|it| it.0);
     let ms = Spread::of(steps.iter().map(|it| it.1)).filter(|it| it.n > 1)?;
-    let p50_ms = median(steps.iter().map(|it| it.1))?;
+    let p50_ms = lower_median(steps.iter().map(|it| it.1))?;
     let has_median = steps.len() >= LEAST_MEDIAN;
     let is_outlier = |it: &&(usize, f64)| has_median && it.1 > OUTLIER_MEDIANS * p50_ms;
     let times: Vec<(usize, f64)> = steps.iter().map(|it| it.1).enumerate().collect();
@@ -195,6 +197,7 @@ fn of_stage(
         p50_ms,
         outliers: outliers.len() as u64,
         excess_ms: outliers.iter().fold(0.0, |sum, it| sum + it.1 - p50_ms),
+        preparing: devices.map_or(0, |it| preparing(stage, &steps, it.splits)),
         longest: longest.collect(),
     })
 }
@@ -259,6 +262,20 @@ fn host_call(
     (ns as f64 >= excess_ns / 2.0).then(|| (splits.host_calls[call].clone(), ns))
 }
 
+/// Steps in which a GPU idled while the host prepared code: a gap is in the step of its middle.
+fn preparing(stage: &str, steps: &[(Interval, f64)], splits: &WindowSplits) -> u64 {
+    let is_it = |it: &&LongGap| {
+        it.stage == stage && splits.host_calls[it.call as usize].starts_with(LOADING)
+    };
+    let step_of = |it: &LongGap| {
+        let middle = it.from + (it.to - it.from) / 2;
+        let at = steps.partition_point(|step| step.0.0 <= middle).checked_sub(1)?;
+        (middle < steps[at].0.1).then_some(at)
+    };
+    let gaps = splits.long_gaps.iter().filter(is_it);
+    gaps.filter_map(step_of).collect::<BTreeSet<usize>>().len() as u64
+}
+
 #[cfg(test)]
 mod tests {
     use llmprof_core::trace::Trace;
@@ -290,7 +307,7 @@ mod tests {
         assert_eq!((times.p50_ms, times.ms.n, times.outliers), (1.0, 4, 2));
         let longest: Vec<_> =
             times.longest.iter().map(|it| (it.step, it.ms, it.host_call.as_deref())).collect();
-        assert_eq!(longest, [(3, 62.0, Some("tune")), (4, 56.0, Some("tune"))]);
+        assert_eq!(longest, [(3, 62.0, Some("the range tune")), (4, 56.0, Some("the range tune"))]);
         assert!((times.longest[0].host_call_ms.unwrap() - 61.5).abs() < 0.1);
     }
 
@@ -323,6 +340,29 @@ mod tests {
             assert_eq!((it.busy_ms, it.longest_work_ms), (Some(8.99), Some(8.7)));
             assert_eq!(it.longest_work.as_deref(), Some("long"));
         }
+    }
+
+    #[test]
+    fn steps_that_prepare_code_are_counted_and_not_their_gaps() {
+        let steps = [((0, 100), 1.0), ((100, 200), 1.0), ((250, 350), 1.0)];
+        let count = |gaps: &[(&str, u32, Interval)]| {
+            let gap = |it: &(&str, u32, Interval)| LongGap {
+                stage: it.0.into(),
+                from: it.2.0,
+                to: it.2.1,
+                call: it.1,
+            };
+            let splits = WindowSplits {
+                host_calls: vec![format!("{LOADING} cuLibraryLoadData"), "tune".into()],
+                long_gaps: gaps.iter().map(gap).collect(),
+                ..WindowSplits::default()
+            };
+            preparing(DECODE, &steps, &splits)
+        };
+        assert_eq!(count(&[(DECODE, 0, (10, 20)), (DECODE, 0, (30, 90))]), 1, "one step");
+        assert_eq!(count(&[(DECODE, 0, (90, 150)), (DECODE, 0, (260, 300))]), 2);
+        assert_eq!(count(&[(DECODE, 0, (190, 240))]), 0, "most of it between steps");
+        assert_eq!(count(&[(DECODE, 1, (10, 20)), (PREFILL, 0, (10, 20))]), 0);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::{
     timeline::{
         framework_nests::FrameworkIndex,
         launches::Cursor,
-        open_ranges::{EXCLUDED, NONE, OpenStages},
+        open_ranges::{EXCLUDED, NONE, OpenStages, StepInside},
         running::each_running,
     },
 };
@@ -111,6 +111,27 @@ impl<'a> Capture<'a> {
             capture.framework = Some(Arc::new(FrameworkIndex::of(&capture)));
         }
         capture
+    }
+
+    /// Takes steps out of their decodes, and joins all work to its stage again.
+    pub fn take_out(&mut self, steps: &[StepInside]) {
+        self.stages.take_out(steps);
+        let joined = |joins: &Joins| -> Arc<Joins> {
+            let mut calls = self.trace.cuda_calls.reader();
+            let mut cursor = Cursor::default();
+            let join = |it: Join| -> [i64; 2] {
+                // Work without a call has no stage instance.
+                if !it.has_call() {
+                    return [it.call.into(), it.instance.into()];
+                }
+                let call = calls.get(it.call);
+                let on = |thread| self.stages.on(thread);
+                [it.call.into(), cursor.at(call.global_tid, call.start_ns, on).into()]
+            };
+            Arc::new(Joins(joins.iter().map(join).collect()))
+        };
+        let all = [&self.kernels, &self.copies, &self.graphs].map(|it| joined(it));
+        [self.kernels, self.copies, self.graphs] = all;
     }
 
     /// The same with a label for work launched outside all stages, which has none by default.

@@ -76,10 +76,9 @@ impl<'a> OperatorRule<'a> {
         let is_stage = || {
             NOT_OPERATORS.contains(&name)
                 || VISION_PARTS.contains(&name)
-                || rules.stage(name, &range.domain).is_some()
+                || rules.marks_stage(name, &range.domain)
         };
-        let is_filter =
-            || rules.include_ranges.iter().chain(&rules.exclude_ranges).any(|it| it == name);
+        let is_filter = || rules.includes(name) || rules.excludes(name);
         (range.domain == STAGE_DOMAIN || range.domain.is_empty()) && !is_stage() && !is_filter()
     }
 }

@@ -1,6 +1,8 @@
 //! Steps of a server or of a generating program: the work of each by the name of its range or by
 //! the order of the launches, and its kernels by the calls made inside.
 
+mod device_work;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
@@ -13,14 +15,15 @@ use llmprof_core::{
 };
 use serde::{Deserialize, Serialize};
 
+pub use self::device_work::work_windows;
+pub(super) use self::device_work::{DeviceWork, device_work};
 use super::{
-    capture::{Capture, Join},
+    capture::Capture,
     first_work::unrecorded_waits,
     interval::Interval,
-    open_ranges::EXCLUDED,
     stage_spans::{self, HostRange},
+    step_states::StepState,
     steps::{Step, StepSource},
-    steps_at::StepsAt,
 };
 
 /// One step of a server or of a generating program.
@@ -48,23 +51,30 @@ pub struct EngineStepRecord {
     /// True for a step of a warm-up or of a cold first instance, which no figure contains.
     #[serde(default)]
     pub is_warmup: bool,
+    /// State of the step: it counts in times, or does not for this reason.
+    #[serde(default)]
+    pub state: StepState,
     /// Start of the step since the first one, milliseconds.
     pub start_ms: f64,
     /// Length of the step on the host; of an inferred one, to the end of its work.
     pub host_ms: f64,
     /// Time of the step, to the end of its work. It starts with the step, or when the work of the
-    /// previous step ends if the step's work queued behind it.
+    /// previous step ends if the step's work queued behind it. As `host_ms`, without the parts that
+    /// a range filter leaves out.
     #[serde(default)]
     pub step_ms: f64,
     /// End of the step and its work since the start of the first step, milliseconds.
     #[serde(default)]
     pub end_ms: f64,
     /// From the end of the step before, if that is of the same class and mode, to the end of this
-    /// one; `null` for other steps. In decode, the time between two tokens of a request. If steps
-    /// of several threads of a process are open at once, each thread has steps of its own.
+    /// one; `null` for other steps, if the end of one of the two or a step between them is not
+    /// recorded, and if a range filter leaves out a part of it. In decode, the time between two
+    /// tokens of a request. If steps of several threads of a process are open at once, each thread
+    /// has steps of its own.
     #[serde(default)]
     pub period_ms: Option<f64>,
-    /// From the start of its first work on a device to the end of its last; `null` without work.
+    /// From the start of its first work on a device to the end of its last, without the parts that
+    /// a range filter leaves out; `null` without work.
     pub device_ms: Option<f64>,
     /// Time within `device_ms` in which none of its kernels and graphs ran.
     pub gap_ms: Option<f64>,
@@ -115,7 +125,15 @@ pub struct EngineStepRecord {
     pub decoding: Option<Vec<u64>>,
 }
 
+/// Min part of an unrecorded wait in a step whose time is not its own.
+const WAITED_PART: f64 = 0.1;
+
 impl EngineStepRecord {
+    /// True if an unrecorded wait is a part of its time that matters.
+    pub fn has_unrecorded_wait(&self) -> bool {
+        self.unrecorded_wait_ms > WAITED_PART * self.step_ms
+    }
+
     /// True if it launched recorded work on a device.
     pub const fn has_work(&self) -> bool {
         self.kernels + self.graphs > 0
@@ -138,27 +156,6 @@ const fn named() -> StepSource {
     StepSource::Named
 }
 
-/// Work of one step on devices, in the order of its starts.
-#[derive(Debug, Clone, Copy, Default)]
-struct DeviceWork {
-    /// First start, last end and time in which something ran, on devices with a common clock.
-    window: Option<Interval>,
-    busy_ns: i64,
-    kernels: u64,
-    graphs: u64,
-    is_replayed: bool,
-    /// True if some of it ran on a device without a common clock.
-    is_untimed: bool,
-}
-
-impl DeviceWork {
-    fn add(&mut self, (start, end): (i64, i64)) {
-        let (first, last) = self.window.unwrap_or((start, start));
-        self.busy_ns = self.busy_ns.saturating_add((end - start.max(last)).max(0));
-        self.window = Some((first.min(start), last.max(end)));
-    }
-}
-
 /// The steps of a capture whose ranges carry the names of a known engine, or whose launches show
 /// them; empty for others.
 pub fn engine_steps(capture: &Capture) -> Vec<EngineStepRecord> {
@@ -179,26 +176,67 @@ pub fn engine_steps(capture: &Capture) -> Vec<EngineStepRecord> {
     let is_timed =
         |step: &Step, work: &DeviceWork| !(work.is_untimed && step.source == StepSource::Inferred);
     let concurrent = concurrent(steps);
-    let mut last: BTreeMap<i64, (&Step, i64)> = BTreeMap::new();
+    let states = &capture.stages.states;
+    // The last step of each engine, its end and state.
+    let mut last: BTreeMap<i64, (&Step, i64, StepState)> = BTreeMap::new();
     let mut records = Vec::new();
     for (at, ((step, work), span)) in steps.iter().zip(work).zip(spans).enumerate() {
         if !is_timed(step, &work) {
             continue;
         }
-        let unrecorded_wait_ms = Nanos(waits.overlap_ns(span.0, span.1)).as_ms();
         let process = process_of(step.place);
         let engine = if concurrent.contains(&process) { step.place } else { process };
+        let state = state(capture, step);
         // The host may start steps long before their work: their starts are not times of tokens.
-        let before = last.insert(engine, (step, span.1));
+        let before = last.insert(engine, (step, span.1, state));
         let is_same = |it: &Step| (it.class, &it.mode) == (step.class, &step.mode);
-        let period = before.filter(|it| is_same(it.0) && it.1 < span.1);
+        let period = before.filter(|(before, end, of_before)| {
+            let between = (before.start_ns, step.start_ns);
+            is_same(before)
+                && *end < span.1
+                && of_before.has_end()
+                && state.has_end()
+                && !states.is_lost_between(process, between)
+                && !is_cut_by_filter(capture, before.end_ns, (step, span))
+        });
         let period_ms = period.map(|it| Nanos(span.1 - it.1).as_ms());
-        let record = record(at, origin, step, (&work, span));
-        let instance = capture.stages.at(step.place, step.start_ns);
-        let is_warmup = instance.is_some_and(|it| capture.stages.label(it as usize) == WARMUP);
-        records.push(EngineStepRecord { unrecorded_wait_ms, period_ms, is_warmup, ..record });
+        let range = (step.start_ns, step.end_ns);
+        let excluded = capture.stages.excluded_in(step.place, range);
+        let excluded_ms = |it: Interval| Nanos(excluded.overlap_ns(it.0, it.1)).as_ms();
+        let waited = excluded.outside(span).map(|it| waits.overlap_ns(it.0, it.1));
+        let mut record = record(at, origin, step, (&work, span));
+        record.unrecorded_wait_ms = Nanos(waited.sum()).as_ms();
+        record.period_ms = period_ms;
+        record.host_ms -= excluded_ms(range);
+        record.step_ms -= excluded_ms(span);
+        record.is_warmup = state == StepState::Warmup;
+        record.state = match state {
+            StepState::Whole if record.has_unrecorded_wait() => StepState::Waited,
+            state => state,
+        };
+        if state.lacks_work() {
+            (record.device_ms, record.gap_ms) = (None, None);
+        }
+        records.push(record);
     }
     records
+}
+
+/// True if a range filter leaves out a part of a step, or of the time since the step before, which
+/// ended on the host at `from`.
+fn is_cut_by_filter(capture: &Capture, from: i64, (step, span): (&Step, Interval)) -> bool {
+    let times = (from.min(step.start_ns), span.1.max(step.end_ns));
+    capture.trace.rules.narrowed()
+        && !capture.stages.excluded_in(step.place, times).intervals().is_empty()
+}
+
+/// The state of a step by its work and its stage.
+fn state(capture: &Capture, step: &Step) -> StepState {
+    let stages = &capture.stages;
+    match stages.at(step.place, step.start_ns) {
+        Some(at) if stages.label(at as usize) == WARMUP => StepState::Warmup,
+        _ => stages.states.of(step.place, (step.start_ns, step.end_ns)),
+    }
 }
 
 /// Processes in which steps of several threads are open at once: each of these is an engine.
@@ -236,13 +274,14 @@ fn record(
         evidence: step.evidence.clone(),
         process: pid_of(step.place),
         is_warmup: false,
+        state: StepState::Whole,
         start_ms: ms(step.start_ns - origin),
         host_ms: ms(step.end_ns - step.start_ns),
         step_ms: ms(span.1 - span.0),
         end_ms: ms(span.1 - origin),
         period_ms: None,
-        device_ms: work.window.map(|(first, last)| ms(last - first)),
-        gap_ms: work.window.map(|(first, last)| ms((last - first - work.busy_ns).max(0))),
+        device_ms: work.window_ns().map(ms),
+        gap_ms: work.window_ns().map(|ns| ms((ns - work.busy_ns).max(0))),
         unrecorded_wait_ms: 0.0,
         kernels: work.kernels,
         graphs: work.graphs,
@@ -284,48 +323,6 @@ fn phases(phases: &[Phase]) -> Option<Vec<StepPhase>> {
         }
     }
     (!rows.is_empty()).then_some(rows)
-}
-
-/// First start and last end of the work that was launched during each step, given as thread and
-/// times, in the order of their starts; `None` if some ran on a device without a common clock.
-pub fn work_windows(capture: &Capture, steps: &[(i64, Interval)]) -> Option<Vec<Option<Interval>>> {
-    let work = device_work(capture, steps);
-    work.iter().map(|it| (!it.is_untimed).then_some(it.window)).collect()
-}
-
-/// The work that was launched during each step, on its thread or, for a process, on all of its
-/// threads. If several steps are open at once, the one that started last has the work.
-fn device_work(capture: &Capture, steps: &[(i64, Interval)]) -> Vec<DeviceWork> {
-    let steps_at = StepsAt::of(steps);
-    let (mut calls, mut open) = (capture.trace.cuda_calls.reader(), steps_at.lookup());
-    let mut step_of = |join: Join| {
-        if !join.has_call() || join.instance == EXCLUDED {
-            return None;
-        }
-        let call = calls.get(join.call);
-        open.at(call.global_tid, call.start_ns)
-    };
-    let is_timed = |process: i64, device: u32| capture.trace.has_common_clock(process, device);
-    let mut work = vec![DeviceWork::default(); steps.len()];
-    for (kernel, launch) in capture.kernels() {
-        let Some(at) = step_of(launch) else { continue };
-        match is_timed(kernel.global_pid, kernel.device) {
-            true => work[at].add((kernel.start_ns, kernel.end_ns)),
-            false => work[at].is_untimed = true,
-        }
-        work[at].kernels += 1;
-        work[at].is_replayed |= kernel.graph_node.is_some();
-    }
-    for (graph, launch) in capture.graphs() {
-        let Some(at) = step_of(launch) else { continue };
-        match is_timed(graph.global_pid, graph.device) {
-            true => work[at].add((graph.start_ns, graph.end_ns)),
-            false => work[at].is_untimed = true,
-        }
-        work[at].graphs += 1;
-        work[at].is_replayed = true;
-    }
-    work
 }
 
 #[cfg(test)]

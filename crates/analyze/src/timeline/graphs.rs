@@ -15,7 +15,10 @@ use llmprof_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::capture::{Capture, Join};
+use super::{
+    capture::{Capture, Join},
+    step_states::LEFT_OUT,
+};
 use crate::{
     Analysis, kernels::WARMUP, stages::in_sentence, timeline::duration_stats::DurationStats,
 };
@@ -53,7 +56,7 @@ pub fn whole_graphs(capture: &Capture) -> Vec<WholeGraph> {
             device: Some(device).filter(|device| *device != ON_HOST),
             launch_ns: DurationStats::of(&times),
         })
-        .filter(|it| it.stage != WARMUP)
+        .filter(|it| ![WARMUP, LEFT_OUT].contains(&it.stage.as_str()))
         .collect();
     found.sort_by_key(|it| std::cmp::Reverse(it.launch_ns.total));
     found

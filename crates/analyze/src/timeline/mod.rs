@@ -22,6 +22,7 @@ pub mod range_groups;
 pub mod regions;
 pub mod running;
 pub mod stage_spans;
+pub mod step_states;
 pub mod steps;
 pub mod steps_at;
 pub mod tables;

@@ -3,8 +3,10 @@
 //! A push/pop range is open on its thread, a start/end range on all threads of its process. Lookups
 //! use sorted segments, so that millions of queries in order of time are cheap.
 
+mod excluded;
 mod extents;
 mod groups;
+mod inside;
 mod loose_steps;
 mod nests;
 mod unclosed;
@@ -14,6 +16,7 @@ use std::collections::BTreeMap;
 use self::loose_steps::loose_steps;
 pub use self::{
     groups::{OpenSets, TooDeep},
+    inside::StepInside,
     nests::{NestHint, OpenNest, RangeNest, nest, nest_ranges},
     unclosed::{STAGES_WITHOUT_END, unclosed},
 };
@@ -24,6 +27,7 @@ use llmprof_core::trace::{
 
 use super::{
     interval::{Interval, IntervalSet},
+    step_states::StepStates,
     steps::{Step, StepSource, steps},
 };
 use crate::stages::DECODE;
@@ -91,13 +95,20 @@ pub struct StageInstance {
     pub extent: Extent,
 }
 
+impl StageInstance {
+    /// Its place and range.
+    pub const fn key(&self) -> (i64, Interval) {
+        (self.place, (self.start_ns, self.end_ns))
+    }
+}
+
 /// The part of a stage instance that a capture has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
     Whole,
     /// Its end is a bound, because the capture records none.
     EstimatedEnd,
-    /// Steps of a decode whose start or end the recording lacks.
+    /// Steps of a decode whose start or end the recording lacks, or with a step that is left out.
     Cut,
 }
 
@@ -109,7 +120,11 @@ pub struct OpenStages {
     pub instances: Vec<StageInstance>,
     /// In the order of their starts.
     pub steps: Vec<Step>,
+    /// Steps that are not whole, after [`super::step_states::mark`].
+    pub states: StepStates,
     threads: BTreeMap<i64, Segments>,
+    /// With a range filter, by process: what counts on one of its threads that make calls.
+    processes: BTreeMap<i64, Segments>,
     /// Number of instances that lie inside another stage, which wins: by both labels.
     pub hidden: BTreeMap<(usize, usize), u64>,
 }
@@ -135,11 +150,11 @@ impl OpenStages {
         let mut excluded = PlaceIntervals::new();
         for range in &trace.ranges {
             let at = (range.start_ns, end(range));
-            let is_included = rules.include_ranges.contains(&range.name);
+            let is_included = rules.includes(&range.name);
             if is_included {
                 included.entry(place(range)).or_default().push(at);
             }
-            if rules.exclude_ranges.contains(&range.name) {
+            if rules.excludes(&range.name) {
                 excluded.entry(place(range)).or_default().push(at);
             }
             let stage = if range.name == warmup && !is_included {
@@ -188,13 +203,16 @@ impl OpenStages {
             let segments = stages.segments(thread, counts, [&inside, &outside]);
             stages.threads.insert(thread, segments);
         }
+        if rules.narrowed() {
+            stages.merge_threads(&trace.cuda_calls.threads());
+        }
         stages.empty_uncounted();
         stages
     }
 
     /// Instances of one stage, in the order of their starts. On the threads of its process, the
-    /// first of each is open all the time.
-    pub fn of_one(label: &str, trace: &Timeline, times: Vec<(i64, Interval)>) -> Self {
+    /// first of each is open all the time that a range filter of `all` does not leave out.
+    pub fn of_one(label: &str, trace: &Timeline, times: Vec<(i64, Interval)>, all: &Self) -> Self {
         let of = |(place, (start_ns, end_ns))| StageInstance {
             label: 0,
             start_ns,
@@ -204,16 +222,16 @@ impl OpenStages {
         };
         let instances: Vec<StageInstance> = times.into_iter().map(of).collect();
         let first = |process| instances.iter().position(|it| process_of(it.place) == process);
-        let always = |thread| {
-            let from = (vec![i64::MIN], vec![first(process_of(thread))? as u32]);
-            Some((thread, Segments { from: from.0, value: from.1 }))
+        let open = |thread| {
+            let process = process_of(thread);
+            Some((thread, all.unless_excluded(process, first(process)? as u32)))
         };
-        let threads = threads(trace).into_iter().filter_map(always).collect();
+        let threads = threads(trace).into_iter().filter_map(open).collect();
         Self { labels: vec![label.to_owned()], instances, threads, ..Self::default() }
     }
 
     /// The index of a label, which is added if it is new.
-    fn label_of(&mut self, stage: &str) -> usize {
+    pub(super) fn label_of(&mut self, stage: &str) -> usize {
         self.labels.iter().position(|label| label == stage).unwrap_or_else(|| {
             self.labels.push(stage.to_owned());
             self.labels.len() - 1
@@ -278,10 +296,7 @@ impl OpenStages {
 
     /// The instance that counts at `t` on a thread, or on a thread of a process.
     pub fn at(&self, place: i64, t: i64) -> Option<u32> {
-        // A process has the number before its threads' numbers.
-        let (thread, segments) = self.threads.range(place..).next()?;
-        let is_open = [*thread, process_of(*thread)].contains(&place);
-        let instance = is_open.then(|| segments.at(t, &mut 0))?;
+        let instance = self.segments_of(place)?.at(t, &mut 0);
         (instance < EXCLUDED).then_some(instance)
     }
 
@@ -299,7 +314,7 @@ impl OpenStages {
 
 /// Drops empty intervals and those inside another one. A stage nested in itself is one instance;
 /// ranges that touch, or overlap as concurrent requests do, are several.
-fn outermost(mut intervals: Vec<Interval>) -> Vec<Interval> {
+pub(super) fn outermost(mut intervals: Vec<Interval>) -> Vec<Interval> {
     intervals.sort_unstable_by_key(|(start, end)| (*start, std::cmp::Reverse(*end)));
     let mut until = i64::MIN;
     intervals.retain(|(start, end)| {

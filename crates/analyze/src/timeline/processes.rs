@@ -383,6 +383,7 @@ mod tests {
             global_pid: 9 << 24,
             correlation_id: 0,
             graph_node: None,
+            is_pageable: None,
         };
         trace.copies = vec![copy, copy];
         let by_process = processes(&Capture::of(&trace));

@@ -29,6 +29,7 @@ use super::{
     launches::{CallSet, Cursor},
     open_ranges::{NONE, OpenSets, TooDeep},
     range_groups::RangeGroups,
+    step_states::LEFT_OUT,
 };
 use crate::{
     kernels::{
@@ -36,7 +37,7 @@ use crate::{
         counters::{CounterRecord, ProfiledLaunches},
         kernel_classes::ClassCache,
     },
-    limited::{Limited, Summed},
+    limited::{Limited, Summed, sort_kept},
     stats::{percent, ratio},
 };
 
@@ -159,7 +160,8 @@ pub fn regions(capture: &Capture, counters: &[CounterRecord]) -> Result<Limited<
     let ns = |number: u32| parts(number).iter().map(|it| it.1.ns).sum::<i64>() + graph(number).ns;
     let mut order: Vec<(i64, u32)> =
         (0..instances.len() as u32).map(|number| (ns(number), number)).collect();
-    order.sort_unstable_by_key(|(ns, number)| (Reverse(*ns), &names[*number as usize]));
+    let key = |(ns, number): &(i64, u32)| (Reverse(*ns), &names[*number as usize]);
+    sort_kept(&mut order, |a, b| key(a).cmp(&key(b)));
     let row = |(_, number): (i64, u32)| {
         let region = self::region(trace, parts(number), &known, &mut classes);
         let (graphs, (domain, name)) = (graph(number), &names[number as usize]);
@@ -218,7 +220,7 @@ fn graphs(capture: &Capture, open: &OpenSets) -> BTreeMap<u32, RegionTally> {
 /// Returns true when work of a stage counts in the table.
 fn is_counted(capture: &Capture, stage: usize) -> bool {
     let left_out = capture.trace.rules.narrowed() && stage == 0;
-    !left_out && ![WARMUP, OUTSIDE].contains(&capture.stage_label(stage))
+    !left_out && ![WARMUP, OUTSIDE, LEFT_OUT].contains(&capture.stage_label(stage))
 }
 
 /// Set of regions at the launch, and at the graph capture, kernel kind, index of the counters.

@@ -34,12 +34,18 @@ pub fn stage_spans(capture: &Capture) -> Vec<Interval> {
         return Vec::new();
     }
     let work = instance_work(capture);
-    spans(instances.iter().zip(work).map(|(it, work)| HostRange {
+    let mut found = spans(instances.iter().zip(work).map(|(it, work)| HostRange {
         place: it.place,
         start_ns: it.start_ns,
         end_ns: it.end_ns,
         work,
-    }))
+    }));
+    // A step inside a decode queues behind the step before, not behind a stage.
+    let states = &capture.stages.states;
+    for (it, span) in instances.iter().zip(&mut found) {
+        *span = states.span_inside(it.key()).unwrap_or(*span);
+    }
+    found
 }
 
 /// First start and last end of the work of each stage instance.

@@ -13,6 +13,7 @@ use super::{
     open_ranges::{Extent, StageInstance, TooDeep},
     processes::{self, Processes},
     regions::{self, Region},
+    step_states::LEFT_OUT,
     time_shares::{self, StageWalls},
     unnamed,
 };
@@ -140,17 +141,20 @@ impl TimelineTables {
         }
         let is_partial = |stage: &str| partial.contains(&stage);
         // All work without a launching call is of the recording as a whole. The end of a step that
-        // lost work is unknown, and so is the time after it.
+        // lost work is unknown, and so is the time after it, unless the step is left out.
         let is_whole = self.coverage.iter().any(|it| it.stage == NO_STAGE && !it.lost());
+        let has_lost_others = partial.iter().any(|it| *it != LEFT_OUT);
         self.stage_gpu.retain(|stage| match stage {
             NO_STAGE => is_whole || !is_partial(stage),
-            BETWEEN_STEPS => false,
+            BETWEEN_STEPS => !has_lost_others,
             _ => !is_partial(stage),
         });
         self.device.operators.retain(|(stage, _), _| !is_partial(stage));
         self.step = self.step.take().filter(|_| !is_partial(DECODE));
-        // A range may launch into any stage.
-        self.regions = Limited::default();
+        // A range may launch into any stage, but regions have no work of steps that are left out.
+        if has_lost_others {
+            self.regions = Limited::default();
+        }
         let rest = self.sums.ranges.rest.iter_mut().map(|it| &mut it.0);
         self.sums.ranges.rows.iter_mut().chain(rest).for_each(|it| it.projected_ns = None);
         self.kernels.withhold(is_partial);

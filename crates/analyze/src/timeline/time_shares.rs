@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::{
     activity::{Activity, activities},
     capture::Capture,
-    interval::{Interval, covered_ns},
+    interval::{Interval, IntervalSet, covered_ns},
     stage_spans::{extended, stage_spans},
+    step_states::LEFT_OUT,
 };
 use crate::{kernels::StageKernels, stats::percent};
 
@@ -20,12 +21,13 @@ pub const OUTSIDE_STAGES: &str = "outside all stages";
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct StageShare {
-    /// A stage, the warm-up, or the time outside them.
+    /// A stage, the warm-up, steps that are left out, or the time outside them.
     #[cfg_attr(feature = "schema", schema(example = "decode_all"))]
     pub stage: String,
     /// Instances of the stage (each step of an engine is one); `null` outside all stages.
     pub instances: Option<u64>,
-    /// Wall time in which at least one instance was open or its work ran.
+    /// Wall time in which at least one instance was open or its work ran; of steps that are left
+    /// out, the part that no other stage has.
     pub wall_ms: f64,
     /// Share of the wall time of the capture, from its first range or work to its last, percent.
     pub wall_share_pct: Option<f64>,
@@ -62,10 +64,14 @@ pub fn stage_walls(capture: &Capture) -> StageWalls {
         return StageWalls::default();
     }
     let spans = stage_spans(capture);
-    let mut of_label: BTreeMap<usize, Vec<Interval>> = BTreeMap::new();
+    let mut of_label: BTreeMap<&str, (u64, Vec<Interval>)> = BTreeMap::new();
     for (it, span) in capture.stages.instances.iter().zip(&spans) {
         if it.start_ns < it.end_ns {
-            of_label.entry(it.label).or_default().push(*span);
+            let (place, range) = it.key();
+            let taken_out = IntervalSet::new(capture.stages.states.inside(place, range));
+            let (count, parts) = of_label.entry(&capture.stages.labels[it.label]).or_default();
+            *count += 1;
+            parts.extend(taken_out.outside(*span));
         }
     }
     let ranges =
@@ -74,17 +80,21 @@ pub fn stage_walls(capture: &Capture) -> StageWalls {
     let work = activities(capture).filter(is_placed).map(|it| (it.start_ns, it.end_ns));
     let window = ranges.chain(work).chain(spans.iter().copied());
     let window = window.fold(None, |window, it| Some(extended(window, it)));
-    let covered_ns_of_all = covered_ns(of_label.values().flatten().copied());
-    let covered = of_label.values().flatten();
-    let covered = covered.fold(None, |all, it| Some(extended(all, *it)));
-    let stage = |(label, spans): (usize, Vec<Interval>)| {
-        let wall = covered_ns(spans.iter().copied());
-        (capture.stages.labels[label].clone(), (spans.len() as u64, wall))
+    let all = || of_label.values().flat_map(|it| it.1.iter().copied());
+    let covered = all().fold(None, |all, it| Some(extended(all, it)));
+    let others = of_label.iter().filter(|it| *it.0 != LEFT_OUT);
+    let others = covered_ns(others.flat_map(|it| it.1.1.iter().copied()));
+    let stage = |(label, (count, parts)): (&&str, &(u64, Vec<Interval>))| {
+        let wall = match *label {
+            LEFT_OUT => covered_ns(all()) - others,
+            _ => covered_ns(parts.iter().copied()),
+        };
+        ((*label).to_owned(), (*count, wall))
     };
     StageWalls {
-        stages: of_label.into_iter().map(stage).collect(),
+        stages: of_label.iter().map(stage).collect(),
         window,
-        covered_ns: covered_ns_of_all,
+        covered_ns: covered_ns(all()),
         covered,
         is_work_unknown: capture.trace.cuda_calls.is_empty(),
     }
@@ -102,7 +112,9 @@ pub fn stage_shares(walls: &StageWalls, kernels: &[StageKernels]) -> Vec<StageSh
         Some(it) => it.busy_ms,
         None => Some(0.0),
     };
-    let total: Option<f64> = kernels.iter().map(|it| it.busy_ms).sum();
+    // The time of steps that are left out may be unknown, and is then no part of the sum.
+    let is_summed = |it: &&StageKernels| it.stage != LEFT_OUT || it.busy_ms.is_some();
+    let total: Option<f64> = kernels.iter().filter(is_summed).map(|it| it.busy_ms).sum();
     let total = total.filter(|_| !is_unknown);
     let row =
         |stage: &str, instances: Option<u64>, wall_ns: i64, device_ms: Option<f64>| StageShare {
@@ -119,7 +131,8 @@ pub fn stage_shares(walls: &StageWalls, kernels: &[StageKernels]) -> Vec<StageSh
     let mut rows: Vec<StageShare> =
         stages.map(|(stage, (count, ns))| row(stage, Some(*count), *ns, device(stage))).collect();
     rows.sort_by(|a, b| b.wall_ms.total_cmp(&a.wall_ms));
-    let named = kernels.iter().filter(|it| walls.stages.contains_key(&it.stage));
+    let named = kernels.iter().filter(is_summed);
+    let named = named.filter(|it| walls.stages.contains_key(&it.stage));
     let inside: Option<f64> = named.map(|it| it.busy_ms).sum();
     let outside = total.zip(inside).map(|(all, inside)| (all - inside).max(0.0));
     rows.push(StageShare {

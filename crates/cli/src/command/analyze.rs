@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use glob::Pattern;
-use llmprof_analyze::parse::foreign;
+use llmprof_analyze::parse::{foreign, stored::read_own};
 use llmprof_core::{
     domain::ids::RunId,
     layout,
@@ -54,7 +54,8 @@ pub struct AnalyzeOptions {
     /// given again
     #[arg(long, value_name = "CSV")]
     ncu: Vec<PathBuf>,
-    /// Define a stage by ranges: `decode_all=generate@vllm`; repeatable
+    /// Define a stage by ranges: `decode_all=generate@vllm`, `decode_all=step_*` (`*` stands for a
+    /// number); repeatable
     #[arg(long, value_name = "NAME=RANGE[@DOMAIN]")]
     stage: Vec<StageRule>,
     #[command(flatten)]
@@ -106,10 +107,12 @@ pub fn run(options: &AnalyzeOptions) -> Result<()> {
 /// Places of the files that were written.
 fn places(out: &Path) -> String {
     format!(
-        "Whole report: {} (as text: {}). One page: {}. Tables: the CSV files in the same folder.\n",
+        "Whole report: {} (as text: {}). One page: {}. Tables: {} in the same folder, the longest \
+         also as CSV files.\n",
         out.join(layout::REPORT_HTML).display(),
         layout::REPORT_MD,
         layout::SUMMARY_MD,
+        layout::TABLES,
     )
 }
 
@@ -227,7 +230,7 @@ fn run_id(dir: &Path) -> Result<RunId> {
     let dir = dir.canonicalize().with_context(|| format!("cannot read {}", dir.display()))?;
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
     let of_report = || -> Option<RunId> {
-        let report = std::fs::read(dir.join(layout::REPORT_JSON)).ok()?;
+        let report = read_own(&dir.join(layout::REPORT_JSON)).ok()?;
         let report: serde_json::Value = serde_json::from_slice(&report).ok()?;
         report["run_id"].as_str()?.parse().ok()
     };

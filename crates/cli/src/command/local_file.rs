@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use llmprof_service::artifact::packed::open_named;
 
 /// Refuses everything except a regular file of at most `max` bytes.
 pub fn check(about: &Metadata, max: u64) -> Result<()> {
@@ -33,8 +34,13 @@ pub fn read(path: &Path, max: u64) -> Result<Vec<u8>> {
     if !about.file_type().is_fifo() {
         check(&about, max).with_context(cannot)?;
     }
+    // The reader of a pipe waits for its writer.
+    let file = match about.file_type().is_fifo() {
+        true => File::open(path),
+        false => open_named(path),
+    };
     // The file may grow, and files of the kernel have no size.
-    let (mut bytes, file) = (Vec::new(), File::open(path).with_context(cannot)?);
+    let (mut bytes, file) = (Vec::new(), file.with_context(cannot)?);
     file.take(max + 1).read_to_end(&mut bytes).with_context(cannot)?;
     ensure!(bytes.len() as u64 <= max, "cannot read {shown}: larger than {max} bytes");
     Ok(bytes)

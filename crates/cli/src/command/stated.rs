@@ -1,13 +1,14 @@
 //! Options that state the model of a capture.
 
 use std::{
-    fs,
+    io,
     path::{MAIN_SEPARATOR, PathBuf},
 };
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use llmprof_core::domain::stated_model::{ModelStatement, StatedModel};
+use llmprof_service::artifact::packed::open_named;
 
 use super::models;
 
@@ -22,7 +23,7 @@ pub struct StatedOptions {
     #[arg(long, value_name = "N", requires = "model_config")]
     prompt_tokens: Option<String>,
     /// Decode steps of one repeat [default: as many as in the capture]
-    #[arg(long, value_name = "N", requires = "model_config")]
+    #[arg(long, value_name = "N", requires = "model_config", requires = "prompt_tokens")]
     new_tokens: Option<String>,
     /// Sequences computed at the same time [default: 1]
     #[arg(long, value_name = "N", requires = "model_config")]
@@ -66,7 +67,9 @@ fn config_text(config: &str) -> Result<String> {
     }
     let is_path = config.contains(MAIN_SEPARATOR) || config.ends_with(".json");
     if path.is_file() {
-        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+        open_named(&path)
+            .and_then(io::read_to_string)
+            .with_context(|| format!("cannot read {}", path.display()))
     } else if is_path && !config.trim_start().starts_with('{') {
         bail!("--model-config {config}: no such file; pass the config.json of the model")
     } else {
@@ -86,7 +89,7 @@ mod tests {
         assert!(error(&folder).contains("the folder has no config.json; pass"));
         let file = dir.path().join("config.json");
         assert!(error(&file.display().to_string()).contains("no such file; pass"));
-        fs::write(&file, "{}").unwrap();
+        std::fs::write(&file, "{}").unwrap();
         assert_eq!(config_text(&folder).unwrap(), "{}");
         assert_eq!(config_text(&file.display().to_string()).unwrap(), "{}");
         for as_is in ["llama-tiny", r#"{"auto_map": "a/b.json"}"#] {

@@ -7,6 +7,8 @@ pub const MAX_PIXELS: u64 = 64_000_000;
 
 /// Bytes of a file.
 pub const MAX_FILE_BYTES: u64 = 64 << 20;
+/// Bytes of all images in the body of a submission, decoded.
+pub const MAX_INLINE_BYTES: u64 = 8 << 20;
 /// Memory limit of a decoder in addition to the image, which has at most 8 bytes per pixel.
 pub const MAX_DECODER_BYTES: u64 = 512 << 20;
 

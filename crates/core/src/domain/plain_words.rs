@@ -99,7 +99,8 @@ pub fn with_value(error: &str, value: impl Fn(&str) -> Option<Value>) -> String 
     found.map_or_else(|| text.clone(), |(path, value, known)| invalid(path, &value, known))
 }
 
-fn invalid(path: &str, value: &str, known: &str) -> String {
+/// The statement of a refused value: its path, the value as it is printed, and the accepted ones.
+pub fn invalid(path: &str, value: &str, known: &str) -> String {
     let name = if path.is_empty() { "value" } else { path };
     let cut = if value.chars().count() > MAX_VALUE { "..." } else { "" };
     format!("invalid {name} {value:.MAX_VALUE$}{cut}; expected {}", known.replace('`', ""))

@@ -57,7 +57,7 @@ impl LaunchCounters {
         let is_open = |rule: &&StageRule| {
             self.ranges.iter().any(|range| rule.matches(&range.name, &range.domain))
         };
-        rules.stages.iter().find(is_open).map(|rule| rule.stage.as_str())
+        rules.stages.iter().find(is_open).map(StageRule::stage_of_work)
     }
 }
 

@@ -8,6 +8,7 @@ pub mod checkup;
 pub mod clocks;
 pub mod collectives;
 pub mod command;
+pub mod copies;
 pub mod counter;
 pub mod engine_steps;
 pub mod engines;

@@ -17,6 +17,17 @@ pub fn base_name(full: &str) -> &str {
     if name.is_empty() { full } else { name }
 }
 
+/// The placeholder of a name that a capture lacks.
+pub fn absent_name(id: i64) -> String {
+    format!("(string {id} is missing)")
+}
+
+/// True for such a placeholder.
+pub fn is_absent_name(text: &str) -> bool {
+    let id = text.strip_prefix("(string ").and_then(|it| it.strip_suffix(" is missing)"));
+    id.is_some_and(|id| absent_name(id.parse().unwrap_or_default()) == text)
+}
+
 /// The name of an operator in a range of PyTorch's `emit_nvtx`, which writes `aten::linear, seq =
 /// 7, op_id = 9, sizes = [[1, 8]], input_op_ids = [(8, 0)]`: the parts after the name differ from
 /// call to call. Other names are returned unchanged.

@@ -2,13 +2,20 @@
 //!
 //! The names used by llmprof's runner are built in; the user names the stages of other programs.
 
+mod range_names;
+mod rule;
 mod shared_ranges;
 
 use std::collections::BTreeSet;
 
 use glob::Pattern;
 
-pub use self::shared_ranges::{SharedRange, StageRulesError, check_stages, parse_stages};
+use self::range_names::{name_in_rule, names_range};
+pub use self::{
+    range_names::RangeNames,
+    rule::{BadStage, StageRule, stage_name},
+    shared_ranges::{SharedRange, StageRulesError, check_stages, parse_stages},
+};
 use super::{
     engine_steps::{EngineStep, IDLE, MIXED, engine_step},
     event::{DECODE_STEP, STAGE_DOMAIN},
@@ -43,7 +50,8 @@ pub struct StageRules {
 pub struct UnknownRange {
     /// As written in the rule: `RANGE` or `RANGE@DOMAIN`.
     pub wanted: String,
-    /// Names of the ranges in the capture, most similar first.
+    /// Names of the ranges in the capture, most similar first; names that differ in numbers alone
+    /// are one pattern.
     pub available: Vec<String>,
 }
 
@@ -67,84 +75,35 @@ impl std::fmt::Display for UnknownRange {
     }
 }
 
-/// A stage and the name of its ranges.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StageRule {
-    pub stage: String,
-    pub range: String,
-    /// `None` matches the stage domain and the default domain.
-    pub domain: Option<String>,
+/// True for a range that a library, a framework or a profiler opens: around an algorithm of CCCL, a
+/// collective, an operator (`aten::to`) or a step of its own.
+pub fn is_of_library(domain: &str, name: &str) -> bool {
+    let is_lower = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_';
+    let namespace = name.split_once("::").map_or("", |it| it.0);
+    (!namespace.is_empty() && namespace.bytes().all(is_lower))
+        || ["CCCL", "NCCL"].contains(&domain)
+        || ["CCCL", "FSDP::", "ProfilerStep"].iter().any(|it| name.starts_with(it))
 }
 
-/// An invalid stage rule.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("invalid stage {0:?}; expected NAME=RANGE or NAME=RANGE@DOMAIN")]
-pub struct BadStage(String);
-
-impl StageRule {
-    /// The range as written in the rule.
-    fn range_text(&self) -> String {
-        self.domain
-            .as_ref()
-            .map_or_else(|| self.range.clone(), |domain| format!("{}@{domain}", self.range))
-    }
-
-    /// Returns true when a range is this stage.
-    pub fn matches(&self, range: &str, domain: &str) -> bool {
-        range == self.range && in_domain(self.domain.as_deref(), domain)
-    }
-}
-
-/// True for a range that CCCL opens around one of its algorithms.
-pub fn is_of_cccl(domain: &str, name: &str) -> bool {
-    domain == "CCCL" || ["CCCL", "cub::", "thrust::"].iter().any(|it| name.starts_with(it))
-}
-
-/// Range names by similarity to `wanted`, most similar first, and ranges of CCCL last. The domain
-/// is part of the name unless rules match it by default.
+/// Range names by similarity to `wanted`, most similar first, and ranges of libraries last.
 fn nearest(wanted: &str, ranges: &BTreeSet<(&str, &str)>) -> Vec<String> {
-    let text = |(domain, name): &(&str, &str)| match in_domain(None, domain) {
-        true => (*name).to_owned(),
-        false => format!("{name}@{domain}"),
-    };
-    let names: BTreeSet<(bool, String)> = ranges
-        .iter()
-        .map(|it| (is_of_cccl(it.0, it.1), text(it)))
-        .filter(|(_, name)| !name.is_empty())
-        .collect();
-    let mut names: Vec<(bool, f64, String)> = names
-        .into_iter()
-        .map(|(of_cccl, name)| (of_cccl, strsim::jaro_winkler(wanted, &name), name))
-        .collect();
-    names.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
+    let named = || ranges.iter().filter(|(_, name)| !name.is_empty());
+    let (groups, group_of) = RangeNames::grouped(named().copied());
+    let mut names: Vec<(bool, f64, String)> =
+        groups.iter().map(|it| (true, 0.0, it.text())).collect();
+    for ((domain, name), at) in named().zip(group_of) {
+        let (of_library, similarity, _) = &mut names[at];
+        let in_rule = name_in_rule(name, domain);
+        *of_library &= is_of_library(domain, name);
+        *similarity = similarity.max(strsim::jaro_winkler(wanted, &in_rule));
+    }
+    names.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)).then_with(|| a.2.cmp(&b.2)));
     names.into_iter().map(|(.., name)| name).collect()
 }
 
 /// Returns true when `domain` is the named one; without a name, the stage or default domain.
 fn in_domain(named: Option<&str>, domain: &str) -> bool {
     named.map_or(domain.is_empty() || domain == STAGE_DOMAIN, |named| named == domain)
-}
-
-impl std::fmt::Display for StageRule {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let domain = self.domain.as_ref().map(|domain| format!("@{domain}")).unwrap_or_default();
-        write!(f, "{}={}{domain}", self.stage, self.range)
-    }
-}
-
-impl std::str::FromStr for StageRule {
-    type Err = BadStage;
-
-    /// Reads `NAME=RANGE[@DOMAIN]`.
-    fn from_str(text: &str) -> Result<Self, BadStage> {
-        let (stage, range) = text.split_once('=').ok_or_else(|| BadStage(text.into()))?;
-        let (range, domain) =
-            range.rsplit_once('@').map_or((range, None), |(range, domain)| (range, Some(domain)));
-        if stage.trim().is_empty() || range.is_empty() {
-            return Err(BadStage(text.into()));
-        }
-        Ok(Self { stage: stage.trim().into(), range: range.into(), domain: domain.map(Into::into) })
-    }
 }
 
 impl Default for StageRules {
@@ -199,7 +158,7 @@ impl StageRules {
         }
         let ranges: BTreeSet<(&str, &str)> = ranges.collect();
         let mut wanted = self.include_ranges.iter().chain(&self.exclude_ranges);
-        let missing = wanted.find(|name| !ranges.iter().any(|(_, known)| known == name)).cloned();
+        let missing = wanted.find(|rule| !ranges.iter().any(|it| names_range(rule, it.1))).cloned();
         let exists =
             |rule: &StageRule| ranges.iter().any(|(domain, name)| rule.matches(name, domain));
         let named = &self.stages[..self.named];
@@ -233,7 +192,7 @@ impl StageRules {
     /// Names of the stages, without duplicates, in order.
     pub fn names(&self) -> Vec<&str> {
         let mut names: Vec<&str> = Vec::new();
-        for rule in &self.stages {
+        for rule in self.stages.iter().filter(|it| !it.is_of_steps()) {
             if !names.contains(&rule.stage.as_str()) {
                 names.push(&rule.stage);
             }
@@ -254,12 +213,32 @@ impl StageRules {
 
     /// The stage of a range by a rule only.
     pub fn ruled_stage(&self, range: &str, domain: &str) -> Option<&str> {
-        let rule = self.stages.iter().find(|rule| rule.matches(range, domain))?;
-        Some(&rule.stage)
+        let rule = self.rule(range, domain)?;
+        (!rule.is_of_steps()).then_some(rule.stage.as_str())
     }
 
-    /// True for the range of one decode step, unless the user names other ranges of decode.
+    fn rule(&self, range: &str, domain: &str) -> Option<&StageRule> {
+        self.stages.iter().find(|rule| rule.matches(range, domain))
+    }
+
+    /// True for the range of one step inside a range of decode: by a rule, or by its name.
+    pub fn is_step_in_decode(&self, range: &str, domain: &str) -> bool {
+        match self.names_steps() {
+            true => self.rule(range, domain).is_some_and(StageRule::is_of_steps),
+            false => range == DECODE_STEP,
+        }
+    }
+
+    fn names_steps(&self) -> bool {
+        self.stages[..self.named].iter().any(StageRule::is_of_steps)
+    }
+
+    /// The same with or without a range of decode around it; by its name, none if the user names
+    /// other ranges of decode.
     pub fn is_decode_step(&self, range: &str, domain: &str) -> bool {
+        if self.names_steps() {
+            return self.is_step_in_decode(range, domain);
+        }
         let is_other = |rule: &StageRule| rule.stage == DECODE && rule.range != DECODE;
         range == DECODE_STEP
             && in_domain(None, domain)
@@ -283,22 +262,6 @@ impl StageRules {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_rule_matches_a_range_by_its_name_and_optional_domain() {
-        let rule: StageRule = "prefill=forward pass@vllm".parse().unwrap();
-        assert_eq!(
-            (rule.stage.as_str(), rule.range.as_str(), rule.domain.as_deref()),
-            ("prefill", "forward pass", Some("vllm"))
-        );
-        assert!(rule.matches("forward pass", "vllm") && !rule.matches("forward pass", ""));
-        assert_eq!(rule.to_string(), "prefill=forward pass@vllm");
-        assert_eq!(
-            "prefill".parse::<StageRule>().unwrap_err().to_string(),
-            "invalid stage \"prefill\"; expected NAME=RANGE or NAME=RANGE@DOMAIN"
-        );
-        assert!("=x".parse::<StageRule>().is_err() && "x=".parse::<StageRule>().is_err());
-    }
 
     #[test]
     fn patterns_include_and_exclude_regions() {
@@ -336,12 +299,22 @@ mod tests {
         );
         assert_eq!(check(&rules(&["decode=decode@vllm", "decode=forward"], &["measured"])), Ok(()));
         assert_eq!(check(&StageRules::default()), Ok(()), "standard stages are optional");
-        let many: Vec<String> = (0..15).map(|at| format!("range_{at:02}")).collect();
+        let many: Vec<String> = ('a'..='o').map(|at| format!("range_{at}")).collect();
         let listed = rules(&[], &["x"])
             .check(many.iter().map(|it| ("", it.as_str())))
             .unwrap_err()
             .to_string();
         assert!(listed.ends_with(" and 5 more") && listed.len() < 200, "{listed}");
+        let numbered: Vec<String> = (0..120).map(|at| format!("step_{at}")).collect();
+        let numbered = || numbered.iter().map(|it| ("vllm", it.as_str())).chain([("", "forward")]);
+        let wanted = rules(&["decode_all=step_1"], &[]);
+        assert_eq!(
+            wanted.check(numbered()).unwrap_err().to_string(),
+            "no range named \"step_1\"; available: step_*@vllm (120 names), forward"
+        );
+        for all in ["decode_all=step_*@vllm", "decode_all=step_7@vllm"] {
+            assert_eq!(rules(&[all], &["step_*"]).check(numbered()), Ok(()), "{all}");
+        }
         let of_cccl = [("CCCL", "cub::DeviceScan"), ("", "cub::decod"), ("", "forward")];
         assert_eq!(
             rules(&[], &["cub::decode"]).check(of_cccl.into_iter()).unwrap_err().available,

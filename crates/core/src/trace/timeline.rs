@@ -23,6 +23,8 @@ use super::{
 };
 use crate::domain::finding::{Finding, catalogue};
 
+pub use super::copies::{CopyKind, MemoryOp};
+
 /// One timeline. A table missing from the export is an empty list here and absent from `tables`.
 #[derive(Debug, Clone, Default)]
 pub struct Timeline {
@@ -34,6 +36,8 @@ pub struct Timeline {
     /// The profiled host, with the GPUs that ran work.
     pub target: Environment,
     pub tables: Vec<String>,
+    /// Kinds of events that nsys was to record, such as `Cuda`; empty if they are unknown.
+    pub requested: Vec<String>,
     /// Wall-clock time of the zero of its times, nanoseconds since 1970, if it is recorded.
     pub started_unix_ns: Option<i64>,
     /// Process names by nsys process id, idle processes included.
@@ -98,6 +102,13 @@ impl Timeline {
     /// Kind of the calls of each site of [`Self::cuda_calls`].
     pub fn call_kinds(&self) -> Vec<CallKind> {
         self.cuda_calls.sites().iter().map(|(at, _)| CallKind::of(self.text(*at))).collect()
+    }
+
+    /// True for a trace with calls of HIP, which a GPU of AMD runs.
+    pub fn calls_hip(&self) -> bool {
+        let mut sites = self.cuda_calls.sites().iter();
+        self.tool == TimelineTool::Pytorch
+            && sites.any(|(name, _)| self.text(*name).starts_with("hip"))
     }
 
     /// Counts each kernel once, with a finding if the capture has some of them twice. The kernels
@@ -166,22 +177,6 @@ pub struct ApiCall {
     pub correlation_id: i64,
 }
 
-/// A memory copy or fill on the device.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct MemoryOp {
-    pub start_ns: i64,
-    pub end_ns: i64,
-    pub bytes: u64,
-    pub kind: CopyKind,
-    pub device: u32,
-    /// `None` if the capture lacks it.
-    pub stream: Option<u32>,
-    pub global_pid: i64,
-    /// Joins the operation to its launching call within the process; 0 if unknown.
-    pub correlation_id: i64,
-    pub graph_node: Option<u64>,
-}
-
 /// Device of a graph that starts on the host, if its GPU is unknown.
 pub const ON_HOST: u32 = i32::MAX as u32;
 
@@ -200,29 +195,6 @@ pub struct GraphLaunch {
     pub correlation_id: i64,
     /// Graph id of nsys; `None` if the export lacks it.
     pub graph: Option<u64>,
-}
-
-/// Direction of a copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum CopyKind {
-    HostToDevice,
-    DeviceToHost,
-    DeviceToDevice,
-    /// A fill.
-    Set,
-    Other,
-}
-
-impl CopyKind {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::HostToDevice => "host_to_device",
-            Self::DeviceToHost => "device_to_host",
-            Self::DeviceToDevice => "device_to_device",
-            Self::Set => "set",
-            Self::Other => "other",
-        }
-    }
 }
 
 /// Creation time and thread of a CUDA graph node.

@@ -149,10 +149,7 @@ impl<'a> EndBounds<'a> {
         let open = &self.ranges[at];
         let is_stage =
             |it: &Range| it.name == WARMUP || self.rules.stage(&it.name, &it.domain).is_some();
-        let chosen = |it: &Range| {
-            self.rules.include_ranges.contains(&it.name)
-                || self.rules.exclude_ranges.contains(&it.name)
-        };
+        let chosen = |it: &Range| self.rules.includes(&it.name) || self.rules.excludes(&it.name);
         let inside = self.inside.get(open.name.as_str());
         let is_sibling = |it: &&Range| {
             it.name == open.name

@@ -2,6 +2,10 @@
 
 use llmprof_analyze::ledger::LedgerCause;
 
+/// Idle time in a range of the program.
+pub const IN_RANGE: &str = "the GPU idles while the host is in {}, a range of the program, and \
+                            calls nothing of the GPU's runtime";
+
 /// A cause as something that happens.
 pub const fn plain(cause: LedgerCause) -> &'static str {
     match cause {

@@ -9,7 +9,7 @@ use super::{
     AnswerRecords,
     cited::{Cited, Row},
 };
-use crate::format::{share, short_name};
+use crate::format::{MAJORITY_PCT, share, short_name};
 
 /// Listed operators of a stage.
 const LISTED: usize = 3;
@@ -38,7 +38,11 @@ fn of_stage(operators: &[OperatorRecord], stage: &StageTiming) -> Option<Cited> 
     });
     let listed = Cited::list(listed, ", ");
     let name = Cited::name(in_sentence(&stage.stage));
-    (!shares.is_empty()).then(|| Cited::of("In {}, most time goes to {}.", [name, listed]))
+    let template = match shares.iter().take(LISTED).map(|it| it.0).sum::<f64>() > MAJORITY_PCT {
+        true => "In {}, most time goes to {}.",
+        false => "Longest operators in {}: {}.",
+    };
+    (!shares.is_empty()).then(|| Cited::of(template, [name, listed]))
 }
 
 #[cfg(test)]

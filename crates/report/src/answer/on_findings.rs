@@ -18,10 +18,11 @@ const ON_WORK: [FindingId; 4] = [
     catalogue::STAGE_WITHOUT_WORK,
 ];
 /// Findings that withhold nothing: the figures are right under a condition.
-const CONDITIONS: [FindingId; 6] = [
+const CONDITIONS: [FindingId; 7] = [
+    catalogue::GPU_NAME_DOUBTED,
     catalogue::HOST_BUSY,
     catalogue::STEP_NAMES_UNKNOWN,
-    catalogue::STEPS_WITHOUT_WORK,
+    catalogue::STEPS_LEFT_OUT,
     catalogue::OUTPUTS_DIFFER,
     catalogue::STATED_STEPS_DIFFER,
     catalogue::STATED_MODEL_ON_SEVERAL_GPUS,
@@ -66,6 +67,7 @@ pub fn conditions(findings: &[Finding]) -> impl Iterator<Item = Cited> + '_ {
     let is_shown = |it: &&Finding| {
         it.id == catalogue::COLD_FIRST_INSTANCE
             || it.id == catalogue::STEPS_INFERRED
+            || it.id == catalogue::WORK_BEFORE_RECORDING
             || it.severity == Severity::Warning && is_one_of(it, &ON_TIMES)
     };
     let shown = |it: &Finding| match it.id == catalogue::STEPS_INFERRED {
@@ -88,12 +90,22 @@ pub fn why_untimed(findings: &[Finding]) -> Option<String> {
     findings.iter().filter(is_reason).max_by_key(|it| it.severity).or_else(none).map(text)
 }
 
+/// The remedy for a capture without kernels.
+pub fn why_no_kernels(findings: &[Finding]) -> Option<&str> {
+    findings.iter().find(|it| it.id == catalogue::NO_KERNEL_DATA)?.advice.as_deref()
+}
+
 /// The reason for absent times of stages, with its remedy, if their ranges have no end.
 pub fn why_unended(findings: &[Finding]) -> Option<String> {
     let is_reason = |it: &&Finding| {
         it.id == catalogue::RANGE_UNCLOSED && it.evidence.contains_key(STAGES_WITHOUT_END)
     };
     findings.iter().find(is_reason).map(text)
+}
+
+/// The reason for absent times of stages, with its remedy, if a range filter leaves all out.
+pub fn why_excluded(findings: &[Finding]) -> Option<String> {
+    findings.iter().find(|it| it.id == catalogue::STAGES_EXCLUDED).map(text)
 }
 
 /// The remedy for a capture without ranges, of its engine and profiler.

@@ -20,9 +20,11 @@ use super::{
     cited::{Cited, Figure},
     stage_time::row_of_steps,
     steps::row_of,
-    times::has_unrecorded_wait,
 };
-use crate::format::{count, short_name};
+use crate::{
+    format::{count, short_name},
+    waits::Waits,
+};
 
 /// Min part of the time of all steps above the median, of outliers without a cause.
 const EXCESS_PART: f64 = 0.05;
@@ -80,7 +82,7 @@ fn has_one_batch(steps: &StepTimes, records: &AnswerRecords) -> bool {
 pub fn sentence(records: &AnswerRecords, steps: &StepTimes) -> Option<Cited> {
     let is_named =
         steps.longest.iter().any(|it| it.host_call.is_some() || it.longest_work.is_some());
-    let is_wait = steps.outliers == 1 && has_unrecorded_wait(records.ledger, &steps.stage);
+    let is_wait = steps.outliers == 1 && Waits::of(records.ledger).has(&steps.stage);
     if steps.outliers == 0
         || is_wait
         || (!is_named && steps.excess_ms < EXCESS_PART * steps.ms.total())

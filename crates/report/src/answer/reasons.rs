@@ -3,24 +3,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_analyze::{
-    ledger::{LedgerCause, LedgerMember, LedgerRow},
-    stages::in_sentence,
-};
-use llmprof_core::domain::{
-    finding::{Finding, catalogue},
-    units::Nanos,
-};
+use llmprof_analyze::ledger::{LedgerCause, LedgerMember, LedgerRow};
+use llmprof_core::domain::finding::{Finding, catalogue};
 use serde::{Serialize, Serializer};
 
 use super::{
     AnswerRecords,
-    cause_words::plain,
+    base::Base,
+    cause_words::{IN_RANGE, plain},
     cited::{Cited, Figure},
-    remedies::{Remedy, advice, in_outliers, saved, taken},
-    times::{is_idle, named_wait, row_of, row_of_cause},
+    remedies::{Remedy, advice, in_outliers, taken},
+    times::{is_idle, row_of_cause},
 };
-use crate::format::{figure, short_name};
+use crate::format::short_name;
 
 /// Listed reasons.
 const REASONS: usize = 3;
@@ -130,23 +125,19 @@ fn reason<'a>(
 ) -> Option<(Reason, Option<Remedy<'a>>)> {
     let ledger = records.ledger;
     let stage = ledger.stages.iter().find(|it| it.stage == row.stage)?;
-    let measured = row_of(stage).ns("measured_ns", stage.measured_ns);
-    let name = Cited::name(in_sentence(&row.stage));
-    let (whole, base) = match named_wait(ledger, stage, &measured) {
-        Some(wait) => {
-            (measured.minus(&wait), Cited::of("{} without its unrecorded wait", [name.clone()]))
-        }
-        None => (measured, name),
-    };
+    let base = Base::of(records, stage);
     let least = match row.cause {
         LedgerCause::Unexplained => UNEXPLAINED_PCT,
         _ => LISTED_PCT,
     };
-    let share = time.figure().share_of(&whole).filter(|it| it.pct() >= least)?;
+    let share = time.figure().share_of(&base.whole).filter(|it| it.pct() >= least)?;
     let at_most = if let CauseTime::AtMost(_) = time { "At most " } else { "" };
-    let cause = Cited::words(plain(row.cause));
+    let cause = match ledger.range_of(row) {
+        Some(range) => Cited::of(IN_RANGE, [Cited::name(range)]),
+        None => Cited::words(plain(row.cause)),
+    };
     let few = in_outliers(records, stage, row).unwrap_or_default();
-    let parts = [Cited::words(at_most), share.text(), base.clone(), cause, few];
+    let parts = [Cited::words(at_most), share.text(), base.name(), cause, few];
     let text = Cited::of("{}{} of {}: {}{}.", parts);
     let thread = thread_in_gaps(records, row);
     let displaced = thread.filter(|it| it.id == catalogue::LAUNCHING_THREAD_DISPLACED);
@@ -160,11 +151,11 @@ fn reason<'a>(
                 None => saving,
             }
         });
-        let saving = saving.and_then(|it| saved(records, stage, &it, (&whole, &base)));
-        Remedy { advice, saving }
+        Remedy { advice, saving: saving.map(|it| base.saves(&it)) }
     });
     let member = ledger.members(&row.stage, row.cause).next();
-    let evidence = member.map(|it| evidence(it, row)).unwrap_or_default();
+    let member = member.map(|it| records.kernel_names.of_member(it));
+    let evidence = member.map(|it| evidence(&it, row, &base)).unwrap_or_default();
     let evidence = match thread {
         Some(thread) => format!("{evidence} {}", thread.message),
         None => evidence,
@@ -191,13 +182,13 @@ fn thread_in_gaps<'a>(records: &AnswerRecords<'a>, row: &LedgerRow) -> Option<&'
 }
 
 /// The largest kernel or gap of a cause, with its evidence.
-fn evidence(it: &LedgerMember, row: &LedgerRow) -> String {
+fn evidence(it: &LedgerMember, row: &LedgerRow, base: &Base) -> String {
     let name = match it.name_by(short_name) {
         name if name.is_empty() => "start of the stage".into(),
         name => name,
     };
     let time = match row.cause {
-        LedgerCause::Unexplained => format!(", {} ms", figure(Nanos(it.ns).as_ms())),
+        LedgerCause::Unexplained => format!(", {}", base.part(it.ns)),
         _ => String::new(),
     };
     let why = match it.operator.is_some() || it.kernel.is_some() {
@@ -313,6 +304,65 @@ mod tests {
         };
         assert_eq!(saves(8.0), "Give it a core. This saves at most 2.00 of 10.0 ms of decode.");
         assert_eq!(saves(40.0), "Give it a core. This saves at most 8.00 of 10.0 ms of decode.");
+    }
+
+    /// The first reason of a report on one stage of 100 ms, whose largest part takes 40 ms.
+    fn largest_part(
+        stage: &Value,
+        cause: &str,
+        operator: &str,
+        gpus: u64,
+    ) -> (String, String, String) {
+        let name = &stage["stage"];
+        let report = json!({
+            "only_traced": true, "ledger_stages": [stage],
+            "ledger": [row(name.as_str().unwrap(), cause, 80, 80.0)],
+            "ledger_members": [{
+                "stage": name, "cause": cause, "operator": operator, "kernel": null,
+                "grid": null, "block": null, "calls": 1.0, "ns": 40_000_000, "share_pct": 40.0,
+                "pass": "nsys", "samples": 1, "evidence": "evidence", "max_saving_ns": 40_000_000
+            }],
+            "aggregates": {"devices": {
+                "devices": gpus, "window_ms": 101.0, "busy_ms": 90.0, "busy_pct": 90.0,
+                "kernels": 1, "kernel_ms": 90.0, "whole_graphs": 0, "transfers": []
+            }}
+        });
+        let report = serde_json::to_vec(&report).unwrap();
+        let it = stored_answer(&report).unwrap().remove(0).reasons.remove(0);
+        (it.text.to_string(), it.evidence, it.advice.to_string())
+    }
+
+    #[test]
+    fn the_largest_part_has_the_unit_of_the_time_that_its_sentence_names() {
+        let with_steps = |steps: u64| {
+            let mut stage = stage("decode_all", 100, 1);
+            stage["steps"] = steps.into();
+            stage
+        };
+        for (stage, gpus, part) in [
+            (with_steps(10), 1, "4.00 ms per step on average"),
+            (with_steps(1), 1, "40.0 ms per step"),
+            (stage("prefill", 100, 3), 2, "40.0 ms on average"),
+            (stage("prefill", 100, 1), 2, "40.0 ms"),
+            (stage("", 100, 1), 1, "40.0 ms"),
+            (stage("", 100, 1), 2, "40.0 ms per GPU on average"),
+        ] {
+            let (text, evidence, _) = largest_part(&stage, "unexplained", "op", gpus);
+            assert_eq!(evidence, format!("op, {part}: evidence (nsys)."));
+            let is_of_gpus = text.contains("of the recording (100 ms per GPU on average): ");
+            assert_eq!(is_of_gpus, part.contains("GPU"), "{text}");
+        }
+    }
+
+    #[test]
+    fn idle_time_in_a_range_without_calls_is_the_ranges_and_has_no_advice_of_loading_code() {
+        let of = |name: &str| largest_part(&stage("", 100, 1), "gap_long_call", name, 1);
+        let (text, _, advice) = of("the range load_*");
+        assert!(text.contains("the host is in load_*, a range of the program"), "{text}");
+        assert!(!advice.contains("load code") && advice.contains("another thread"), "{advice}");
+        let (text, _, advice) = of("tune");
+        assert!(text.contains("in a long call, or prepares code"), "{text}");
+        assert!(advice.contains("load code"), "{advice}");
     }
 
     #[test]

@@ -1,27 +1,30 @@
-//! Remedies of reasons, and the upper bounds of what they save.
+//! Remedies of reasons.
 
 use llmprof_analyze::{
     findings,
-    ledger::{LedgerCause, LedgerRow, LedgerStage, LedgerUnit},
+    ledger::{LedgerCause, LedgerRow, LedgerStage},
     stages::DECODE,
     timeline::gpu::long_calls::LOADING,
 };
 use llmprof_core::domain::{
-    finding::catalogue::{self, FindingId},
+    finding::{
+        Finding,
+        catalogue::{self, FindingId},
+    },
     units::Nanos,
 };
 
 use super::{
     AnswerRecords,
     cited::{Cited, Figure, Row},
-    stage_time::{is_mean_stated, row_of_steps},
+    stage_time::row_of_steps,
     times::row_of,
 };
 
 /// Min part of a cause's time in outliers that it is a cause of these alone.
 const IN_OUTLIERS: f64 = 0.5;
-/// Min gaps per step of a cause that recurs.
-const RECURRING: f64 = 0.8;
+/// Min part of the steps in which a cause recurs, of a cause of each step.
+const RECURRING: f64 = 0.9;
 /// The remedy of code that is prepared again and again.
 const EACH_STEP: &str = "Nearly each step prepares code again, so a warm-up does not help: pad or \
                          group inputs to few shapes, or use kernels that are not built for each \
@@ -57,28 +60,6 @@ pub fn taken(records: &AnswerRecords, stage: &LedgerStage) -> Option<Figure> {
     }
 }
 
-/// The upper bound of a saving, as the end of a sentence: of the time that the page states, in its
-/// unit, or as a share if sentences on steps or a median have the times.
-pub fn saved(
-    records: &AnswerRecords,
-    stage: &LedgerStage,
-    saving: &Figure,
-    (whole, base): (&Figure, &Cited),
-) -> Option<Cited> {
-    if !is_mean_stated(records, &stage.stage) {
-        let share = saving.share_of(whole)?.text();
-        return Some(Cited::of("saves at most {} of {}.", [share, base.clone()]));
-    }
-    let is_step = stage.unit == LedgerUnit::Step;
-    if let Some(steps) = stage.steps.filter(|it| is_step || *it > 1 && stage.stage == DECODE) {
-        let steps = row_of(stage).count("steps", steps);
-        let [saving, whole] = [saving.over(&steps)?.short(), whole.over(&steps)?.short()];
-        return Some(Cited::of("saves at most {} of {} ms of a decode step.", [saving, whole]));
-    }
-    let parts = [saving.clone().short(), whole.clone().short(), base.clone()];
-    Some(Cited::of("saves at most {} of {} ms of {}.", parts))
-}
-
 /// The steps that have most of the time of a long call, if these are outliers: a usual step has
 /// little of it.
 pub fn in_outliers(records: &AnswerRecords, stage: &LedgerStage, row: &LedgerRow) -> Option<Cited> {
@@ -95,20 +76,12 @@ pub fn in_outliers(records: &AnswerRecords, stage: &LedgerStage, row: &LedgerRow
     })
 }
 
-/// True if nearly each step has a gap in which code is prepared: there are as many, and no step is
-/// much shorter than one.
+/// True if code is prepared in nearly each step.
 fn is_in_each_step(records: &AnswerRecords, row: &LedgerRow) -> bool {
     let is_code = row.largest.as_deref().is_some_and(|it| it.starts_with(LOADING));
-    let stage = records.ledger.stages.iter().find(|it| it.stage == row.stage);
-    let instances = stage.and_then(|it| it.instances).unwrap_or(1) as f64;
-    let gap_ms = Nanos(row.ns).as_ms() * instances / row.samples as f64;
     let mut steps = records.step_times.iter().filter(|it| it.stage == row.stage);
     is_code
-        && steps.any(|it| {
-            it.are_steps()
-                && row.samples as f64 >= RECURRING * f64::from(it.ms.n)
-                && it.ms.min >= gap_ms / 2.0
-        })
+        && steps.any(|it| it.are_steps() && it.preparing as f64 >= RECURRING * f64::from(it.ms.n))
 }
 
 /// The remedy of a cause. In decode, the finding on an idle GPU knows whether graphs are replayed.
@@ -123,5 +96,59 @@ pub fn advice<'a>(records: &AnswerRecords<'a>, row: &LedgerRow) -> Option<&'a st
         }
         _ => None,
     };
-    known.or_else(|| findings::ledger::advice(row)).filter(|_| row.max_saving_ns > 0)
+    // The finding on the cause knows more of its evidence.
+    let own = || {
+        let id = format!("ledger_{}", row.cause);
+        let is_of_stage = |it: &&Finding| {
+            it.id == id && it.max_saving.as_ref().is_some_and(|it| it.stage == row.stage)
+        };
+        records.findings.iter().find(is_of_stage)?.advice.as_deref()
+    };
+    let stage = records.ledger.stages.iter().find(|it| it.stage == row.stage)?;
+    let is_worth = findings::ledger::is_worth_advice(records.ledger, stage, row);
+    let of_cause = || findings::ledger::advice(records.ledger, row);
+    known.or_else(own).or_else(of_cause).filter(|_| is_worth)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::stored_answer;
+
+    /// The advice on gaps of decode in which code is prepared, in some of ten steps.
+    fn advice(preparing: u64, gaps: u64) -> String {
+        let report = json!({
+            "only_traced": true,
+            "ledger_stages": [{
+                "stage": "decode_all", "measured_ns": 100_000_000, "instances": 1, "steps": 10,
+                "capped_operators": 0, "capped_ns": 0, "overlap_ns": 0, "missing": []
+            }],
+            "ledger": [{
+                "stage": "decode_all", "cause": "gap_long_call", "ns": 50_000_000,
+                "share_pct": 50.0, "members": 1, "pass": "nsys", "counter": "", "samples": gaps,
+                "largest": "preparation of code for cuLibraryLoadData",
+                "max_saving_ns": 50_000_000
+            }],
+            "ledger_members": [],
+            "step_times": [{
+                "stage": "decode_all", "p50_ms": 10.0, "outliers": 0, "excess_ms": 0.0,
+                "ms": {"mean": 10.0, "std": null, "min": 10.0, "max": 10.0, "n": 10},
+                "preparing": preparing, "longest": []
+            }]
+        });
+        let answer = stored_answer(&serde_json::to_vec(&report).unwrap()).unwrap().remove(0);
+        answer.reasons[0].advice.to_string()
+    }
+
+    #[test]
+    fn code_is_prepared_again_if_nearly_all_steps_have_such_a_gap_however_many_gaps_there_are() {
+        for (preparing, gaps, is_in_each) in
+            [(10, 10, true), (9, 12, true), (8, 10, false), (2, 40, false), (0, 10, false)]
+        {
+            let advice = advice(preparing, gaps);
+            let begins = "Nearly each step prepares code again";
+            assert_eq!(advice.starts_with(begins), is_in_each, "{preparing} {gaps}: {advice}");
+        }
+    }
 }

@@ -1,14 +1,16 @@
 //! Sentences on the time of a stage: the median of three or more steps or instances, and the mean
 //! of fewer.
 
-use llmprof_analyze::stages::{
-    DECODE, NO_STAGE, PREFILL, StageTiming, in_sentence, step_times::StepTimes,
+use llmprof_analyze::{
+    stages::{DECODE, NO_STAGE, PREFILL, StageTiming, in_sentence, step_times::StepTimes},
+    step_batches::{StepBatch, common_batch},
 };
 
 use super::{
     AnswerRecords,
     cited::{Cited, Figure, Row},
     outliers,
+    steps::row_of as row_of_batch,
     times::WITH_WAIT,
 };
 
@@ -67,11 +69,23 @@ fn has_stated_median(records: &AnswerRecords, steps: &StepTimes) -> bool {
     steps.median_ms().is_some() && (steps.are_steps() || is_stage())
 }
 
-/// True if the page states the mean of a stage, or a median that is about the same.
-pub fn is_mean_stated(records: &AnswerRecords, stage: &str) -> bool {
-    let has_batches = outliers::batches(records, stage).next().is_some();
+/// True if the page states this mean of a stage, or a median that reads the same.
+pub fn is_mean_stated(records: &AnswerRecords, stage: &str, mean: &Figure) -> bool {
+    let mean = mean.clone().short();
+    let reads = |stated: Figure| stated.short() == mean.as_str();
+    let batches: Vec<&StepBatch> = outliers::batches(records, stage).collect();
+    if !batches.is_empty() {
+        let common = common_batch(batches.iter().copied());
+        return common.is_some_and(|it| match it.steps {
+            // The page states both.
+            2 => reads(row_of_batch(it).figure("ms.min", it.ms.min)),
+            _ => reads(row_of_batch(it).figure("p50_ms", it.p50_ms)),
+        });
+    }
     let mut steps = records.step_times.iter().filter(|it| it.stage == stage);
-    !has_batches && !steps.any(|it| has_stated_median(records, it) && !it.is_typical())
+    steps.all(|it| {
+        !has_stated_median(records, it) || reads(row_of_steps(it).figure("p50_ms", it.p50_ms))
+    })
 }
 
 pub fn row_of_steps(steps: &StepTimes) -> Row {
@@ -109,14 +123,19 @@ fn median(
         false => (Cited::of("A decode step{}", [sequences()]), Cited::default()),
     };
     let noun = if steps.are_steps() { "step" } else { repeat_noun(records, time) };
-    let rate = time.row.filter(|_| are_stage && time.steps.is_some()).and_then(rate);
     // The mean of a stage contains the time between its steps.
     let mean = match are_stage {
         true if time.steps.is_some() || !steps.are_steps() => per_step.clone(),
         _ => row.figure("ms.mean", steps.ms.mean),
     };
+    let has_mean = average(steps, &mean).is_some();
+    let rate = match time.waits {
+        // The mean contains the wait.
+        true => has_mean.then(|| Cited::words(WITH_WAIT)),
+        false => time.row.filter(|_| are_stage && time.steps.is_some()).and_then(rate),
+    };
     // The rate belongs to the mean.
-    let (within, after) = match (average(steps, &mean).is_some(), rate.unwrap_or_default()) {
+    let (within, after) = match (has_mean, rate.unwrap_or_default()) {
         (true, rate) => (rate, Cited::default()),
         (false, rate) => (Cited::default(), rate),
     };
@@ -217,7 +236,10 @@ fn mean(
             per_step_of(time).unwrap_or_default(),
             Cited::words(if time.waits { WITH_WAIT } else { "" }),
             of_two.or(spread).unwrap_or_default(),
-            time.row.filter(|_| time.steps.is_some()).and_then(rate).unwrap_or_default(),
+            time.row
+                .filter(|_| time.steps.is_some() && !time.waits)
+                .and_then(rate)
+                .unwrap_or_default(),
         ],
     )
 }

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use llmprof_analyze::{
     ledger::Ledger,
     step_batches::{StepBatch, common_batch},
-    timeline::time_shares::{OUTSIDE_STAGES, StageShare},
+    timeline::{
+        step_states::LEFT_OUT,
+        time_shares::{OUTSIDE_STAGES, StageShare},
+    },
 };
 use llmprof_core::trace::{engine_steps::StepClass, stage::WARMUP};
 
@@ -15,7 +18,10 @@ use super::{
     on_findings::why_unended,
     outliers, times,
 };
-use crate::format::{count, share as short_share};
+use crate::{
+    format::{count, share as short_share},
+    waits::Waits,
+};
 
 /// Least share of wall time of the warm-up that is stated, percent.
 const STATED_WARMUP_PCT: f64 = 5.0;
@@ -38,7 +44,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         None => "the stages",
     };
     all.extend(records.stage_shares.iter().find_map(|it| outside(it, has_steps, stages)));
-    all.extend(records.stage_shares.iter().find_map(warmup));
+    all.extend(records.stage_shares.iter().filter_map(warmup));
     all
 }
 
@@ -50,9 +56,12 @@ fn of_batches(batches: &[StepBatch], ledger: &Ledger) -> Vec<Cited> {
         of_class.entry((it.class, mode)).or_default().push(it);
     }
     let of_class = of_class.iter().flat_map(|((class, _), rows)| {
-        let stage = class.stage();
-        let is_named = stage.is_some_and(|it| times::has_unrecorded_wait(ledger, it));
-        let waits = is_named && rows.iter().any(|it| it.has_unrecorded_waits);
+        let is_named = class.stage().is_some_and(|it| Waits::of(ledger).has(it));
+        let waits = match rows.iter().any(|it| it.has_unrecorded_waits) {
+            true if is_named => times::WITH_WAIT,
+            true => times::WITH_UNNAMED_WAIT,
+            false => "",
+        };
         let common = common_batch(rows.iter().copied());
         std::iter::once(of_steps(rows, waits)).chain(common.and_then(speculation))
     });
@@ -87,8 +96,9 @@ pub fn row_of(it: &StepBatch) -> Row {
         .with("context_max", it.context_max)
 }
 
-/// Number of steps of a class, their requests, times and tokens.
-fn of_steps(rows: &[&StepBatch], waits: bool) -> Cited {
+/// Number of steps of a class, their requests, times and tokens. `waits` are words for waits that
+/// are a part of the times.
+fn of_steps(rows: &[&StepBatch], waits: &'static str) -> Cited {
     let each = |column: &'static str, of: fn(&StepBatch) -> f64| {
         rows.iter().map(move |it| row_of(it).figure(column, of(it)))
     };
@@ -109,9 +119,8 @@ fn of_steps(rows: &[&StepBatch], waits: bool) -> Cited {
     let most = Figure::most(each("ms.max", |it| it.ms.max)).map(Figure::short);
     let (least, most) = (least.unwrap_or_default(), most.unwrap_or_default());
     // A mean rate over different requests, or with an outlier, describes no step.
-    let rate =
-        common_batch(rows.iter().copied()).filter(|_| !waits).and_then(rate).unwrap_or_default();
     let common = common_batch(rows.iter().copied());
+    let rate = common.filter(|_| waits.is_empty()).and_then(rate).unwrap_or_default();
     let period = common.and_then(period).unwrap_or_default();
     let time = match (steps.value() == 1.0, least.as_str() == most.as_str(), common) {
         (true, ..) => Cited::of("{} ms{}", [most, rate]),
@@ -133,7 +142,7 @@ fn of_steps(rows: &[&StepBatch], waits: bool) -> Cited {
             context.unwrap_or_default(),
             ranks,
             time,
-            Cited::words(if waits { times::WITH_WAIT } else { "" }),
+            Cited::words(waits),
         ],
     )
 }
@@ -199,14 +208,16 @@ fn rate(it: &StepBatch) -> Option<Cited> {
     })
 }
 
-/// The time of the warm-up, if it is a part that matters.
+/// The time of the warm-up or of steps that are left out, if it is a part that matters.
 fn warmup(it: &StageShare) -> Option<Cited> {
-    let share = it.wall_share_pct.filter(|pct| it.stage == WARMUP && *pct >= STATED_WARMUP_PCT)?;
+    let text = match it.stage.as_str() {
+        WARMUP => "{} of all wall time is warm-up, which counts in no stage.",
+        LEFT_OUT => "{} of all wall time is of steps that are left out of all stages.",
+        _ => return None,
+    };
+    let share = it.wall_share_pct.filter(|pct| *pct >= STATED_WARMUP_PCT)?;
     let share = Row::of("stage_shares").with("stage", &it.stage).figure("wall_share_pct", share);
-    Some(Cited::of(
-        "{} of all wall time is warm-up, which counts in no stage.",
-        [share.shown(short_share)],
-    ))
+    Some(Cited::of(text, [share.shown(short_share)]))
 }
 
 /// The time outside all `stages`, if some work ran in it, or much of it lies between the steps of

@@ -1,23 +1,25 @@
 //! Times of stages, their steps and outliers, and their distance from the floor.
 
+use llmprof_analyze::{
+    ledger::{FloorOf, Ledger, LedgerRow, LedgerStage, LedgerUnit},
+    stages::{BETWEEN_STEPS, DECODE, NO_STAGE, StageTiming, in_sentence, step_times::StepTimes},
+};
+use llmprof_core::trace::engine_steps::IDLE;
+
 use super::{
     AnswerRecords,
+    base::per,
     cited::{Cited, Figure, Row},
     on_findings::why_untimed,
     outliers,
     stage_time::{self, StageTime, cut_decode, is_mean_stated, named, row_of_steps},
 };
-use llmprof_analyze::{
-    ledger::{FloorOf, Ledger, LedgerCause, LedgerRow, LedgerStage, LedgerUnit},
-    stages::{BETWEEN_STEPS, DECODE, NO_STAGE, StageTiming, in_sentence, step_times::StepTimes},
-};
+use crate::waits::Waits;
 
-use llmprof_core::trace::engine_steps::IDLE;
-
-/// Min share of a stage, percent, of an unrecorded wait that a sentence names.
-const NAMED_PCT: f64 = 1.0;
 /// Words after a time that contains a wait named before.
 pub const WITH_WAIT: &str = ", with this wait";
+/// The same of a wait that no sentence names.
+pub const WITH_UNNAMED_WAIT: &str = ", with a wait whose reason is not recorded";
 
 /// Sentences on each stage: in the order of the ledger, then the stages that it lacks.
 pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
@@ -35,7 +37,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         }
         let time = StageTime {
             stage: &stage.stage,
-            waits: has_unrecorded_wait(records.ledger, &stage.stage),
+            waits: Waits::of(records.ledger).has(&stage.stage),
             ms: cells.ns("measured_ns", stage.measured_ns),
             steps: steps.map(|it| cells.count("steps", it)),
             row: records.stages.iter().find(|row| row.stage == stage.stage),
@@ -47,7 +49,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
             }
             _ => all.extend(stage_time::sentences(records, &time)),
         }
-        all.extend(floor(records, stage, time.steps));
+        all.extend(floor(records, stage, time.steps.as_ref()));
     }
     for row in without_ledger(records) {
         if is_idle(&row.stage) {
@@ -129,17 +131,11 @@ fn without_ledger<'a>(records: &'a AnswerRecords) -> impl Iterator<Item = &'a St
     records.stages.iter().filter(move |it| !known(&it.stage))
 }
 
-/// True for a stage with a wait that a sentence names.
-pub fn has_unrecorded_wait(ledger: &Ledger, stage: &str) -> bool {
-    let row = ledger.of_stage(stage).find(|row| row.cause == LedgerCause::UnrecordedWait);
-    row.and_then(|row| row.share_pct).is_some_and(|pct| pct >= NAMED_PCT)
-}
-
 /// Sentences on waits whose reason lies before the recording, and the time without them.
 pub fn unrecorded_waits(ledger: &Ledger) -> Vec<Cited> {
     let wait = |stage: &LedgerStage| {
         let measured = row_of(stage).ns("measured_ns", stage.measured_ns);
-        let wait = named_wait(ledger, stage, &measured)?;
+        let wait = named_wait(ledger, &stage.stage)?;
         let share = wait.share_of(&measured)?;
         Some(Cited::of(
             "{} of {} is a wait before the first recorded work of a stream: the capture does not \
@@ -150,9 +146,9 @@ pub fn unrecorded_waits(ledger: &Ledger) -> Vec<Cited> {
     ledger.stages.iter().filter_map(wait).collect()
 }
 
-/// The wait of a stage whose reason lies before the recording, milliseconds.
-fn unrecorded_wait(ledger: &Ledger, stage: &LedgerStage) -> Option<Figure> {
-    let row = ledger.of_stage(&stage.stage).find(|row| row.cause == LedgerCause::UnrecordedWait)?;
+/// The named wait of a stage, milliseconds.
+pub fn named_wait(ledger: &Ledger, stage: &str) -> Option<Figure> {
+    let row = Waits::of(ledger).of_stage(stage)?;
     Some(row_of_cause(row).ns("ns", row.ns))
 }
 
@@ -161,19 +157,18 @@ pub fn row_of_cause(row: &LedgerRow) -> Row {
 }
 
 /// The floor, if it is of all work of the stage.
-fn floor(records: &AnswerRecords, stage: &LedgerStage, steps: Option<Figure>) -> Option<Cited> {
+fn floor(records: &AnswerRecords, stage: &LedgerStage, steps: Option<&Figure>) -> Option<Cited> {
     let (floor, times) = (stage.floor_ns?, stage.times_floor?);
     let cells = row_of(stage);
     let floor = cells.ns("floor_ns", floor);
     // The floor is compared with the mean.
-    let is_apart = steps.is_none() && !is_mean_stated(records, &stage.stage);
-    let whole = is_apart.then(|| {
-        let measured = cells.ns("measured_ns", stage.measured_ns).short();
-        Cited::of(" takes {} ms on average and", [measured])
-    });
-    let whole = whole.unwrap_or_default();
+    let mean = per(&cells.ns("measured_ns", stage.measured_ns), steps);
+    let whole = match is_mean_stated(records, &stage.stage, &mean) {
+        true => Cited::default(),
+        false => Cited::of(" takes {} ms on average and", [mean.short()]),
+    };
     let name = if steps.is_some() { "A decode step" } else { named(&stage.stage) };
-    let floor = steps.map_or(Some(floor.clone()), |steps| floor.over(&steps))?.short();
+    let floor = per(&floor, steps).short();
     let parts = [Cited::name(name), whole, floor, cells.figure("times_floor", times).decimals(1)];
     Some(match stage.floor_of? {
         FloorOf::Model => {
@@ -185,12 +180,4 @@ fn floor(records: &AnswerRecords, stage: &LedgerStage, steps: Option<Figure>) ->
             parts,
         ),
     })
-}
-
-/// The wait of a stage whose reason lies before the recording, if a sentence names it. The time of
-/// the stage is `measured`.
-pub fn named_wait(ledger: &Ledger, stage: &LedgerStage, measured: &Figure) -> Option<Figure> {
-    let wait = unrecorded_wait(ledger, stage)?;
-    let is_named = wait.share_of(measured).is_some_and(|it| it.pct() >= NAMED_PCT);
-    is_named.then_some(wait)
 }

@@ -1,5 +1,7 @@
 //! Sentences on a capture without stages: its devices, kernels, copies and calls.
 
+use std::cmp::Reverse;
+
 use llmprof_analyze::{
     kernels::KernelRecord,
     kernels::nsys_sums::RangeSum,
@@ -7,19 +9,33 @@ use llmprof_analyze::{
     stats::percent,
     timeline::device_totals::{DeviceTotals, TransferTotal},
 };
-use llmprof_core::trace::{command::Timed, runtime_call::without_version, stage::is_of_cccl};
+use llmprof_core::{
+    domain::finding::catalogue,
+    trace::{
+        command::Timed,
+        runtime_call::without_version,
+        stage::{RangeNames, is_of_library},
+    },
+};
 
 use super::{
     AnswerRecords,
     cited::{Cited, Row},
-    on_findings::{why_no_stages, why_nothing_ran, why_unended, why_untimed},
+    on_findings::{
+        why_excluded, why_no_kernels, why_no_stages, why_nothing_ran, why_unended, why_untimed,
+    },
 };
-use crate::format::{count, share, short_name};
+use crate::{
+    format::{count, share, short_name},
+    kernel_names::KernelNames,
+};
 
 /// Kinds of work, kernels and copies, that are listed.
 const WORK: usize = 3;
 /// Ranges that are listed.
 const RANGES: usize = 3;
+/// Min share of the launched work, percent, of ranges that can be a stage.
+const STAGE_PCT: f64 = 10.0;
 /// Least share of the busy time, percent, of copies that a sentence names.
 const NAMED_PCT: f64 = 5.0;
 
@@ -63,7 +79,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     if records.on_cpu {
         return vec![];
     }
-    if totals.devices == 0 && totals.untimed_kernels == 0 {
+    if is_without_work(records, totals) {
         let none = Cited::words("The capture records no kernel, copy or graph of a GPU.");
         return std::iter::once(none).chain(called).collect();
     }
@@ -86,7 +102,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         )
     });
     let longest = records.longest_kernel.filter(|_| totals.busy_pct.is_some());
-    let kernels = longest.and_then(|it| kernels(it, totals));
+    let kernels = longest.and_then(|it| kernels(it, totals, &records.kernel_names));
     let kernels = kernels.map(|it| (totals.kernel_ms, it));
     let copies = totals.transfers.iter().filter_map(|it| Some((it.total_ms, copies(it, totals)?)));
     let mut work: Vec<(f64, Cited)> = kernels.into_iter().chain(copies).collect();
@@ -97,7 +113,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
 }
 
 /// The kernels, and the one that takes most of their time.
-fn kernels(longest: &KernelRecord, totals: &DeviceTotals) -> Option<Cited> {
+fn kernels(longest: &KernelRecord, totals: &DeviceTotals, names: &KernelNames) -> Option<Cited> {
     let row = Row::of("kernels_topk")
         .with("stage", &longest.stage)
         .with("kernel_name", &longest.kernel_name)
@@ -117,7 +133,7 @@ fn kernels(longest: &KernelRecord, totals: &DeviceTotals) -> Option<Cited> {
                 }
             },
             row.figure("total_ms", longest.total_ms).share_of(&all_ms)?.text(),
-            Cited::name(short_name(&longest.kernel_name)),
+            Cited::name(short_name(&names.of_record(longest))),
         ],
     ))
 }
@@ -127,7 +143,7 @@ fn copies(it: &TransferTotal, totals: &DeviceTotals) -> Option<Cited> {
     percent(it.total_ms, totals.busy_ms).filter(|pct| *pct >= NAMED_PCT)?;
     let what = match it.kind.as_str() {
         "set" => Cited::words("Filling memory"),
-        "other" => Cited::words("Copying unified memory or between other places"),
+        "other" => Cited::words("Copying between GPUs or other places"),
         kind => Cited::of("Copying {}", [Cited::name(kind.replace('_', " "))]),
     };
     let row = Row::of("aggregates.devices.transfers").with("kind", &it.kind);
@@ -152,30 +168,25 @@ pub fn busy_unknown(records: &AnswerRecords) -> Option<String> {
 /// The figures that a capture without stages leaves unknown, and their remedy.
 pub fn unknown(records: &AnswerRecords) -> Option<String> {
     let totals = records.device_totals.filter(|_| is_without_stages(records))?;
-    if totals.devices == 0 && totals.untimed_kernels == 0 && !records.on_cpu {
+    if is_without_work(records, totals) && !records.on_cpu {
         let remedy = match records.longest_call {
             Some(_) => {
-                "the capture has calls of the GPU's runtime and not the work that they launch. \
+                "The capture has calls of the GPU's runtime and not the work that they launch. \
                  Export its report with an nsys as new as the one that recorded it, or record a \
                  part in which kernels run."
             }
-            None => {
-                "record the CUDA API (`nsys profile -t cuda,nvtx`, or ProfilerActivity.CUDA) in \
-                 the process that launches the work."
-            }
+            None => why_no_kernels(records.findings).unwrap_or(
+                "Record the CUDA API (`nsys profile -t cuda,nvtx`, or ProfilerActivity.CUDA) in \
+                 the process that launches the work.",
+            ),
         };
-        let unknown = || format!("What the GPU did is unknown: {remedy}");
+        let unknown = || format!("What the GPU did is unknown. {remedy}");
         return Some(why_nothing_ran(records.findings).unwrap_or_else(unknown));
     }
-    if let Some(why) = why_unended(records.findings) {
+    if let Some(why) = why_excluded(records.findings).or_else(|| why_unended(records.findings)) {
         return Some(format!("How long prefill and decode take is unknown. {why}"));
     }
-    let name = |it: &RangeSum| match it.domain.as_str() {
-        "" => short_name(&it.name),
-        domain => format!("{}@{domain}", short_name(&it.name)),
-    };
-    let candidates = records.ranges.iter().filter(|it| !is_of_cccl(&it.domain, &it.name));
-    let names: Vec<String> = candidates.take(RANGES).map(name).collect();
+    let names = longest_ranges(records.ranges, totals.kernels + totals.whole_graphs);
     let remedy = match names.as_slice() {
         [] => why_no_stages(records.findings).to_owned(),
         names => format!(
@@ -189,7 +200,97 @@ pub fn unknown(records: &AnswerRecords) -> Option<String> {
     ))
 }
 
+/// The ranges of most time that can be a stage, as a rule can name them: numbered ones by their
+/// pattern, none of a library, none that launches little of the work, and none whose name is too
+/// long to be shown.
+fn longest_ranges(ranges: &[RangeSum], work: u64) -> Vec<String> {
+    let is_candidate = |it: &&RangeSum| !it.name.is_empty() && !is_of_library(&it.domain, &it.name);
+    let candidates: Vec<&RangeSum> = ranges.iter().filter(is_candidate).collect();
+    let named = candidates.iter().map(|it| (it.domain.as_str(), it.name.as_str()));
+    let (groups, group_of) = RangeNames::grouped(named);
+    let mut sums: Vec<(i64, u64, &RangeNames)> = groups.iter().map(|it| (0, 0, it)).collect();
+    for (it, at) in candidates.iter().zip(group_of) {
+        sums[at].0 = sums[at].0.saturating_add(it.ns.total);
+        sums[at].1 = sums[at].1.saturating_add(it.gpu_ops);
+    }
+    // Without launches in any range, other threads launch the work of all.
+    if sums.iter().any(|it| it.1 > 0) {
+        let is_much = |ops: u64| percent(ops as f64, work as f64).is_none_or(|it| it >= STAGE_PCT);
+        sums.retain(|it| is_much(it.1));
+    }
+    sums.sort_by_key(|it| Reverse(it.0));
+    let is_shown = |it: &&RangeNames| short_name(&it.text()) == it.text();
+    let named = sums.iter().map(|it| it.2).filter(is_shown);
+    named.take(RANGES).map(RangeNames::in_sentence).collect()
+}
+
+/// True if the capture has no work of a GPU, with a valid time or without.
+fn is_without_work(records: &AnswerRecords, totals: &DeviceTotals) -> bool {
+    let is_untimed = || records.findings.iter().any(|it| it.id == catalogue::WORK_UNTIMED);
+    totals.devices == 0 && totals.untimed_kernels == 0 && !is_untimed()
+}
+
 pub fn is_without_stages(records: &AnswerRecords) -> bool {
     let stages: &[StageTiming] = records.stages;
     stages.is_empty() && records.ledger.stages.iter().all(|it| it.stage == NO_STAGE)
+}
+
+#[cfg(test)]
+mod tests {
+    use llmprof_analyze::timeline::duration_stats::DurationStats;
+    use llmprof_core::trace::stage::StageRule;
+
+    use super::*;
+
+    #[test]
+    fn numbered_ranges_are_offered_once_by_a_pattern_that_a_rule_accepts() {
+        let range = |domain: &str, name: String, ns: i64| RangeSum {
+            domain: domain.into(),
+            name,
+            style: "push_pop".into(),
+            ns: DurationStats::of(&[ns]),
+            projected_ns: None,
+            gpu_ops: 0,
+        };
+        let steps = (0..120).map(|at| range("vllm", format!("step_{at}"), 10));
+        let others = [
+            range("", "generate".into(), 5000),
+            range("", "x".repeat(60), 4000),
+            range("", String::new(), 3000),
+            range("CCCL", "cub::DeviceScan".into(), 2000),
+            range("", "load".into(), 1000),
+            range("", "tokenize".into(), 900),
+        ];
+        let ranges: Vec<RangeSum> = steps.chain(others).collect();
+        let names = longest_ranges(&ranges, 100);
+        assert_eq!(names, ["`generate`", "`step_*@vllm` (120 names)", "`load`"]);
+        let rule = "decode_all=step_*@vllm".parse::<StageRule>().unwrap();
+        assert!(rule.matches("step_119", "vllm") && !rule.matches("step_119_attention", "vllm"));
+    }
+
+    #[test]
+    fn ranges_of_libraries_and_ranges_with_little_of_the_work_are_not_offered_as_stages() {
+        let range = |domain: &str, name: &str, gpu_ops: u64| RangeSum {
+            domain: domain.into(),
+            name: name.into(),
+            style: "push_pop".into(),
+            ns: DurationStats::of(&[1000]),
+            projected_ns: None,
+            gpu_ops,
+        };
+        let ranges = [
+            range("", "aten::to", 90),
+            range("", "flash_attn::_flash_attn_forward", 90),
+            range("", "ProfilerStep", 100),
+            range("", "FSDP::pre_forward (blocks.15)", 90),
+            range("NCCL", "ncclSend", 90),
+            range("", "FlashAttnFunc", 2),
+            range("", "load_weights", 0),
+        ];
+        assert!(longest_ranges(&ranges, 100).is_empty());
+        let own = [("Model::forward", 60), ("token_1", 5), ("token_2", 5)];
+        let own = own.map(|(name, ops)| range("", name, ops));
+        let all: Vec<RangeSum> = ranges.into_iter().chain(own).collect();
+        assert_eq!(longest_ranges(&all, 100), ["`token_*` (2 names)", "`Model::forward`"]);
+    }
 }

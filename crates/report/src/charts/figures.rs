@@ -6,6 +6,7 @@
 mod batches;
 mod gpu;
 pub mod modules;
+mod stages;
 pub mod step;
 
 use llmprof_analyze::{
@@ -22,7 +23,10 @@ use super::{
     svg::{self, Bar, ColumnChart},
     timeline::{Timeline, timeline},
 };
-use crate::format::{decimals, ms, pct, scaled, short_ms};
+use crate::{
+    format::{decimals, ms, pct, scaled, short_ms},
+    kernel_names::KernelNames,
+};
 
 /// Number of drawn operators.
 const OPERATORS: usize = 12;
@@ -37,6 +41,8 @@ const STEPS: usize = 256;
 #[derive(Debug, Clone, Serialize)]
 pub struct ReportCharts {
     stages: String,
+    /// Legend of the lighter parts of the bars of `stages`.
+    stage_part: String,
     operators: String,
     kernels: String,
     steps: String,
@@ -57,7 +63,8 @@ pub fn figures(analysis: &Analysis) -> ReportCharts {
     let (step, step_keys) = step::step(analysis);
     let (power, clock) = power(analysis);
     ReportCharts {
-        stages: stages(analysis),
+        stages: stages::stages(analysis),
+        stage_part: stages::part_legend(analysis),
         operators: operators(analysis),
         kernels: kernels(analysis),
         steps: steps(analysis),
@@ -71,27 +78,6 @@ pub fn figures(analysis: &Analysis) -> ReportCharts {
         overlap: gpu::overlap(analysis),
         roofline: roofline(analysis),
     }
-}
-
-fn stages(analysis: &Analysis) -> String {
-    let vision = analysis.stages.note("vision");
-    let bar = |row: &llmprof_analyze::stages::StageTiming| Bar {
-        label: row.stage.clone(),
-        shown: format!("{} ms", short_ms(row.ms.mean))
-            + &row.share_pct.map(|share| format!(" · {}", pct(share))).unwrap_or_default(),
-        value: row.ms.mean,
-        class: class(&row.stage),
-        part: vision
-            .filter(|it| it.inside == row.stage)
-            .map(|it| (format!("vision: {} ms", ms(it.ms.mean)), it.ms.mean)),
-        spread: row.ms.std,
-    };
-    let bars: Vec<Bar> = analysis.stages.rows.iter().map(bar).collect();
-    let described: Vec<String> =
-        bars.iter().map(|bar| format!("{} {}", bar.label, bar.shown)).collect();
-    drawn(!bars.is_empty(), || {
-        svg::bars("stage-bars", "Time per stage", &described.join("; "), &bars)
-    })
 }
 
 fn operators(analysis: &Analysis) -> String {
@@ -144,21 +130,19 @@ fn steps(analysis: &Analysis) -> String {
 
 /// Kernels of all stages, longest first.
 fn kernels(analysis: &Analysis) -> String {
-    let bar = |it: &KernelRecord| Bar {
-        label: it.kernel_name.clone(),
+    let drawn_kernels = analysis.kernels.measured();
+    let drawn_kernels = drawn_kernels.filter(|it| STAGES.contains(&it.stage.as_str()));
+    let drawn_kernels: Vec<&KernelRecord> = drawn_kernels.take(KERNELS).collect();
+    let names = KernelNames::of(analysis.kernels.measured());
+    let bar = |it: &&KernelRecord| Bar {
+        label: names.of_record(it),
         shown: format!("{} ms", short_ms(it.total_ms))
             + &it.share_pct.map(|share| format!(" · {}", pct(share))).unwrap_or_default(),
         value: it.total_ms,
         class: class(&it.stage),
         ..Bar::default()
     };
-    let bars: Vec<Bar> = analysis
-        .kernels
-        .measured()
-        .filter(|it| STAGES.contains(&it.stage.as_str()))
-        .take(KERNELS)
-        .map(bar)
-        .collect();
+    let bars: Vec<Bar> = drawn_kernels.iter().map(bar).collect();
     let description = format!(
         "The {} longest kernels of the traced pass; the table below has the same figures.",
         bars.len()

@@ -10,7 +10,9 @@ use crate::{format::figure, html::escape as html};
 
 /// Height of one bar with its label, pixels.
 const ROW: usize = 46;
-/// Longest labels that fit in front of a value on a phone and on a desk, characters.
+/// Characters of a label with its value on a phone.
+const PHONE: usize = 54;
+/// Longest labels that fit in front of any value on a phone, and on a desk, characters.
 const LABEL: usize = 28;
 const WIDE_LABEL: usize = 72;
 
@@ -86,7 +88,8 @@ pub fn bars(id: &str, title: &str, description: &str, bars: &[Bar]) -> String {
 /// The label of a bar with the value right behind it, so that both stand above the start of the
 /// bar: the label in two lengths if the page's width decides how much of it fits.
 pub fn heading(label: &str, shown: &str, y: usize) -> String {
-    let [narrow, wide] = [LABEL, WIDE_LABEL].map(|max| html(&shorten(label, max)));
+    let fits = PHONE.saturating_sub(shown.chars().count() + 2).max(LABEL);
+    let [narrow, wide] = [fits, WIDE_LABEL].map(|max| html(&shorten(label, max)));
     let shown = html(shown);
     let drawn = |class: &str, text: &str| {
         format!(
@@ -186,12 +189,17 @@ pub fn open(id: &str, title: &str, description: &str, height: usize) -> String {
     )
 }
 
-/// Shortens a long path to its end, which distinguishes operators, and another long name to both
-/// ends: at most `max` characters.
+/// Shortens a long path to its end, which distinguishes operators, another long name to both ends,
+/// and words to the first of them: at most `max` characters.
 fn shorten(label: &str, max: usize) -> String {
     let length = label.chars().count();
     if length <= max {
         return label.to_owned();
+    }
+    let are_words = label.chars().all(|it| it.is_alphabetic() || " ,'-".contains(it));
+    let start: String = label.chars().take(max).collect();
+    if let Some((words, _)) = start.rsplit_once(' ').filter(|_| are_words) {
+        return format!("{}…", words.trim_end_matches(','));
     }
     let head_length = if label.contains('.') { 0 } else { max / 2 };
     let head: String = label.chars().take(head_length).collect();
@@ -232,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_chart_has_a_scale_with_a_unit_and_the_whole_name_as_a_tooltip() {
-        let name = "decoder.layers.*.mlp.shared_experts.gate_proj";
+        let name = "decoder.layers.*.mlp.shared_experts.experts.gate_proj";
         let bar = Bar { label: name.into(), shown: "3.1 ms".into(), value: 3.1, ..Bar::default() };
         let svg = bars("x", "t", "d", &[bar]);
         assert!(svg.contains(&format!("<title>{name}: 3.1 ms</title>")), "{svg}");
@@ -259,6 +267,19 @@ mod tests {
         assert_eq!(many.matches("class=\"label\"").count(), 1, "{many}");
         assert!(many.contains(">4.25</text>") && many.contains(">4 ms</text>"), "{many}");
         assert!(many.ends_with(">1, 2</text></g></svg>"), "{many}");
+    }
+
+    #[test]
+    fn words_are_never_cut_inside_a_word() {
+        let label = "gaps in which the host launched nothing, and waited";
+        for max in 5..60 {
+            let short = shorten(label, max);
+            assert!(short.chars().count() <= max, "{short}");
+            let words = short.trim_end_matches('…');
+            assert!(label.starts_with(words), "{short}");
+            let rest = &label[words.len()..];
+            assert!(rest.is_empty() || rest.starts_with([' ', ',']), "{short}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use llmprof_analyze::{
     Analysis,
+    ledger::{LedgerRow, LedgerStage},
     power::StagePower,
     requests::LatencyRecord,
     roofline::mfu::{ALL_STAGES, MfuRecord},
@@ -17,6 +18,7 @@ use crate::{
     format::{decimals, figure, of_interval, pct, quantity, scaled},
     headline::times::{StatedTime, TimeRecords},
     profile::Aggregates,
+    waits::Waits,
 };
 
 /// One headline figure.
@@ -42,6 +44,10 @@ struct Headline {
     request_latency: Vec<LatencyRecord>,
     #[serde(default)]
     stage_gpu: Vec<StageGpu>,
+    #[serde(default)]
+    ledger: Vec<LedgerRow>,
+    #[serde(default)]
+    ledger_stages: Vec<LedgerStage>,
     #[serde(default)]
     power: Option<HeadlinePower>,
     #[serde(default)]
@@ -82,6 +88,8 @@ pub fn tiles(analysis: &Analysis) -> Vec<Tile> {
         step_batches: analysis.step_batches.clone(),
         request_latency: analysis.requests.latency.clone(),
         stage_gpu: analysis.stage_gpu.totals.clone(),
+        ledger: analysis.ledger.rows.clone(),
+        ledger_stages: analysis.ledger.stages.clone(),
         power: analysis.power.as_ref().map(|it| HeadlinePower { stages: it.stages.clone() }),
         only_traced: analysis.only_traced,
         samples: analysis.samples.rows.iter().map(|_| IgnoredAny).collect(),
@@ -104,12 +112,24 @@ fn timed_gpus<'a>(
     gpus.iter().filter(move |it| is_timed(it) || is_between(it))
 }
 
-/// Busy time of the timed stages over their windows, percent; an upper bound if the busy time of a
-/// stage is one.
-pub fn gpu_busy_pct(stages: &[StageTiming], gpus: &[StageGpu]) -> Option<f64> {
-    let sum =
-        |of: fn(&StageGpu) -> Option<f64>| timed_gpus(stages, gpus).map(of).sum::<Option<f64>>();
-    percent(sum(|it| it.busy_ms)?, sum(|it| it.window_ms)?)
+/// Busy time of the timed stages over their windows without named waits, percent; an upper bound if
+/// the busy time of a stage is one.
+pub fn gpu_busy_pct(stages: &[StageTiming], gpus: &[StageGpu], waits: Waits) -> Option<f64> {
+    busy_pct(timed_gpus(stages, gpus), waits)
+}
+
+fn busy_pct<'a>(gpus: impl Iterator<Item = &'a StageGpu>, waits: Waits) -> Option<f64> {
+    let (mut busy_ms, mut window_ms) = (0.0, 0.0);
+    for it in gpus {
+        busy_ms += it.busy_ms?;
+        window_ms += it.window_ms? * (1.0 - waits.part(&it.stage));
+    }
+    percent(busy_ms, window_ms).map(|pct| pct.min(100.0))
+}
+
+/// MFU over all stages, unless a wait is a part of its time.
+pub fn mfu<'a>(rows: &'a [MfuRecord], waits: Waits) -> Option<&'a MfuRecord> {
+    rows.iter().find(|row| row.scope == ALL_STAGES).filter(|_| !waits.any())
 }
 
 impl Headline {
@@ -126,7 +146,12 @@ impl Headline {
             step_times: &self.step_times,
             step_batches: &self.step_batches,
             request_latency: &self.request_latency,
+            waits: self.waits(),
         }
+    }
+
+    const fn waits(&self) -> Waits<'_> {
+        Waits { rows: self.ledger.as_slice(), stages: self.ledger_stages.as_slice() }
     }
 
     fn prefill(&self) -> Option<Tile> {
@@ -167,7 +192,7 @@ impl Headline {
                     outliers => format!(" with {}", quantity(outliers, "outlier")),
                 };
                 let mean = figure(mean.mean);
-                let is_other = mean != figure(it.p50_ms);
+                let is_other = mean != figure(it.p50_ms) && !self.waits().has(&it.stage);
                 format!(
                     "{} of {}{samples}{traced}{}{outliers}",
                     it.median_word().trim_start_matches("the "),
@@ -213,6 +238,7 @@ impl Headline {
     /// Steps over mean time: the mean of the repeats' rates would favour the fast ones.
     fn with_rate(&self, tile: Tile) -> Tile {
         let decode = self.stages.iter().find(|row| row.stage == DECODE);
+        let decode = decode.filter(|_| !self.waits().has(DECODE));
         let rate = decode.and_then(|row| row.tokens_per_s);
         let rate = rate.map(|rate| format!("; decode {} tokens/s", figure(rate)));
         Tile { note: tile.note + &rate.unwrap_or_default(), ..tile }
@@ -221,22 +247,27 @@ impl Headline {
     /// Share of the traced stages in which the GPU ran their work.
     fn busy(&self) -> Option<Tile> {
         let stages = || timed_gpus(&self.stages, &self.stage_gpu);
-        let share = gpu_busy_pct(&self.stages, &self.stage_gpu)?;
-        let of_each: Vec<String> = stages()
-            .filter_map(|it| Some(format!("{} {}", in_sentence(&it.stage), pct(it.busy_pct?))))
-            .collect();
+        let waits = self.waits();
+        let share = busy_pct(stages(), waits)?;
+        let of_each = stages().filter_map(|it| {
+            let share = busy_pct(std::iter::once(it), waits)?;
+            Some(format!("{} {}", in_sentence(&it.stage), pct(share)))
+        });
+        let of_each: Vec<String> = of_each.collect();
         let upper = stages().any(|it| it.busy_is_upper_bound);
+        let is_without = stages().any(|it| waits.has(&it.stage));
+        let without = if is_without { ", without unrecorded waits" } else { "" };
         Some(Tile {
             label: "GPU busy",
             value: format!("{}{}", if upper { "≤ " } else { "" }, number(share)),
             unit: "%",
-            note: format!("traced: {}", of_each.join(", ")),
+            note: format!("traced: {}{without}", of_each.join(", ")),
         })
     }
 
     /// MFU, or the share of the bandwidth if no peak FLOP/s is known.
     fn utilisation(&self) -> Option<Tile> {
-        let row = self.mfu.iter().find(|row| row.scope == ALL_STAGES)?;
+        let row = mfu(&self.mfu, self.waits())?;
         let share = [
             ("MFU", row.datasheet_pct, "of the datasheet's peak", row.flops_per_s, "FLOP/s"),
             ("MFU", row.measured_pct, "of the measured product", row.flops_per_s, "FLOP/s"),

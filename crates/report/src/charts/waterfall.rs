@@ -13,7 +13,7 @@ use llmprof_core::domain::units::Nanos;
 use super::{axis, svg};
 use crate::{
     answer::is_shown,
-    format::{ms, pct},
+    format::{ms, pct, short_ms},
     html::escape as html,
 };
 
@@ -48,7 +48,7 @@ pub fn waterfall(stage: &LedgerStage, rows: &[&LedgerRow]) -> String {
         let top = at * ROW;
         let share = 100.0 * step.ns as f64 / stage.measured_ns.max(1) as f64;
         let sign = if step.ns < 0 { "−" } else { "" };
-        let time = ms(Nanos(step.ns).as_ms().abs());
+        let time = short_ms(Nanos(step.ns).as_ms().abs());
         let shown = format!("{sign}{time} ms · {sign}{}", pct(share.abs()));
         let bar = top + 19;
         let (left, right) = (step.from.min(step.from + step.ns), end(step));
@@ -118,6 +118,10 @@ fn label(cause: LedgerCause) -> String {
 
 #[cfg(test)]
 mod tests {
+    use llmprof_analyze::ledger::LedgerCause;
+
+    use super::{label, svg};
+
     const CLASSES: [&str; 6] = ["w-floor", "w-cause", "w-gap", "w-rest", "w-difference", "w-total"];
     /// Least distance of two colours, in steps of 1/256 of each of red, green and blue.
     const MIN_DISTANCE: f64 = 75.0;
@@ -125,6 +129,19 @@ mod tests {
     fn between<'a>(text: &'a str, start: &str, end: &str) -> &'a str {
         let (_, rest) = text.split_once(start).unwrap_or_else(|| panic!("{start}"));
         rest.split_once(end).unwrap().0
+    }
+
+    #[test]
+    fn no_label_of_a_cause_is_cut_inside_a_word_on_a_phone() {
+        for cause in LedgerCause::ALL {
+            let label = label(*cause);
+            let drawn = svg::heading(&label, "1,072.0 ms · 100.0 %", 13);
+            let (_, rest) = drawn.split_once("\">").unwrap();
+            let narrow = rest.split('<').next().unwrap().replace("&#x27;", "'");
+            let words = narrow.trim_end_matches('…');
+            let rest = label.strip_prefix(words).unwrap_or_else(|| panic!("{narrow}: {label}"));
+            assert!(rest.is_empty() || rest.starts_with(' '), "{narrow}: {label}");
+        }
     }
 
     #[test]
@@ -140,7 +157,7 @@ mod tests {
                 [0, 2, 4].map(|at| f64::from(u8::from_str_radix(&hex[at..at + 2], 16).unwrap()))
             };
             for (at, class) in CLASSES.into_iter().enumerate() {
-                assert!(page.contains(&format!("class=\"key {class}\"")), "{class}");
+                assert!(page.contains(&format!("[\"{class}\", ")), "{class}");
                 for other in CLASSES.into_iter().skip(at + 1) {
                     let (a, b) = (colour(class), colour(other));
                     let distance: f64 = a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum();

@@ -2,7 +2,8 @@
 //! series and its gates.
 //!
 //! The median of three or more, which one outlier does not move; of an engine's steps only if its
-//! decode steps have equally many requests and no unrecorded wait.
+//! decode steps have equally many requests. A mean or a step with an unrecorded wait does not stand
+//! for the program.
 
 use llmprof_analyze::{
     requests::{LatencyMetric, LatencyRecord},
@@ -12,6 +13,8 @@ use llmprof_analyze::{
 };
 use llmprof_core::trace::{engine_steps::StepClass, requests::LoadPass};
 
+use crate::waits::Waits;
+
 /// The records that have these times.
 pub struct TimeRecords<'a> {
     pub first_token_ms: Option<Spread>,
@@ -20,6 +23,7 @@ pub struct TimeRecords<'a> {
     pub step_times: &'a [StepTimes],
     pub step_batches: &'a [StepBatch],
     pub request_latency: &'a [LatencyRecord],
+    pub waits: Waits<'a>,
 }
 
 /// A time that stands for a run, and its source.
@@ -78,10 +82,12 @@ impl<'a> TimeRecords<'a> {
         let steps = self.step_times.iter().find(|it| it.stage == stage);
         let row = self.stages.iter().find(|it| it.stage == stage);
         let median = steps.filter(|it| it.median_ms().is_some() && it.are_stage(row, mean.mean));
-        Some(median.map_or(StatedTime::Mean(mean), |it| {
-            // Repeats of different steps have no time per step but that of all steps.
-            StatedTime::Median(it, if it.are_stage(None, mean.mean) { mean } else { it.ms })
-        }))
+        let Some(it) = median else {
+            return (!self.waits.has(stage)).then_some(StatedTime::Mean(mean));
+        };
+        // Repeats of different steps have no time per step but that of all steps.
+        let mean = if it.are_stage(None, mean.mean) { mean } else { it.ms };
+        Some(StatedTime::Median(it, mean))
     }
 
     /// The requests of a load are timed without a profiler; stages of a server are not.
@@ -108,6 +114,7 @@ pub(crate) mod tests {
             step_times: steps,
             step_batches: batches,
             request_latency: &[],
+            waits: Waits::default(),
         }
     }
 
@@ -119,6 +126,7 @@ pub(crate) mod tests {
             p50_ms,
             outliers: 1,
             excess_ms: 0.0,
+            preparing: 0,
             longest: vec![],
         }
     }

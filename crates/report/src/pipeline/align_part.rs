@@ -2,7 +2,7 @@
 //!
 //! It blocks, and starts nothing. Values that the folder lacks stay unknown.
 
-use std::{collections::BTreeMap, fs, io, path::Path};
+use std::{collections::BTreeMap, io, path::Path};
 
 use llmprof_analyze::{
     align::{
@@ -97,7 +97,7 @@ pub fn read(dir: &Path) -> Result<Vec<PartStage>, ParseError> {
 
 fn alignment(dir: &Path, stage: &str) -> Result<Option<Alignment>, ParseError> {
     let path = dir.join(format!("{}.json", stem(stage)));
-    match fs::read(&path) {
+    match parse::stored::read_own(&path) {
         Ok(bytes) => match serde_json::from_slice(&bytes) {
             Ok(alignment) => Ok(Some(alignment)),
             Err(error) => {

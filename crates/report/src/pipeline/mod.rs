@@ -317,7 +317,7 @@ impl Analyzed {
         crate::render_one(form, &self.facts(id, &self.steps()), &self.trace, &self.analysis)
     }
 
-    /// The first page as Markdown.
+    /// The first page for a terminal.
     pub fn first_page(&self, id: RunId) -> String {
         crate::first_page(&self.facts(id, &self.steps()), &self.analysis)
     }

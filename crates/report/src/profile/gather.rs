@@ -13,7 +13,7 @@ use super::{
 use crate::{RunFacts, all_findings, answer::is_of_cpu, narrative};
 
 /// Records of a long list that the report keeps; its `*_total` counts all of them.
-const MAX_RECORDS: usize = 200;
+pub const MAX_RECORDS: usize = 200;
 
 /// A record whose lists of these names have the first rows of the lists of an analysis.
 macro_rules! with_first_rows {

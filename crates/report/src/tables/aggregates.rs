@@ -4,7 +4,10 @@ use llmprof_analyze::{Analysis, stats::Spread};
 use llmprof_core::trace::command::Timed;
 
 use super::report_table::ReportTable;
-use crate::format::{UNKNOWN, bytes, count, decimals, known, ms, pct, quantity};
+use crate::{
+    format::{UNKNOWN, bytes, count, decimals, known, ms, pct, quantity},
+    waits::Waits,
+};
 
 /// Latencies, rates, memory.
 pub fn aggregates(analysis: &Analysis) -> ReportTable {
@@ -28,6 +31,10 @@ pub fn aggregates(analysis: &Analysis) -> ReportTable {
     spreads(analysis).into_iter().flatten().for_each(|row| table.row(row));
     singles(analysis).into_iter().flatten().for_each(|row| table.row(row));
     devices(analysis).into_iter().flatten().for_each(|row| table.row(row));
+    let timed = [stages.first_token_ms, stages.per_token_ms, stages.step_ms, stages.wall_ms];
+    if timed.iter().any(Option::is_some) {
+        table.notes.extend(Waits::of(&analysis.ledger).notes("times and rates contain"));
+    }
     let (why, remedy) = analysis.why_no_stages();
     table.or_gap(why, remedy)
 }

@@ -114,7 +114,7 @@ pub fn counters(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
     )
     .about(analysis.counters.iter().map(|it| (it.stage.as_str(), it.kernel_name.as_str())));
     let names = analysis.counters.iter();
-    distinguish(&mut table, names.map(|it| (&*it.stage, &*it.kernel_name, &*it.full_name)));
+    distinguish(&mut table, names.map(|it| (&*it.kernel_name, &*it.full_name)));
     if analysis.counters.iter().any(|record| record.flops_per_byte.is_none()) {
         table.note(
             "FLOP/B is unknown where operations of tensor cores were not counted, half-precision \

@@ -41,6 +41,7 @@ pub fn columns() -> Vec<TableColumn<EngineStepRecord>> {
         number("process", "Process", 0, |it| it.process.into()),
         text("is_warmup", "Warm-up", |it: &EngineStepRecord| it.is_warmup.into())
             .shown(|it| if it.is_warmup { "yes".into() } else { "no".into() }),
+        text("state", "State", |it| it.state.as_str().into()),
         millis("start_ms", "Start ms", |it| it.start_ms.into()),
         summed(millis("step_ms", "Step ms", |it| it.step_ms.into())),
         millis("end_ms", "End ms", |it| it.end_ms.into()),

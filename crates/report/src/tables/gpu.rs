@@ -17,7 +17,10 @@ use super::{
     },
     traced::{repeats_note, stage_or_outside, upper_bound_note},
 };
-use crate::format::{UNKNOWN, bytes as scaled_bytes, count as counted, known, ms, pct};
+use crate::{
+    format::{UNKNOWN, bytes as scaled_bytes, count as counted, known, ms, pct},
+    waits::Waits,
+};
 
 /// Columns of [`StageGpu`].
 pub fn columns() -> Vec<TableColumn<StageGpu>> {
@@ -182,6 +185,8 @@ pub fn stage_gpu(analysis: &Analysis) -> ReportTable {
     if !table.rows.is_empty() {
         table.notes.extend(upper_bound_note(analysis));
         table.notes.extend(repeats_note(analysis));
+        let waits = Waits::of(&analysis.ledger);
+        table.notes.extend(waits.notes("window and unknown idle time contain"));
     }
     table
 }

@@ -1,7 +1,5 @@
 //! Kernels by stage and name, by full name, and device time per stage.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use llmprof_analyze::{
     Analysis,
     findings::why_no_kernels,
@@ -22,11 +20,9 @@ use super::{
 };
 use crate::{
     RunFacts,
-    format::{count as counted, known, ms, shortened},
+    format::{count as counted, known, ms},
+    kernel_names::{KernelName, distinct},
 };
-
-/// Longest name of a kernel in a report, characters.
-const MAX_NAME: usize = 72;
 
 const SHOWN: [&str; 11] = [
     "kernel_name",
@@ -160,7 +156,7 @@ pub fn kernels(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> ReportTa
     )
     .about(analysis.kernels.measured().map(|it| (it.stage.as_str(), it.kernel_name.as_str())));
     let names = analysis.kernels.measured();
-    distinguish(&mut table, names.map(|it| (&*it.stage, &*it.kernel_name, &*it.full_name)));
+    distinguish(&mut table, names.map(|it| (&*it.kernel_name, &*it.full_name)));
     if with_counters {
         table.note(
             "ncu replays a few launches: its counters are means weighted by time, as shares of the \
@@ -202,20 +198,15 @@ fn why_empty(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> (String, S
     }
 }
 
-/// Shows full names, shortened, in the first column if several of one stage share a short name.
-/// `names`: stage, short name and full name of each row.
+/// Shows a unique name of each kernel in the first column.
 pub(super) fn distinguish<'a>(
     table: &mut ReportTable,
-    names: impl Iterator<Item = (&'a str, &'a str, &'a str)>,
+    names: impl Iterator<Item = KernelName<'a>>,
 ) {
-    let mut full: BTreeMap<(&str, &str), BTreeSet<&str>> = BTreeMap::new();
-    let names: Vec<_> = names.collect();
-    for (stage, short, of_row) in &names {
-        full.entry((stage, short)).or_default().insert(of_row);
-    }
-    for (row, (stage, short, of_row)) in table.rows.iter_mut().zip(names) {
-        if full[&(stage, short)].len() > 1 && of_row != short {
-            row[0] = shortened(of_row.strip_prefix("void ").unwrap_or(of_row), MAX_NAME);
+    let names: Vec<KernelName> = names.collect();
+    for ((row, name), (short, _)) in table.rows.iter_mut().zip(distinct(&names)).zip(&names) {
+        if name != *short {
+            row[0] = name;
         }
     }
 }

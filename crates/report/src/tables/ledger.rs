@@ -1,5 +1,7 @@
 //! The gap ledger: rows that add up to the measured time, their members, and the stages.
 
+use std::collections::BTreeSet;
+
 use llmprof_analyze::{
     Analysis,
     ledger::{Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage, LedgerUnit},
@@ -10,7 +12,10 @@ use super::{
     report_table::ReportTable,
     schema::{TableCell, TableColumn, count, nanos, nested, number, percent, size, text},
 };
-use crate::format::{UNKNOWN, decimals, quantity, short_name, shortened};
+use crate::{
+    format::{UNKNOWN, decimals, quantity, short_name, shortened},
+    kernel_names::KernelNames,
+};
 
 const SHOWN: [&str; 9] =
     ["cause", "stage", "ns", "step_ns", "share_pct", "max_saving_ns", "largest", "pass", "counter"];
@@ -179,12 +184,22 @@ pub fn ledger_members(analysis: &Analysis) -> ReportTable {
         .map(|it| (it.stage.as_str(), it.kernel.as_deref().filter(|_| !it.cause.is_gap())))
         .map(|(stage, kernel)| (stage, kernel.unwrap_or_default()))
         .collect();
+    // Launch configurations of one kernel are members of their own.
+    let mut seen = BTreeSet::new();
+    let has_alike =
+        members.iter().any(|it| !seen.insert((&it.stage, it.cause, &it.operator, &it.kernel)));
+    let mut shown = SHOWN_OF_MEMBERS.to_vec();
+    if has_alike {
+        shown.extend(["grid", "block"]);
+    }
+    let names = KernelNames::of(analysis.kernels.measured());
+    let named: Vec<LedgerMember> = members.iter().map(|it| names.of_member(it)).collect();
     ReportTable::of(
         "ledger-members",
         "Causes by kernel",
         "Kernels and gaps of the ledger's causes, largest first.",
-        (&member_columns(), &SHOWN_OF_MEMBERS),
-        members.iter().copied(),
+        (&member_columns(), &shown),
+        &named,
     )
     .about(subjects)
 }

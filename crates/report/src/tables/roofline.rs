@@ -89,7 +89,7 @@ pub fn roofline(analysis: &Analysis) -> ReportTable {
         ReportTable::of("roofline", "Roofline", caption, (&columns(), &SHOWN), &roofline.points)
             .about(roofline.points.iter().map(|it| (it.stage.as_str(), it.kernel_name.as_str())));
     let names = roofline.points.iter();
-    distinguish(&mut table, names.map(|it| (&*it.stage, &*it.kernel_name, &*it.full_name)));
+    distinguish(&mut table, names.map(|it| (&*it.kernel_name, &*it.full_name)));
     for (at, row) in table.rows.iter_mut().enumerate() {
         row[0] = format!("{}. {}", at + 1, row[0]);
     }

@@ -10,7 +10,10 @@ use super::{
     report_table::ReportTable,
     schema::{TableColumn, count, millis, number, percent, spread_columns, text},
 };
-use crate::format::{UNKNOWN, known, ms, of_interval, pct, quantity};
+use crate::{
+    format::{UNKNOWN, known, ms, of_interval, pct, quantity},
+    waits::Waits,
+};
 
 /// Columns of [`StageTiming`].
 pub fn columns() -> Vec<TableColumn<StageTiming>> {
@@ -93,6 +96,7 @@ pub fn stages(analysis: &Analysis) -> ReportTable {
     if let Some(vision) = stages.note("vision") {
         table.note(vision_note(vision, &stages.notes));
     }
+    table.notes.extend(Waits::of(&analysis.ledger).notes("time and rate contain"));
     let (why, remedy) = analysis.why_no_stages();
     table.or_gap(why, remedy)
 }

@@ -20,6 +20,7 @@ pub fn columns() -> Vec<TableColumn<StepTimes>> {
         millis("p50_ms", "Median ms", |it: &StepTimes| it.p50_ms.into()),
         count("outliers", "Outliers", |it| it.outliers.into()),
         millis("excess_ms", "Outliers above median ms", |it| it.excess_ms.into()),
+        count("preparing", "Preparing code", |it| it.preparing.into()),
         nested("longest", "Longest outliers", |it| TableCell::nested(&it.longest)),
     ]);
     columns

@@ -11,7 +11,10 @@ use super::{
     report_table::ReportTable,
     schema::{TableColumn, bytes, bytes_per_s, flops, flops_per_s, millis, number, percent, text},
 };
-use crate::format::{decimals, known, scaled};
+use crate::{
+    format::{decimals, known, scaled},
+    waits::Waits,
+};
 
 const SHOWN: [&str; 10] = [
     "scope",
@@ -102,6 +105,9 @@ pub fn mfu(analysis: &Analysis) -> ReportTable {
         ReportTable::of("mfu", "MFU", caption, (&columns(), &SHOWN), &analysis.mfu.rows);
     if let Some(ceilings) = analysis.mfu.ceilings.as_ref().filter(|_| !table.rows.is_empty()) {
         table.notes.extend(ceiling_notes(analysis, ceilings));
+    }
+    if !table.rows.is_empty() {
+        table.notes.extend(Waits::of(&analysis.ledger).notes("time contains"));
     }
     if let Some(why) = analysis.why_refuted() {
         return table.or_gap(&why, catalogue::STATED_MODEL_REFUTED.advice.unwrap_or_default());

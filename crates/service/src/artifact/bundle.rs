@@ -208,5 +208,11 @@ mod tests {
             let bundle = Bundle::new(dir.path().to_owned(), RunId::now(), artifacts.clone());
             assert!(write(bundle, io::sink()).is_err(), "{changed}");
         }
+        let log = dir.path().join("a.log");
+        std::fs::remove_file(&log).unwrap();
+        nix::unistd::mkfifo(&log, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let bundle = Bundle::new(dir.path().to_owned(), RunId::now(), artifacts);
+        let error = write(bundle, io::sink()).unwrap_err();
+        assert_eq!(error.to_string(), "not a regular file", "no writer of a pipe is waited for");
     }
 }

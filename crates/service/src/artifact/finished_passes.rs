@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     durable,
-    manifest::{self, hash_file},
+    manifest::{self, hash_own},
+    packed::read_own,
     verify::FileFault,
 };
 use crate::runtime::work::{SlicedWork, is_stopped};
@@ -58,7 +59,7 @@ pub struct EarlierPasses {
 
 /// Reads the finished passes in the run's folder `dir`, and compares their files with the hashes.
 pub fn read(dir: &Path, work: &SlicedWork) -> io::Result<EarlierPasses> {
-    let text = match fs::read(dir.join(layout::PASSES)) {
+    let text = match read_own(&dir.join(layout::PASSES)) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Default::default()),
         Err(error) => return Err(error),
@@ -187,7 +188,7 @@ fn fault(path: &Path, file: &ArtifactRecord, work: &SlicedWork) -> io::Result<Op
     // A file of another size is not read.
     let content = match fs::metadata(path) {
         Ok(meta) if meta.len() != file.bytes => Ok((meta.len(), String::new())),
-        Ok(_) => hash_file(path, work),
+        Ok(_) => hash_own(path, work),
         Err(error) => Err(error),
     };
     match content {

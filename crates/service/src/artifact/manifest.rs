@@ -13,7 +13,11 @@ use llmprof_core::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{durable, size_limit};
+use super::{
+    durable,
+    packed::{open_named, open_own, read_own},
+    size_limit,
+};
 use crate::runtime::work::SlicedWork;
 
 /// Bytes that are read and hashed at a time.
@@ -42,7 +46,7 @@ struct Sealed {
 
 /// Reads the artifacts of a sealed folder, the manifest included.
 pub fn read(dir: &Path) -> io::Result<Vec<ArtifactRecord>> {
-    let sealed: Sealed = serde_json::from_slice(&fs::read(dir.join(layout::MANIFEST))?)?;
+    let sealed: Sealed = serde_json::from_slice(&read_own(&dir.join(layout::MANIFEST))?)?;
     let mut artifacts = sealed.artifacts;
     artifacts.push(record(dir, layout::MANIFEST.to_owned(), &SlicedWork::default())?);
     artifacts.sort_by(|a, b| a.path.cmp(&b.path));
@@ -104,7 +108,7 @@ pub(super) fn paths(dir: &Path) -> io::Result<Vec<String>> {
 
 /// Size and hash of the file `path` in `dir`.
 pub(super) fn record(dir: &Path, path: String, work: &SlicedWork) -> io::Result<ArtifactRecord> {
-    let (bytes, sha256) = hash_file(&dir.join(&path), work)?;
+    let (bytes, sha256) = hash_own(&dir.join(&path), work)?;
     Ok(ArtifactRecord {
         media_type: layout::media_type(&path).to_owned(),
         step: layout::step_of(&path),
@@ -114,10 +118,19 @@ pub(super) fn record(dir: &Path, path: String, work: &SlicedWork) -> io::Result<
     })
 }
 
-/// A file's size and hash, of the same bytes: those it had when it was opened, because a file may
-/// grow as fast as it is read.
+/// Size and hash of a regular file of a run's folder.
+pub(super) fn hash_own(path: &Path, work: &SlicedWork) -> io::Result<(u64, String)> {
+    hash_open(open_own(path)?, work)
+}
+
+/// Size and hash of a regular file.
 pub(super) fn hash_file(path: &Path, work: &SlicedWork) -> io::Result<(u64, String)> {
-    let file = File::open(path)?;
+    hash_open(open_named(path)?, work)
+}
+
+/// Size and hash of the same bytes: those the file had when it was opened, because a file may grow
+/// as fast as it is read.
+fn hash_open(file: File, work: &SlicedWork) -> io::Result<(u64, String)> {
     let bytes = file.metadata()?.len();
     hash(file.take(bytes), work)
 }

@@ -11,7 +11,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub use llmprof_analyze::parse::stored::{exists, open, open_stored, packed_path, stored};
+pub use llmprof_analyze::parse::stored::{
+    exists, open, open_named, open_own, open_stored, packed_path, read_own, stored,
+};
 use llmprof_core::{domain::run_files::ArtifactRecord, layout};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 

@@ -6,7 +6,7 @@
 
 use std::{
     cmp::Reverse,
-    fs::{self, File, OpenOptions},
+    fs::{self, OpenOptions},
     io::{self, Read, Write},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -17,6 +17,7 @@ use llmprof_core::{
     layout,
 };
 
+use super::packed::open_own;
 use crate::runtime::work::SlicedWork;
 
 /// Maximum difference of a file's size on disk from its size that is not reserved space.
@@ -169,7 +170,7 @@ fn line(path: &Path, file: &SizedFile) -> String {
 
 /// The finding about the files that the note of the folder lists; `None` without a note.
 pub fn finding(dir: &Path, max_bytes: u64) -> Option<Finding> {
-    let note = File::open(dir.join(layout::DROPPED)).ok()?;
+    let note = open_own(&dir.join(layout::DROPPED)).ok()?;
     let mut text = Vec::new();
     // The part that was read before an error counts; a cut may be inside a character.
     note.take(NOTE_BYTES).read_to_end(&mut text).ok();
@@ -194,6 +195,8 @@ pub fn finding(dir: &Path, max_bytes: u64) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
 
     fn sparse(dir: &Path, path: &str, bytes: u64) {

@@ -182,7 +182,7 @@ mod tests {
         let at = |path: &str| dir.path().join(path);
         fs::create_dir(at("nsys")).unwrap();
         fs::write(at("nsys/run.sqlite"), "row\n".repeat(5000)).unwrap();
-        for name in ["a.log", "b.log", "c.log", "d.log", "e.log"] {
+        for name in ["a.log", "b.log", "c.log", "d.log", "e.log", "f.log"] {
             fs::write(at(name), "same").unwrap();
         }
         let sealed = seal(dir.path(), u64::MAX, &SlicedWork::default()).unwrap().artifacts;
@@ -192,6 +192,8 @@ mod tests {
         fs::write(at("c.log"), "eams").unwrap();
         fs::write(at("d.log"), "").unwrap();
         fs::write(at("e.log"), "sam").unwrap();
+        fs::remove_file(at("f.log")).unwrap();
+        nix::unistd::mkfifo(&at("f.log"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         fs::write(at("nsys/run.sqlite.zst"), "half").unwrap();
         fs::write(at("nsys/run.sqlite.zst.tmp"), "half").unwrap();
         fs::write(at("stray.txt"), "who wrote this").unwrap();
@@ -202,6 +204,7 @@ mod tests {
             ("c.log", FileFault::Changed),
             ("d.log", FileFault::Empty),
             ("e.log", FileFault::Changed),
+            ("f.log", FileFault::Unreadable),
             ("nsys/run.sqlite", FileFault::Twice),
             ("nsys/run.sqlite.zst.tmp", FileFault::Half),
             ("stray.txt", FileFault::Unlisted),
@@ -229,6 +232,7 @@ mod tests {
                 FileFault::Changed,
                 FileFault::Empty,
                 FileFault::Changed,
+                FileFault::Unreadable,
                 FileFault::Unlisted
             ]
         );

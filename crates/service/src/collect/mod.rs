@@ -9,10 +9,7 @@ pub mod passes;
 pub mod process;
 pub mod tools;
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::path::{Path, PathBuf};
 
 pub use crate::collect::{
     host::{doctor::CheckDepth, preflight::Preflight},
@@ -36,6 +33,7 @@ use crate::collect::{
     process::{
         argv::Argv,
         output::{self, Logs},
+        stall::StallLimits,
     },
 };
 
@@ -52,8 +50,8 @@ pub struct Collector {
     pub isolate: bool,
     /// Samples of all processes are permitted.
     pub system_wide_sampling: bool,
-    /// Time without progress after which nsys hangs, once its program has ended.
-    pub stalled_after: Duration,
+    /// Maximum times of nsys once its program has ended.
+    pub stall: StallLimits,
     /// Maximum size of each output of a child, bytes.
     pub log_cap: u64,
     /// Free disk space required to start a run, bytes.
@@ -76,7 +74,7 @@ impl Collector {
             pass: Vec::new(),
             isolate: true,
             system_wide_sampling: true,
-            stalled_after: process::stall::STALLED_AFTER,
+            stall: StallLimits::default(),
             log_cap,
             min_free_bytes,
             host_busy_pct: 0,

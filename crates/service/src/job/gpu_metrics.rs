@@ -118,7 +118,7 @@ impl GpuMetricsStep<'_> {
     /// Checks that the pass computed the output of the unprofiled one, and has samples.
     async fn check(&self, name: &str, job: &mut RunningJob<'_>) -> Result<(), MissingCounters> {
         if let TimelineTarget::Runner(_) = self.target {
-            job.compare_tokens(name).await.map_err(MissingCounters::Unusable)?;
+            job.check_output(name).await.map_err(MissingCounters::Unusable)?;
         }
         let expected = self.target.expected(self.settings, job);
         let export = job.dir.join(name).join(layout::NSYS_EXPORT_FILE);

@@ -4,7 +4,7 @@
 //! With these files a run executes without the database and without the service.
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -26,7 +26,7 @@ use llmprof_core::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
-    artifact::manifest,
+    artifact::{manifest, packed::read_own},
     collect::{SessionAccess, host::exhaustion},
     config::{RunLimits, ToolSettings},
     job::step_journal::StepResult,
@@ -139,7 +139,7 @@ pub fn write(dir: &Path, name: &str, value: &impl Serialize) -> io::Result<()> {
 
 /// Reads a file of the run's folder; `None` if it does not exist.
 pub fn read<T: DeserializeOwned>(dir: &Path, name: &str) -> io::Result<Option<T>> {
-    match fs::read(dir.join(name)) {
+    match read_own(&dir.join(name)) {
         Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),

@@ -47,6 +47,7 @@ impl JobStep for BaselineStep<'_> {
     }
 
     async fn verify(&mut self, job: &mut RunningJob<'_>) -> Result<(), String> {
+        job.check_events(layout::BASELINE).await?;
         if self.request.predictions { job.publish_predictions() } else { Ok(()) }
     }
 }

@@ -147,7 +147,12 @@ impl RunningJob<'_> {
             Err(result) => return result,
         }
         let (started_at, before) = (self.journal.now(), self.findings.len());
-        let result = self.settle(pass.await);
+        let mut result = self.settle(pass.await);
+        if result.is_success()
+            && let Err(message) = self.check_events(name).await
+        {
+            result = StepResult::failed(message).with_exit_code(result.exit_code);
+        }
         if result.is_success() {
             let findings = self.findings[before..].to_vec();
             self.finish_pass(name, started_at, findings).await;

@@ -17,6 +17,7 @@ use llmprof_core::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    artifact::packed::read_own,
     collect::{Collector, end_orphans},
     job::{
         self, JobHost,
@@ -231,7 +232,7 @@ impl<'a> FolderOwner<'a> {
     /// Returns true if no other job took the folder and its run was not removed. An unreadable name
     /// changes nothing.
     fn is_current(&self) -> bool {
-        match fs::read(self.dir.join(layout::OWNER)) {
+        match read_own(&self.dir.join(layout::OWNER)) {
             Ok(name) => name == self.name.as_bytes(),
             Err(error) => error.kind() != io::ErrorKind::NotFound,
         }

@@ -41,6 +41,12 @@ impl StepResult {
         Self { state: StepState::Failed, exit_code: None, message: Some(message.into()) }
     }
 
+    /// The result of a step that was stopped with its run. A job does not know the cause.
+    pub fn stopped() -> Self {
+        let message = "stopped before its end: the run was cancelled, or its service stopped";
+        Self { state: StepState::Cancelled, exit_code: None, message: Some(message.into()) }
+    }
+
     pub fn with_exit_code(self, exit_code: Option<i32>) -> Self {
         Self { exit_code, ..self }
     }
@@ -92,11 +98,11 @@ impl StepJournal {
         self.journal.clone()
     }
 
-    /// Returns true if a requested step was skipped or failed.
+    /// Returns true if a requested step was skipped, failed or was stopped.
     pub fn has_gap(&self) -> bool {
-        self.records
-            .iter()
-            .any(|record| matches!(record.state, StepState::Skipped | StepState::Failed))
+        let is_gap =
+            |state| matches!(state, StepState::Skipped | StepState::Failed | StepState::Cancelled);
+        self.records.iter().any(|record| is_gap(record.state))
     }
 
     /// Records the start of an attempt.

@@ -118,6 +118,9 @@ impl RunningJob<'_> {
         } else {
             Err(result.clone())
         };
+        let is_stopped = self.stop.is_cancelled();
+        let verified =
+            verified.map_err(|result| if is_stopped { StepResult::stopped() } else { result });
         if verified.is_err() {
             step.set_aside(self);
         }

@@ -320,7 +320,10 @@ async fn a_run_stopped_during_a_pass_is_stopped_in_that_step_and_executes_no_oth
         let (stopped, steps, _) = bench.deep_until(LIMIT, &stop).await;
         cancel.await.unwrap().unwrap();
         assert!(stopped.is_err(), "{step}: {steps:?}");
-        assert_eq!(steps.last().map(|it| it.step), Some(step));
+        let last = steps.last().unwrap();
+        assert_eq!((last.step, last.state), (step, StepState::Cancelled), "{last:?}");
+        let message = last.message.as_deref().unwrap();
+        assert!(message.starts_with("stopped before its end: "), "no line of a log: {message}");
     }
 }
 

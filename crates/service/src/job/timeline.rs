@@ -107,7 +107,7 @@ impl TimelineStep<'_> {
         let read = blocking(move || read_timeline(&dir, expected, &settings)).await;
         let read = read.map_err(|reason| job.report_unreadable(&reason))?;
         if let TimelineTarget::Runner(_) = self.target {
-            job.compare_tokens(layout::NSYS)
+            job.check_output(layout::NSYS)
                 .await
                 .inspect_err(|_| reject(&job.dir.join(layout::NSYS).join(runner::EVENTS)))?;
         }
@@ -192,6 +192,28 @@ impl RunningJob<'_> {
         .await
     }
 
+    /// Checks that the events of the pass in `folder` are whole. A runner may exit with 0 and leave
+    /// a part of them, as on a full disk.
+    pub(super) async fn check_events(&mut self, folder: &str) -> Result<(), String> {
+        let path = self.dir.join(folder).join(runner::EVENTS);
+        let read = blocking(move || parse::events::read(&path)).await;
+        let log = read.map_err(|why| unreadable_events(folder, &why))?;
+        let Some(gap) = log.findings.into_iter().next() else { return Ok(()) };
+        let message = format!(
+            "{folder}: the pass is incomplete: {}; check the free space of the disk, and run it \
+             again",
+            gap.message
+        );
+        self.add_finding(gap.with("pass", folder));
+        Err(message)
+    }
+
+    /// Checks that the pass in `folder` is whole and generated the tokens of the unprofiled pass.
+    pub(super) async fn check_output(&mut self, folder: &str) -> Result<(), String> {
+        self.check_events(folder).await?;
+        self.compare_tokens(folder).await
+    }
+
     /// Checks that the pass in `folder` generated the tokens of the unprofiled pass. Otherwise its
     /// measurements are not of the timed run.
     pub(super) async fn compare_tokens(&mut self, folder: &str) -> Result<(), String> {
@@ -204,7 +226,7 @@ impl RunningJob<'_> {
                 "{folder}: the pass recorded no tokens, so it cannot be compared with the \
                  unprofiled pass"
             ),
-            Err(why) => format!("{folder}: cannot read the runner's events: {why}"),
+            Err(why) => unreadable_events(folder, &why),
         };
         let finding =
             Finding::new(catalogue::PASS_NOT_PROVEN, &message).with("pass", folder).advise(
@@ -214,6 +236,10 @@ impl RunningJob<'_> {
         self.add_finding(finding);
         Err(message)
     }
+}
+
+fn unreadable_events(folder: &str, why: &str) -> String {
+    format!("{folder}: cannot read the runner's events: {why}")
 }
 
 /// Parses the timeline in `dir`, keeps its coverage, and selects kernels.

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use llmprof_analyze::parse::{self, ParseError};
+use llmprof_analyze::{
+    parse::{self, ParseError},
+    stats::median_of,
+};
 use llmprof_core::{
     domain::{
         finding::{Finding, catalogue},
@@ -60,10 +63,8 @@ impl JobStep for TorchProfilerStep<'_> {
                 false => parse::kineto::read(&traces)?.framework.len(),
             };
             let median = |folder: &str| -> Result<Option<i64>, ParseError> {
-                let mut times = parse::command::times(&dir, folder)?.map(|it| it.wall_ns);
-                let times = times.as_deref_mut().unwrap_or_default();
-                times.sort_unstable();
-                Ok(times.get(times.len() / 2).copied())
+                let times = parse::command::times(&dir, folder)?.map(|it| it.wall_ns);
+                Ok(median_of(times.unwrap_or_default()))
             };
             let wall_ns = median(layout::TORCH_PROFILER)?.zip(median(layout::BASELINE)?);
             Ok(ReadTraces { operators, wall_ns })

@@ -28,6 +28,7 @@ use crate::{
     artifact::{
         journal::{Journal, JournalEvent},
         manifest,
+        packed::read_own,
     },
     job::{
         job_spec,
@@ -187,7 +188,7 @@ fn analyze(task: &AlignmentTask) -> Result<Alignment, String> {
             .map_err(|error| llmprof_core::chain(&error))?;
     if let Some(id) = spec.previous {
         let file = task.alignments.join(id.to_string()).join(format!("{}.json", layout::ALIGNMENT));
-        let before = fs::read(file).ok().and_then(|text| previous(&text).ok());
+        let before = read_own(&file).ok().and_then(|text| previous(&text).ok());
         let (verdict, checks) = before.ok_or_else(|| format!("the alignment {id} is gone"))?;
         alignment.record_changes(&checks, verdict);
     }

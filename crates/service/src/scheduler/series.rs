@@ -4,7 +4,7 @@
 use std::{io, path::Path};
 
 use llmprof_analyze::{
-    parse::aliases,
+    parse::{aliases, stored::read_own},
     series::change_points::{WINDOW, change_points},
 };
 use llmprof_core::{
@@ -147,7 +147,7 @@ pub(super) fn sealed_report(path: &Path) -> io::Result<LLMProfileReport> {
     if path.metadata()?.len() > MAX_REPORT {
         return Err(io::Error::other("the report is too large"));
     }
-    let report = stored(&std::fs::read(path)?, None, aliases::read).map_err(io::Error::other)?;
+    let report = stored(&read_own(path)?, None, aliases::read).map_err(io::Error::other)?;
     Ok(report.report)
 }
 

@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 
 use foldhash::HashMap;
 use llmprof_core::trace::{
-    event::DECODE_STEP,
     gemm::GemmCall,
     kernel::LaunchKind,
     timeline::{Timeline, process_of},
@@ -258,8 +257,9 @@ impl<'a> TimelineGemms<'a> {
     fn steps(&self, instance: u32) -> Option<usize> {
         let it = self.capture.stages.instances.get(instance as usize)?;
         let inside = |start_ns: i64| (it.start_ns..it.end_ns).contains(&start_ns);
+        let rules = &self.capture.trace.rules;
         let steps = self.capture.trace.ranges.iter().filter(|range| {
-            range.name == DECODE_STEP
+            rules.is_step_in_decode(&range.name, &range.domain)
                 && inside(range.start_ns)
                 && process_of(range.global_tid) == process_of(it.place)
         });

@@ -118,6 +118,39 @@ fn blocks_that_leave_sms_idle_are_waves_with_and_without_counters() {
 }
 
 #[test]
+fn a_kernel_that_stays_saves_at_most_its_time_above_a_launch() {
+    let saving = |launch_ns, grid| {
+        let mut case = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 0, 100, 0);
+        case.launch_ns = launch_ns;
+        let nsys = case.trace.nsys.as_mut().unwrap();
+        nsys.kernels = nsys.kernels.map(|_, it| it.grid = [grid, 1, 1]);
+        let ledger = case.ledger();
+        ledger.rows.iter().find(|it| it.cause == LedgerCause::Waves).unwrap().max_saving_ns
+    };
+    // Of 10 SMs, 4 have a block.
+    for (launch_ns, saved) in [(0, 600), (400, 600), (900, 100), (1000, 0), (i64::MAX, 0)] {
+        assert_eq!(saving(launch_ns, 4), saved, "{launch_ns}");
+    }
+    // A copy by a kernel is not necessary, so its launch is saved as well.
+    let mut copy = Case::new(
+        "range 1 prefill 0..1000\ncall 1 1 1..2\nkernel 1 copy_kernel 0..1000 7",
+        "prefill",
+        1000,
+    );
+    copy.launch_ns = 900;
+    let row = copy.ledger().rows.remove(0);
+    assert_eq!((row.cause, row.max_saving_ns), (LedgerCause::CopiesAndCasts, 1000));
+}
+
+#[test]
+fn a_launch_takes_the_time_of_the_shortest_kernel_or_a_microsecond() {
+    let of = |sketch: &str| launch_ns(&capture(sketch));
+    assert_eq!(of("kernel 1 a 0..600 7\nkernel 2 b 600..5000 7"), 600);
+    assert_eq!(of("kernel 1 a 0..90000 7"), 1000);
+    assert_eq!(of("range 1 prefill 0..10"), 0);
+}
+
+#[test]
 fn partial_tiles_are_the_share_of_tiles_without_results() {
     let mut case = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 500, 0, 0);
     case.tile_fill.insert(("prefill".into(), "k".into(), [10, 1, 1]), 75.0);

@@ -7,6 +7,7 @@ use llmprof_core::{
     trace::{
         Trace,
         framework::{FrameworkCall, OperatorSignature},
+        timeline::ApiCall,
     },
 };
 use proptest::prelude::*;
@@ -164,6 +165,30 @@ fn a_product_without_kernels_counts_only_in_a_capture_without_any() {
     assert_eq!(find(&operators(&on_gpu), "aten::mm").flops, 0);
     let on_cpu = with_operators("range 1 prefill 0..1000", &[product]);
     assert_eq!(find(&operators(&on_cpu), "aten::mm").flops, 60);
+}
+
+#[test]
+fn a_stage_that_lost_kernels_has_no_count_of_flops_whichever_kernel_is_missing() {
+    let kernels = ["kernel 1 gemm 300..340 7", "kernel 2 gemm 600..640 7"];
+    let flops = |recorded: &[&str]| {
+        let sketch = format!(
+            "range 1 prefill 0..1000\ncall 1 1 120..121\ncall 1 2 520..521\n{}",
+            recorded.join("\n")
+        );
+        let product: (&str, i64, i64, &[&[u64]]) = ("aten::mm", 110, 180, &[A, B]);
+        let mut trace = with_operators(&sketch, &[product, ("aten::mm", 510, 580, &[A, B])]);
+        let nsys = trace.nsys.as_mut().unwrap();
+        nsys.strings.push("cudaLaunchKernel".into());
+        let name = nsys.strings.len() as u32 - 1;
+        nsys.cuda_calls = nsys.cuda_calls.iter().map(|it| ApiCall { name, ..it }).collect();
+        let analysis = analyze(&trace, None, None);
+        let rows = analysis.mfu.rows.len();
+        (analysis.operators.work["prefill"].flops, rows > 0)
+    };
+    assert_eq!(flops(&kernels), (120, true));
+    for kernel in kernels {
+        assert_eq!(flops(&[kernel]), (0, false), "{kernel} alone");
+    }
 }
 
 #[test]

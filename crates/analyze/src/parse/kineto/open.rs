@@ -3,14 +3,17 @@
 //! Memory is bounded by the windows of the decompressors; a trace of any size is a stream.
 
 use std::{
-    fs::File,
     io::{self, BufRead as _, BufReader, Read},
     path::{Path, PathBuf},
 };
 
 use llmprof_core::domain::byte_order_mark::without_mark;
 
-use crate::parse::{compressed, encoding, foreign::HEAD, stored};
+use crate::parse::{
+    compressed, encoding,
+    foreign::HEAD,
+    stored::{self, open_named},
+};
 
 const BUFFER: usize = 256 << 10;
 /// Maximum size of an unpacked trace, the same as of every unpacked file.
@@ -35,7 +38,7 @@ pub fn open(path: &Path) -> io::Result<TraceText> {
 
 fn unpacked(path: &Path) -> io::Result<TraceText> {
     let stored = stored_path(path);
-    let file = BufReader::with_capacity(BUFFER, File::open(&stored)?);
+    let file = BufReader::with_capacity(BUFFER, open_named(&stored)?);
     let text: Box<dyn Read + Send> = match packed_with(&stored)? {
         Some(program) => compressed::unpacked(program, file)?,
         None => Box::new(file),
@@ -50,7 +53,7 @@ fn stored_path(path: &Path) -> PathBuf {
 /// The program that unpacks the file at `path`; `None` for a plain one.
 fn packed_with(path: &Path) -> io::Result<Option<&'static str>> {
     let mut head = Vec::new();
-    File::open(path)?.take(4).read_to_end(&mut head)?;
+    open_named(path)?.take(4).read_to_end(&mut head)?;
     Ok(compressed::program(&head))
 }
 

@@ -17,7 +17,7 @@ use llmprof_core::trace::{
 use serde_json::value::RawValue;
 
 use super::{
-    category::Category,
+    category::{Category, direction, is_pageable},
     collectives::FileCollectives,
     device_ranges::DeviceRanges,
     event::{EventFields, Integer, ProcessId},
@@ -328,6 +328,7 @@ impl FileRows {
             global_pid: 0,
             correlation_id,
             graph_node: None,
+            is_pageable: is_pageable(event.name.0.as_deref().unwrap_or_default()),
         });
     }
 
@@ -380,16 +381,4 @@ impl FileRows {
 /// The profiler numbers its steps; instances of one range share a name.
 pub(super) fn range_name(name: &str) -> &str {
     if name.starts_with("ProfilerStep#") { "ProfilerStep" } else { name }
-}
-
-/// Direction of a copy: `Memcpy HtoD (Pageable -> Device)`.
-fn direction(name: &str) -> CopyKind {
-    [
-        ("HtoD", CopyKind::HostToDevice),
-        ("DtoH", CopyKind::DeviceToHost),
-        ("DtoD", CopyKind::DeviceToDevice),
-    ]
-    .into_iter()
-    .find(|(text, _)| name.contains(text))
-    .map_or(CopyKind::Other, |(_, kind)| kind)
 }

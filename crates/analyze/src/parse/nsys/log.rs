@@ -4,14 +4,14 @@
 //! Format: <https://www.sqlite.org/fileformat2.html>, sections 1.3.3 and 4.1.
 
 use std::{
-    fs::{self, File},
+    fs,
     io::{self, Read},
     path::{Path, PathBuf},
 };
 
 use llmprof_core::domain::finding::{Finding, catalogue};
 
-use super::super::ParseError;
+use super::super::{ParseError, stored::open_named};
 
 /// Bytes of a write-ahead log without a single frame.
 const EMPTY_LOG: u64 = 32;
@@ -41,7 +41,7 @@ pub fn refuse(path: &Path) -> Result<(), ParseError> {
 /// The finding that rows may be missing, for a database in write-ahead mode.
 pub fn finding(path: &Path) -> io::Result<Option<Finding>> {
     let mut header = Vec::new();
-    File::open(path)?.take(20).read_to_end(&mut header)?;
+    open_named(path)?.take(20).read_to_end(&mut header)?;
     // Offset 19: the version required to read the file; 2 is write-ahead mode.
     Ok((header.get(19) == Some(&2)).then(|| {
         let message = "The export is in SQLite's write-ahead mode: rows that were only in its -wal \

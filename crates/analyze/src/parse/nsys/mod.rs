@@ -95,6 +95,7 @@ pub fn read(path: &Path) -> Result<Timeline, ParseError> {
 
     trace.findings.extend(logged()?);
     trace.findings.extend(gaps(&export)?);
+    trace.findings.extend(names::absent_names(&trace.strings));
 
     // Analysis requires launch order and start order; exports usually have it, without a guarantee.
     trace.os_calls.sort();
@@ -129,6 +130,8 @@ fn others(export: &Export) -> Result<(Timeline, StringTable, UnnamedRanges), Par
             _ => {}
         }
     }
+    let requested = include_str!("sql/requested.sql");
+    trace.requested = export.rows("META_DATA_CAPTURE", requested, |row| export::string(row, 0))?;
     let process = |row: &Row| Ok((process_of(or_zero(row, 0)?), export::string(row, 1)?));
     trace.processes =
         export.rows("PROCESSES", include_str!("sql/processes.sql"), process)?.into_iter().collect();
@@ -252,6 +255,10 @@ const JOINS: [(&str, &[&str], &str); 3] = [
     ),
 ];
 
+/// The remedy for an export that lacks what its report has.
+const EXPORT_AGAIN: &str =
+    "export the report again with the nsys that took it (nsys export --type sqlite)";
+
 /// Findings on missing columns.
 fn gaps(export: &Export) -> Result<Vec<Finding>, ParseError> {
     let mut findings = Vec::new();
@@ -259,9 +266,8 @@ fn gaps(export: &Export) -> Result<Vec<Finding>, ParseError> {
         let lacks = export.lacks(table, columns)?;
         if !lacks.is_empty() {
             let message = format!("{table} lacks the columns {}: {effect}", lacks.join(", "));
-            let advice =
-                "export the report again with the nsys that took it (nsys export --type sqlite)";
-            findings.push(Finding::new(catalogue::NSYS_COLUMNS_MISSING, message).advise(advice));
+            findings
+                .push(Finding::new(catalogue::NSYS_COLUMNS_MISSING, message).advise(EXPORT_AGAIN));
         }
     }
     Ok(findings)

@@ -2,8 +2,14 @@
 
 use std::collections::HashMap;
 
+use llmprof_core::{
+    domain::finding::{Finding, catalogue},
+    trace::names::{absent_name, is_absent_name},
+};
+
 use super::{
     super::ParseError,
+    EXPORT_AGAIN,
     export::{Export, string},
 };
 
@@ -67,11 +73,21 @@ impl StringTable {
             }
             Ok(())
         })?;
-        let named = |(string, id): (Option<String>, &i64)| {
-            string
-                .filter(|it| !it.is_empty())
-                .unwrap_or_else(|| format!("(string {id} is missing)"))
-        };
+        // A row with an empty text is present.
+        let named =
+            |(string, id): (Option<String>, &i64)| string.unwrap_or_else(|| absent_name(*id));
         Ok(strings.into_iter().zip(&self.ids).map(named).collect())
     }
+}
+
+/// The finding on strings in use that the export lacks.
+pub fn absent_names(strings: &[String]) -> Option<Finding> {
+    let count = strings.iter().filter(|it| is_absent_name(it)).count();
+    let message = format!(
+        "StringIds lacks {count} of the {} names in use: kernels and calls without a name have no \
+         kind, and no launch or wait is known by it",
+        strings.len()
+    );
+    let found = || Finding::new(catalogue::NSYS_COLUMNS_MISSING, message).advise(EXPORT_AGAIN);
+    (count > 0).then(found)
 }

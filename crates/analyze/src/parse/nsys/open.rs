@@ -2,7 +2,6 @@
 
 use std::{
     fmt::Write as _,
-    fs::File,
     io::Read,
     os::unix::ffi::OsStrExt,
     path::Path,
@@ -15,6 +14,7 @@ use super::{
     super::{
         ParseError,
         foreign::{self, COPY_AGAIN, HEAD},
+        stored::open_named,
     },
     export::string,
 };
@@ -45,7 +45,7 @@ pub(super) fn brief(error: rusqlite::Error) -> rusqlite::Error {
 pub(super) fn check_header(path: &Path) -> Result<u64, ParseError> {
     let read = |source| ParseError::Read { path: path.into(), source };
     let refuse = |what: String| Err(ParseError::Foreign { path: path.into(), what });
-    let file = File::open(path).map_err(read)?;
+    let file = open_named(path).map_err(read)?;
     let length = file.metadata().map_err(read)?.len();
     let mut header = Vec::new();
     file.take(HEAD).read_to_end(&mut header).map_err(read)?;

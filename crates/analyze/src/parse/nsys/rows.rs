@@ -107,15 +107,23 @@ pub(super) fn call<const N: usize>(
     })
 }
 
+/// Kinds of memory in nsys's enumeration `ENUM_CUDA_MEM_KIND`.
+const PAGEABLE_MEMORY: i64 = 0;
+const UNKNOWN_MEMORY: i64 = 7;
+
 pub(super) fn memory_op(row: &Row) -> Result<MemoryOp> {
     // CUPTI's kinds of copies; a fill has none.
-    let kind = match row.get::<_, Option<i64>>(2)? {
-        None => CopyKind::Set,
-        Some(1 | 3 | 11) => CopyKind::HostToDevice,
-        Some(2 | 4 | 12) => CopyKind::DeviceToHost,
-        Some(5..=8) => CopyKind::DeviceToDevice,
-        Some(_) => CopyKind::Other,
+    let stated = row.get::<_, Option<i64>>(2)?;
+    let (kind, side) = match stated {
+        None => (CopyKind::Set, None),
+        Some(1 | 3 | 11) => (CopyKind::HostToDevice, Some(9)),
+        Some(2 | 4 | 12) => (CopyKind::DeviceToHost, Some(10)),
+        Some(5..=8) => (CopyKind::DeviceToDevice, None),
+        Some(_) => (CopyKind::Other, None),
     };
+    let is_migration = matches!(stated, Some(11 | 12));
+    let memory = side.map(|side| row.get::<_, Option<i64>>(side)).transpose()?.flatten();
+    let is_pageable = memory.filter(|it| *it != UNKNOWN_MEMORY).map(|it| it == PAGEABLE_MEMORY);
     Ok(MemoryOp {
         start_ns: row.get(0)?,
         end_ns: row.get(1)?,
@@ -126,6 +134,8 @@ pub(super) fn memory_op(row: &Row) -> Result<MemoryOp> {
         correlation_id: or_zero(row, 6)?,
         graph_node: row.get::<_, Option<i64>>(7)?.map(i64::cast_unsigned),
         stream: row.get::<_, Option<i64>>(8)?.and_then(|it| u32::try_from(it).ok()),
+        // Pages of unified memory migrate without a copy of the program.
+        is_pageable: if is_migration { Some(false) } else { is_pageable },
     })
 }
 
@@ -165,4 +175,38 @@ pub(super) fn graph_node(row: &Row) -> Result<GraphNode> {
 
 pub(super) fn or_zero(row: &Row, column: usize) -> Result<i64> {
     Ok(row.get::<_, Option<i64>>(column)?.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use llmprof_core::trace::timeline::CopyKind::{
+        DeviceToDevice, DeviceToHost, HostToDevice, Other, Set,
+    };
+    use rusqlite::Connection;
+
+    use super::*;
+
+    #[test]
+    fn copies_have_the_memory_of_the_host_and_migrations_are_not_of_pageable_memory() {
+        let db = Connection::open_in_memory().unwrap();
+        let of = |kind: Option<i64>, source: Option<i64>, target: Option<i64>| {
+            let sql = "select 0, 9, ?1, 70000, 0, 1, 1, null, 7, ?2, ?3";
+            let copy = db.query_row(sql, (kind, source, target), memory_op).unwrap();
+            (copy.kind, copy.is_pageable)
+        };
+        for (kind, source, target, expected) in [
+            (Some(1), Some(0), Some(2), (HostToDevice, Some(true))),
+            (Some(1), Some(1), Some(2), (HostToDevice, Some(false))),
+            (Some(1), None, None, (HostToDevice, None)),
+            (Some(2), Some(2), Some(0), (DeviceToHost, Some(true))),
+            (Some(2), Some(0), Some(7), (DeviceToHost, None)),
+            (Some(11), Some(0), Some(2), (HostToDevice, Some(false))),
+            (Some(12), Some(7), Some(7), (DeviceToHost, Some(false))),
+            (Some(8), Some(2), Some(2), (DeviceToDevice, None)),
+            (Some(13), Some(4), Some(4), (Other, None)),
+            (None, None, None, (Set, None)),
+        ] {
+            assert_eq!(of(kind, source, target), expected, "{kind:?} {source:?} {target:?}");
+        }
+    }
 }

@@ -5,25 +5,25 @@
 //! traced as a whole, kernels launched before the capture, and the last few that its end cut off.
 
 mod graphs;
+pub mod launches;
 mod tail;
 
 use std::collections::BTreeMap;
 
-use foldhash::{HashMap, HashSet};
+use foldhash::HashSet;
 use llmprof_core::{
     domain::{
         finding::{Finding, catalogue},
         units::quantity,
     },
     trace::{
-        call_index::{CallIndex, NO_CALL},
         runtime_call::CallKind,
         timeline::{Timeline, process_of},
     },
 };
 
 use self::{
-    graphs::{GraphLaunch, graph_launches},
+    launches::{FirstCalls, LaunchingCall, each_launching_call},
     tail::{LaunchAtEnd, ProcessTail},
 };
 use super::{COMPLETE_PCT, advice};
@@ -32,12 +32,7 @@ use crate::{
     kernels::OUTSIDE,
     stages::{NO_STAGE, in_sentence},
     stats::percent,
-    timeline::{
-        capture::Capture,
-        interval::IntervalSet,
-        launches::{CallSet, Cursor},
-        running::RunningLaunches,
-    },
+    timeline::{capture::Capture, interval::IntervalSet, launches::Cursor, step_states::LEFT_OUT},
 };
 
 /// Id of the finding on a stage that lost kernels; it makes a run partial.
@@ -71,6 +66,8 @@ pub struct StageCoverage {
     pub attributed: u64,
     /// Kernels that ran during the stage without a launching call in the capture.
     pub unattributed: u64,
+    /// Kernels that ran during the stage and were launched before the first recorded call.
+    pub before: u64,
     /// Missing kernels that no later call waited for: the end of the capture may have cut them off.
     /// They count as launched if they are more than a small share of the stage, whose figures then
     /// cover time without its work.
@@ -145,16 +142,8 @@ pub fn by_stage(capture: &Capture) -> Vec<StageCoverage> {
 
 /// Counts all launches that ran kernels, except those cut off by the end of the capture.
 fn expected(capture: &Capture, counted: &mut [StageCoverage]) {
-    let calls = &capture.trace.cuda_calls;
-    let kinds = capture.trace.call_kinds();
-    let mut has_work = CallSet::below(calls.len());
-    let both = capture.kernel_joins().chain(capture.copy_joins());
-    both.filter(|it| it.has_call()).for_each(|it| has_work.insert(it.call));
-    let graphs = graph_launches(capture, &kinds, &has_work);
-    let untimed = untimed_by_call(capture.trace);
-
-    let mut running = RunningLaunches::of(capture.trace, &kinds);
-    let mut processes: Vec<i64> = calls.sites().iter().map(|it| process_of(it.1)).collect();
+    let sites = capture.trace.cuda_calls.sites();
+    let mut processes: Vec<i64> = sites.iter().map(|it| process_of(it.1)).collect();
     let of_site = processes.clone();
     processes.sort_unstable();
     processes.dedup();
@@ -163,47 +152,28 @@ fn expected(capture: &Capture, counted: &mut [StageCoverage]) {
     let mut tails: Vec<ProcessTail> = processes.iter().map(|_| ProcessTail::default()).collect();
     let mut cursor = Cursor::default();
     let mut are_known = false;
-    for (at, (site, call)) in calls.with_sites().enumerate() {
-        let untimed = untimed.get(&(at as u32)).copied().unwrap_or(0);
-        let (site, has_work) = (site as usize, has_work.contains(at) || untimed > 0);
-        let kind = kinds[site];
-        if matches!(kind, CallKind::Other | CallKind::Prepare | CallKind::Unknown) {
-            continue;
-        }
-        let runs = running.launches(kind, &call);
-        are_known |= kind == CallKind::Kernel && running.is_captured(call.global_tid);
-        let tail = &mut tails[of_site[site]];
+    each_launching_call(capture, |it| {
+        let LaunchingCall { site, kind, call, is_captured, launch } = it;
+        are_known |= *kind == CallKind::Kernel && *is_captured;
+        let tail = &mut tails[of_site[*site]];
         if kind.finishes_earlier_work() {
             tail.last_sync = Some(call.start_ns);
         }
-        if !runs {
-            continue;
-        }
-        let launch = match kind {
-            CallKind::Graph => graphs.get(&at).copied().unwrap_or_default(),
-            _ => GraphLaunch {
-                expected: 1,
-                recorded: u64::from(has_work && untimed == 0),
-                ..GraphLaunch::default()
-            },
-        };
-        let GraphLaunch { recorded, is_whole, .. } = launch;
-        let is_silent = launch.is_silent && untimed == 0;
-        let kernels = launch.expected.max(recorded + untimed);
-        are_known |= kind == CallKind::Graph && recorded + untimed > 0;
+        let Some(launch) = launch else { return };
+        are_known |= *kind == CallKind::Graph && launch.recorded + launch.untimed > 0;
         let instance =
             cursor.at(call.global_tid, call.start_ns, |thread| capture.stages.on(thread));
         let stage = capture.stage_number(instance);
-        let missing = kernels - recorded - untimed;
-        let launch = LaunchAtEnd { start_ns: call.start_ns, stage, missing, is_silent };
-        tail.add(launch, has_work || is_whole);
-        counted[stage].launched += kernels;
-        counted[stage].recorded += recorded;
-        counted[stage].untimed += untimed;
-        counted[stage].whole_graphs += u64::from(is_whole);
-        counted[stage].graphs += u64::from(kind == CallKind::Graph);
+        let (missing, is_silent) = (launch.missing(), launch.is_silent);
+        let at_end = LaunchAtEnd { start_ns: call.start_ns, stage, missing, is_silent };
+        tail.add(at_end, launch.has_work || launch.is_whole);
+        counted[stage].launched += launch.kernels;
+        counted[stage].recorded += launch.recorded;
+        counted[stage].untimed += launch.untimed;
+        counted[stage].whole_graphs += u64::from(launch.is_whole);
+        counted[stage].graphs += u64::from(*kind == CallKind::Graph);
         counted[stage].silent_graphs += u64::from(is_silent);
-    }
+    });
     for launch in tails.iter().flat_map(ProcessTail::cut_off) {
         counted[launch.stage].cut_off += launch.missing;
         counted[launch.stage].silent_graphs -= u64::from(launch.is_silent);
@@ -218,55 +188,39 @@ fn expected(capture: &Capture, counted: &mut [StageCoverage]) {
     }
 }
 
-/// Kernels without a valid time by their launching call.
-fn untimed_by_call(trace: &Timeline) -> HashMap<u32, u64> {
-    let mut found = HashMap::default();
-    if trace.untimed.kernels.is_empty() {
-        return found;
-    }
-    let index = CallIndex::of(&trace.cuda_calls);
-    let mut lookup = index.lookup();
-    for it in trace.untimed.kernels.iter() {
-        let call = lookup.find(it.global_pid, it.correlation_id);
-        if call != NO_CALL {
-            *found.entry(call).or_default() += 1;
-        }
-    }
-    found
-}
-
 /// Counts kernels with and without their launching call by the stage in which they ran.
 fn attribution(capture: &Capture, counted: &mut [StageCoverage]) {
-    let calls = &capture.trace.cuda_calls;
-    // Correlation ids increase within a process: a kernel with a lower id was launched before the
-    // capture started.
-    let mut first: HashMap<i64, i64> = HashMap::default();
     let has_orphans = capture.kernel_joins().any(|it| !it.has_call());
-    for call in calls
-        .iter()
-        .take(if has_orphans { calls.len() } else { 0 })
-        .filter(|call| call.correlation_id > 0)
-    {
-        let (process, id) = (process_of(call.global_tid), call.correlation_id);
-        first.entry(process).and_modify(|known| *known = id.min(*known)).or_insert(id);
-    }
+    let first = has_orphans.then(|| FirstCalls::of(capture.trace));
     let mut open: BTreeMap<(i64, usize), Vec<(i64, i64)>> = BTreeMap::new();
     for it in capture.stages.instances.iter().filter(|it| it.start_ns < it.end_ns) {
         open.entry((process_of(it.place), it.label)).or_default().push((it.start_ns, it.end_ns));
     }
-    let covers: Vec<((i64, usize), IntervalSet)> =
+    let left_out = capture.stages.labels.iter().position(|it| it == LEFT_OUT);
+    // A step that is taken out of a decode has its work up to the end.
+    if let Some(label) = left_out {
+        for it in capture.stages.states.taken_out() {
+            open.entry((process_of(it.place), label)).or_default().push(it.span);
+        }
+    }
+    let mut covers: Vec<((i64, usize), IntervalSet)> =
         open.into_iter().map(|(key, at)| (key, IntervalSet::new(at))).collect();
+    covers.sort_by_key(|it| Some(it.0.1) != left_out);
     let mut untraced: HashSet<i64> = HashSet::default();
     for (kernel, join) in capture.kernels() {
         let process = process_of(kernel.global_pid);
         if join.has_call() {
             counted[capture.stage_number(join.instance)].attributed += 1;
-        } else if first.get(&process).is_none_or(|first| kernel.correlation_id >= *first) {
+        } else if let Some(first) = &first {
             let here = covers
                 .iter()
                 .find(|((of, _), cover)| *of == process && cover.contains(kernel.start_ns));
-            counted[here.map_or(0, |((_, label), _)| label + 1)].unattributed += 1;
-            if !first.contains_key(&process) {
+            let here = &mut counted[here.map_or(0, |((_, label), _)| label + 1)];
+            match first.is_before(process, kernel.correlation_id) {
+                true => here.before += 1,
+                false => here.unattributed += 1,
+            }
+            if !first.has(process) {
                 untraced.insert(process);
             }
         }
@@ -283,7 +237,8 @@ pub fn findings(analysis: &Analysis, trace: &Timeline) -> Vec<Finding> {
         if it.stage.is_empty() { "outside every stage".to_owned() } else { it.stage.clone() }
     };
     let mut found: Vec<Finding> = Vec::new();
-    for it in stages.iter().filter(|it| it.lost()) {
+    // Another finding names steps that are left out.
+    for it in stages.iter().filter(|it| it.lost() && it.stage != LEFT_OUT) {
         let missing = it.missing();
         let place = match it.stage.as_str() {
             NO_STAGE => "Outside every stage",
@@ -313,9 +268,11 @@ pub fn findings(analysis: &Analysis, trace: &Timeline) -> Vec<Finding> {
         for (index, diagnostic) in trace.diagnostics.iter().take(3).enumerate() {
             finding = finding.with(&format!("nsys diagnostic ({})", index + 1), diagnostic);
         }
+        // Work counts in calls whose kernels are recorded.
+        let flops = if trace.framework.is_empty() { "" } else { "FLOP/s, " };
         found.push(finding.advise(format!(
-            "Busy and idle time, launch-bound share, kernel shares and device time of operators \
-             are omitted for it. {}",
+            "Busy and idle time, launch-bound share, {flops}kernel shares and device time of \
+             operators are omitted for it. {}",
             advice::lost(trace.tool, it.cut_off == missing)
         )));
     }
@@ -332,8 +289,8 @@ fn unattributed(analysis: &Analysis, trace: &Timeline) -> Option<Finding> {
     let (kernels, orphans) = (trace.kernels.len(), analysis.kernels.orphans);
     let message = match orphans {
         _ if trace.cuda_calls.is_empty() => {
-            "The CUDA API was not traced: the stages of kernels are unknown, and lost kernels \
-             cannot be detected."
+            "The capture has no calls of the CUDA API: the stages of kernels are unknown, and lost \
+             kernels cannot be detected."
                 .into()
         }
         0 => {
@@ -358,7 +315,7 @@ fn unattributed(analysis: &Analysis, trace: &Timeline) -> Option<Finding> {
     if !unknown.is_empty() {
         finding = finding.with("omitted kernel figures", unknown.join(", "));
     }
-    Some(finding.advise(advice::unattributed(trace.tool)))
+    Some(finding.advise(advice::unattributed(trace.tool, trace.cuda_calls.is_empty())))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use llmprof_core::trace::{
 };
 
 use super::{
-    STEP, SliceList, StepTimeline,
+    SliceList, StepTimeline,
     device::{self, StepWork},
     owners::KernelOwners,
     us,
@@ -82,29 +82,34 @@ pub fn traced_step(capture: &Capture) -> Option<StepTimeline> {
     })
 }
 
-/// The measured step of median length, its number from 1, and the count of steps.
+/// The step of median length, its number from 1, and the count of steps that count in times. It is
+/// a measured step: of an even number, the shorter of the two in the middle.
 fn median_step(capture: &Capture) -> Option<(StepPlace, u64, u64)> {
     let place = |it: &Range| {
         let end = it.end_ns.filter(|end| *end > it.start_ns)?;
         let instance = capture.stages.on(it.global_tid)?.at(it.start_ns, &mut 0);
         let thread = if it.push_pop { it.global_tid } else { process_of(it.global_tid) };
-        let is_decode = capture.stage(instance) == DECODE;
-        is_decode.then_some(StepPlace {
+        let state = capture.stages.states.of(thread, (it.start_ns, end));
+        let counts = capture.stage(instance) == DECODE && state.counts();
+        counts.then_some(StepPlace {
             range: (it.start_ns, end),
             instance,
             thread,
             everywhere: !it.push_pop,
         })
     };
+    let rules = &capture.trace.rules;
+    let is_step = |it: &&Range| rules.is_step_in_decode(&it.name, &it.domain);
     let mut steps: Vec<StepPlace> =
-        capture.trace.ranges.iter().filter(|it| it.name == STEP).filter_map(place).collect();
+        capture.trace.ranges.iter().filter(is_step).filter_map(place).collect();
     let of_engine = capture.stages.steps.iter().filter(|it| it.is_decode());
     steps.extend(of_engine.filter_map(|it| {
         let (thread, range) = (it.place, (it.start_ns, it.end_ns));
         let instance = capture.stages.at(thread, range.0)?;
         let everywhere = process_of(thread) == thread;
         let place = StepPlace { range, instance, thread, everywhere };
-        (capture.stage(instance) == DECODE).then_some(place)
+        let counts = capture.stages.states.of(thread, range).counts();
+        (capture.stage(instance) == DECODE && counts).then_some(place)
     }));
     steps.sort_by_key(|it| it.range.0);
     let mut order: Vec<usize> = (0..steps.len()).collect();

@@ -1,10 +1,13 @@
 //! Steps of sketched captures, with their work.
 
-use llmprof_core::trace::{clocks::UnequalClock, timeline::Timeline};
+use llmprof_core::trace::{clocks::UnequalClock, stage::StageRules, timeline::Timeline};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{kernels::tests::capture, timeline::open_ranges::NONE};
+use crate::{
+    kernels::tests::capture,
+    timeline::open_ranges::{EXCLUDED, NONE},
+};
 
 fn of(sketch: &str) -> Vec<EngineStepRecord> {
     let trace = capture(sketch);
@@ -57,6 +60,40 @@ fn named_steps_with_work_on_an_unknown_clock_have_times_of_the_host_alone() {
     for it in engine_steps(&Capture::of(&trace)) {
         assert_eq!((it.step_ms, it.host_ms, it.kernels), (100e-6, 100e-6, 1));
         assert_eq!((it.device_ms, it.gap_ms, it.unrecorded_wait_ms), (None, None, 0.0));
+    }
+}
+
+#[test]
+fn excluded_time_is_in_no_time_of_a_step() {
+    // Steps of 100 ns every 200 ns, each with kernels at 20 to 50 and 60 to 100.
+    let step = |at: i64| {
+        let (start, first, second) = (200 * at, 2 * at + 1, 2 * at + 2);
+        let after = |ns: i64| start + ns;
+        let launch = |id: i64, call: i64, (from, to): Interval| {
+            let (call, end) = (after(call), after(call + 1));
+            format!("call 1 {id} {call}..{end}\nkernel {id} a {}..{} 7", after(from), after(to))
+        };
+        let range = format!("range 1 execute_context_0(0)_generation_8(8) {start}..{}", after(100));
+        [range, launch(first, 10, (20, 50)), launch(second, 55, (60, 100))].join("\n")
+    };
+    let steps = [step(0), step(1), step(2)].join("\n");
+    let ns = |ms: f64| (ms * 1e6).round() as i64;
+    let whole = (100, 100, Some(200), Some(80), Some(10));
+    for (check, at, expected) in [
+        ("1000..1010", 1, whole),
+        ("240..270", 1, (70, 70, None, Some(20), Some(0))),
+        ("240..270", 2, whole),
+        ("252..254", 1, (98, 98, None, Some(78), Some(8))),
+        ("310..390", 1, whole),
+        ("310..390", 2, (100, 100, None, Some(80), Some(10))),
+    ] {
+        let rules = StageRules::with(vec![], vec![], vec!["check".to_owned()]);
+        let trace = capture(&format!("{steps}\nrange 1 check {check}")).with_rules(rules);
+        let it = &engine_steps(&Capture::of(&trace))[at];
+        let times = (ns(it.host_ms), ns(it.step_ms), it.period_ms.map(ns));
+        let device = (it.device_ms.map(ns), it.gap_ms.map(ns));
+        let found = (times.0, times.1, times.2, device.0, device.1);
+        assert_eq!(found, expected, "step {at} without {check}");
     }
 }
 

@@ -193,7 +193,8 @@ impl GpuCells {
         }
     }
 
-    /// Sets the window of every instance on each GPU that its process uses.
+    /// Sets the window of every instance on each GPU that its process uses, without the parts that
+    /// do not count.
     fn set_windows(&mut self, capture: &Capture) {
         let (instances, spans) = (&capture.stages.instances, stage_spans(capture));
         let mut open: Vec<Vec<Interval>> = vec![vec![]; self.cells.len()];
@@ -203,13 +204,16 @@ impl GpuCells {
             }
             self.instances[it.label] += 1;
             let process = process_of(it.place);
+            let uncounted = capture.stages.uncounted_in(it.place, (it.start_ns, it.end_ns));
+            let parts: Vec<Interval> = uncounted.outside(*span).collect();
+            let ns = parts.iter().fold(0i64, |sum, it| sum.saturating_add(it.1 - it.0));
             for (_, device) in self.used.range((process, 0)..=(process, u32::MAX)) {
                 let place = self.place(it.label, *device);
                 let cell = &mut self.cells[place];
                 cell.instances += 1;
                 cell.is_unequal |= !capture.trace.has_common_clock(process, *device);
-                cell.instances_ns = cell.instances_ns.saturating_add(span.1 - span.0);
-                open[place].push(*span);
+                cell.instances_ns = cell.instances_ns.saturating_add(ns);
+                open[place].extend_from_slice(&parts);
             }
         }
         for (cell, open) in self.cells.iter_mut().zip(open) {

@@ -6,7 +6,9 @@ use std::{borrow::Cow, collections::BTreeMap};
 
 use foldhash::HashMap;
 use llmprof_core::trace::{
+    range::Range,
     runtime_call::{CallKind, loads_code, without_version},
+    stage::RangeNames,
     timeline::Timeline,
 };
 
@@ -20,6 +22,9 @@ pub const LONG_CALL_NS: i64 = 1_000_000;
 /// call, which takes little time itself.
 pub const LOADING: &str = "preparation of code for";
 
+/// Start of the names of gaps in which the host is in a range of the program and calls nothing.
+pub const IN_RANGE: &str = "the range ";
+
 /// Max calls compared with a gap, latest first.
 const MAX_COMPARED: usize = 4096;
 
@@ -31,6 +36,8 @@ type Calls = BTreeMap<i64, Vec<(Interval, u32)>>;
 pub struct LongCalls<'a> {
     long: Calls,
     loads: Calls,
+    /// Numbers of the names of gaps in ranges, by the numbers of the ranges' names.
+    in_range: HashMap<u32, u32>,
     numbers: HashMap<Cow<'a, str>, u32>,
     names: Vec<Cow<'a, str>>,
 }
@@ -39,12 +46,14 @@ impl<'a> LongCalls<'a> {
     pub fn of(trace: &'a Timeline) -> Self {
         let mut all = Self::default();
         let mut is_operator = is_operator(trace);
+        let mut ranges: Vec<(&Range, Interval)> = Vec::new();
         for range in &trace.ranges {
-            let end = range.end_ns.filter(|end| is_long((range.start_ns, *end)));
-            if let Some(end) = end.filter(|_| is_operator(range)) {
-                all.add(range.global_tid, (range.start_ns, end), &range.name);
+            let span = range.end_ns.map(|end| (range.start_ns, end)).filter(|it| is_long(*it));
+            if let Some(span) = span.filter(|_| is_operator(range)) {
+                ranges.push((range, span));
             }
         }
+        all.add_ranges(&ranges);
         for call in trace.framework.iter().filter(|it| is_long((it.start_ns, it.end_ns))) {
             let signature = trace.framework.signatures.get(call.signature as usize);
             let name = signature.map_or("", |it| it.name.as_str());
@@ -74,6 +83,29 @@ impl<'a> LongCalls<'a> {
         }
     }
 
+    /// Adds ranges, names that differ in numbers alone as one.
+    fn add_ranges(&mut self, ranges: &[(&Range, Interval)]) {
+        let named = ranges.iter().map(|it| ("", it.0.name.as_str()));
+        let (groups, group_of) = RangeNames::grouped(named);
+        let mut numbers = Vec::with_capacity(groups.len());
+        for name in groups.iter().map(RangeNames::in_rule) {
+            // Names with a namespace are operators of a framework.
+            let in_range = (!name.contains("::")).then(|| format!("{IN_RANGE}{name}"));
+            let number = self.number(name.into());
+            if let Some(in_range) = in_range {
+                let in_range = self.number(in_range.into());
+                self.in_range.insert(number, in_range);
+            }
+            numbers.push(number);
+        }
+        for ((range, span), group) in ranges.iter().zip(group_of) {
+            if !range.name.is_empty() {
+                let of_thread = self.long.entry(range.global_tid).or_default();
+                of_thread.push((*span, numbers[group]));
+            }
+        }
+    }
+
     /// The number of a name.
     pub fn number(&mut self, name: Cow<'a, str>) -> u32 {
         if let Some(number) = self.numbers.get(&name) {
@@ -84,9 +116,18 @@ impl<'a> LongCalls<'a> {
         self.names.len() as u32 - 1
     }
 
+    /// The call in which the host was for most of a gap until a launch, with its part of the gap. A
+    /// range of the program in which it called nothing is named as one.
+    pub fn before(&self, trace: &Timeline, launch: u32, gap: Interval) -> Option<(u32, Interval)> {
+        let call = trace.cuda_calls.get(launch as usize);
+        let (number, part) = self.inside(call.global_tid, (gap.0, call.start_ns.min(gap.1)))?;
+        let range = self.in_range.get(&number).filter(|_| !has_calls(trace, launch, part));
+        Some((*range.unwrap_or(&number), part))
+    }
+
     /// The call in which a thread was for most of a gap, with its part of the gap; else the loading
     /// of code before whose end most of the gap lies, for code is chosen or built before that.
-    pub fn inside(&self, thread: i64, gap: Interval) -> Option<(u32, Interval)> {
+    fn inside(&self, thread: i64, gap: Interval) -> Option<(u32, Interval)> {
         self.long_call(thread, gap).or_else(|| self.load(thread, gap))
     }
 
@@ -122,6 +163,16 @@ impl<'a> LongCalls<'a> {
     }
 }
 
+/// True if the thread of a launch made other calls in this time before it, or may have made them.
+fn has_calls(trace: &Timeline, launch: u32, time: Interval) -> bool {
+    let mut calls = trace.cuda_calls.reader();
+    let thread = calls.get(launch).global_tid;
+    let earlier = (0..launch).rev().map(|at| calls.get(at));
+    let mut in_time = earlier.take_while(|it| it.start_ns >= time.0).enumerate();
+    in_time
+        .any(|(count, it)| count >= MAX_COMPARED || it.global_tid == thread && it.start_ns < time.1)
+}
+
 fn is_long((start, end): Interval) -> bool {
     end.saturating_sub(start) >= LONG_CALL_NS
 }
@@ -154,6 +205,27 @@ mod tests {
         assert_eq!(inside(outer, (2_000_000, 4_000_000)), None, "a small part of the call");
         assert_eq!(inside(outer, (8_500_000, 30_000_000)), None, "a small part of the gap");
         assert_eq!(inside(&outer.replace("range 1", "range 2"), (1_400_000, 8_600_000)), None);
+    }
+
+    #[test]
+    fn a_gap_in_a_range_without_calls_is_named_by_the_pattern_of_its_range() {
+        let name = |ranges: &str, calls: &str| {
+            let trace = capture(&format!("{ranges}\n{calls}\ncall 1 9 3000000..3000100"));
+            let long = LongCalls::of(&trace);
+            let launch = trace.cuda_calls.len() as u32 - 1;
+            let (number, part) = long.before(&trace, launch, (900_000, 3_100_000))?;
+            Some((long.names[number as usize].to_string(), part))
+        };
+        let layers = "range 1 layer_0 1000000..2900000\nrange 1 layer_1 5000000..7000000";
+        let part = (1_000_000, 2_900_000);
+        let of = |text: &str| Some((text.to_owned(), part));
+        assert_eq!(name(layers, ""), of("the range layer_*"));
+        assert_eq!(name(layers, "call 2 1 2000000..2000100"), of("the range layer_*"));
+        assert_eq!(name(layers, "call 1 1 950000..950100"), of("the range layer_*"), "before it");
+        assert_eq!(name(layers, "call 1 1 2950000..2950100"), of("the range layer_*"), "after it");
+        assert_eq!(name(layers, "call 1 1 2000000..2000100"), of("layer_*"), "a call inside");
+        let operator = "range 1 aten::mm 1000000..2900000";
+        assert_eq!(name(operator, ""), of("aten::mm"), "an operator is a call");
     }
 
     #[test]

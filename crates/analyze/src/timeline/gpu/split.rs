@@ -57,6 +57,9 @@ pub struct WorkTime {
     pub ns: i64,
     /// Part of `ns` in which nothing else of the stage ran.
     pub alone_ns: i64,
+    /// Large copies of pageable memory, and the time that pinned memory saves of them at most.
+    pub staged_calls: u64,
+    pub staged_ns: i64,
 }
 
 /// Idle time of one reason, by the work that ended before it.
@@ -186,7 +189,12 @@ impl<'a> SplitSums<'a> {
                 let of = self.names.of(work);
                 self.last = Some((work.work, work.row, of));
                 let stage = &mut self.stages[cells[*cell].label];
-                stage.work.entry(of).or_default().calls += 1;
+                let time = stage.work.entry(of).or_default();
+                time.calls += 1;
+                if let Some(ns) = self.names.staged_ns(work) {
+                    time.staged_calls += 1;
+                    time.staged_ns = time.staged_ns.saturating_add(ns);
+                }
                 self.shared[*cell].add(work, of, &cells[*cell].window, &mut stage.work);
             }
             LaneEvent::Gap(gap) => {
@@ -245,8 +253,7 @@ impl<'a> SplitSums<'a> {
     fn long_call(&self, gap: &IdleGap) -> Option<(u32, Interval)> {
         let IdleSplit { host, launch, .. } = gap.reasons.program;
         let after = gap.after.filter(|it| host - launch >= LONG_CALL_NS && it.join.has_call())?;
-        let call = self.names.trace.cuda_calls.get(after.join.call as usize);
-        self.long_calls.inside(call.global_tid, (gap.from, call.start_ns.min(gap.to)))
+        self.long_calls.before(self.names.trace, after.join.call, (gap.from, gap.to))
     }
 
     /// The measured stages, of these names, without those in which a graph of an unknown GPU ran.
@@ -306,6 +313,12 @@ struct WorkNames<'a> {
 }
 
 impl<'a> WorkNames<'a> {
+    /// Time that pinned memory saves of a copy at most.
+    fn staged_ns(&self, work: &Activity) -> Option<i64> {
+        let is_copy = matches!(work.work, DeviceWork::Copy(_));
+        self.trace.copies.get(work.row).filter(|_| is_copy)?.staged_ns()
+    }
+
     fn of(&mut self, work: &Activity) -> WorkOf {
         let kind = match work.work {
             DeviceWork::Kernel(kind) => WorkKind::Kernel(kind),

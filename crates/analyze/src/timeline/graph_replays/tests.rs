@@ -104,6 +104,7 @@ fn add_replay(trace: &mut Timeline, step: &str, nodes: &[(&str, u32, u32)]) {
                 global_pid: PROCESS,
                 correlation_id,
                 graph_node: None,
+                is_pageable: None,
             });
             continue;
         }

@@ -67,6 +67,17 @@ proptest! {
                 prop_assert_eq!(found, expected, "at {} on {}", t, thread);
             }
         }
+        for t in 0..70 {
+            let counts = |thread: i64| {
+                let has = |name: &str| {
+                    let mut open = open(&trace, (7 << 24) | thread, t);
+                    open.any(|at| trace.ranges[at].name == name)
+                };
+                (!include || has("measured")) && (!exclude || !has("skipped"))
+            };
+            let is_excluded = !counts(1) && !counts(2);
+            prop_assert_eq!(stages.is_excluded(7 << 24, t), is_excluded, "at {}", t);
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    fs::{self, File},
+    fs,
     path::Path,
 };
 
@@ -17,6 +17,7 @@ use llmprof_service::{
     artifact::{
         inputs::storage::{InputStorage, ThumbnailState},
         manifest,
+        packed::open_own,
     },
     store::StoredInputs,
 };
@@ -145,7 +146,7 @@ impl DataCheck<'_> {
         if self.options.quick {
             return None;
         }
-        match File::open(path).and_then(|file| manifest::hash(file, &self.work)) {
+        match open_own(path).and_then(|file| manifest::hash(file, &self.work)) {
             Ok((_, sha256)) if sha256 == image.sha256 => None,
             Ok(_) => Some("is not what was stored".into()),
             Err(error) => Some(format!("cannot be read: {error}")),

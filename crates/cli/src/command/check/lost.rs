@@ -1,6 +1,6 @@
 //! Recovery of the database rows of a run or an alignment from its sealed folder.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use llmprof_core::{
     domain::{
@@ -16,6 +16,7 @@ use llmprof_service::{
     artifact::{
         journal::{self, Position},
         manifest,
+        packed::read_own,
     },
     store::{AlignmentOutcome, LostAlignment, LostRun, Store, StoreError},
 };
@@ -59,7 +60,7 @@ pub fn lost(of: FolderSubject, dir: &Path) -> Option<LostRow> {
 /// A run, without its owner and findings.
 fn run(id: RunId, dir: &Path) -> Option<LostRun> {
     let artifacts = manifest::read(dir).ok()?;
-    let spec: RunSpec = serde_json::from_slice(&fs::read(dir.join(layout::SPEC)).ok()?).ok()?;
+    let spec: RunSpec = serde_json::from_slice(&read_own(&dir.join(layout::SPEC)).ok()?).ok()?;
     let steps = last_steps(dir);
     let reported = artifacts.iter().any(|it| it.path == layout::REPORT_JSON);
     let state = match reported {
@@ -81,10 +82,10 @@ fn alignment(id: AlignmentId, dir: &Path) -> Option<LostAlignment> {
     }
     let artifacts = manifest::read(dir).ok()?;
     let spec: AlignmentSpec =
-        serde_json::from_slice(&fs::read(dir.join(layout::SPEC)).ok()?).ok()?;
+        serde_json::from_slice(&read_own(&dir.join(layout::SPEC)).ok()?).ok()?;
     let report = format!("{}.json", layout::ALIGNMENT);
     let found = match artifacts.iter().any(|it| it.path == report) {
-        true => serde_json::from_slice(&fs::read(dir.join(report)).ok()?)
+        true => serde_json::from_slice(&read_own(&dir.join(report)).ok()?)
             .ok()
             .map(|facts: JournalFacts| (facts.verdict, facts.checks)),
         false => None,

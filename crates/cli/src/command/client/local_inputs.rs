@@ -8,11 +8,16 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use llmprof_core::domain::{
-    image_limits::MAX_FILE_BYTES,
+    image_limits::{MAX_FILE_BYTES, MAX_INLINE_BYTES},
     input_manifest::{ManifestImage, ManifestSample, ManifestSamples, check_name},
 };
-use llmprof_service::artifact::inputs::{
-    MAX_MANIFEST, check_file_hash, manifest_text, parse_manifest,
+use llmprof_service::{
+    artifact::{
+        inputs::{MAX_MANIFEST, check_file_hash, manifest_text, parse_manifest},
+        manifest,
+        packed::open_named,
+    },
+    runtime::work::SlicedWork,
 };
 use reqwest::multipart::{Form, Part};
 use serde_json::{Value, json};
@@ -39,6 +44,20 @@ pub struct LocalInputs {
 struct LocalImage {
     path: PathBuf,
     name: String,
+}
+
+/// The inputs as a part of a submission.
+pub struct InlinedInputs {
+    pub inputs: Value,
+    /// Images that are too large for the submission: it has only their hashes, and the service may
+    /// have the images.
+    pub by_hash: Vec<NamedImage>,
+}
+
+/// An image that a submission names by hash.
+pub struct NamedImage {
+    pub path: PathBuf,
+    pub sha256: String,
 }
 
 /// True for the path of a file on this machine; other names are the service's first.
@@ -111,22 +130,36 @@ impl LocalInputs {
     }
 
     /// The inputs as a part of a submission, for one that stores nothing.
-    pub fn inline(self) -> Result<Value> {
+    pub fn inline(self) -> Result<InlinedInputs> {
         let Self { mut samples, files, .. } = self;
-        let mut inline = json!({});
+        let mut inputs = json!({});
         if let Some(seed) = samples.seed.take() {
-            inline["seed"] = json!(seed);
+            inputs["seed"] = json!(seed);
         }
-        let image = |image: &ManifestImage| match files.iter().find(|it| is_of(image, it)) {
-            Some(file) => inline_image(&file.path, image.name.as_deref()),
-            None => Ok(json!(image)),
+        let (mut left, mut by_hash) = (MAX_INLINE_BYTES, Vec::new());
+        let mut image = |image: &ManifestImage| -> Result<Value> {
+            let Some(file) = files.iter().find(|it| is_of(image, it)) else {
+                return Ok(json!(image));
+            };
+            let shown = file.path.display();
+            let cannot = || format!("cannot read {shown}");
+            let bytes = fs::metadata(&file.path).with_context(cannot)?.len();
+            if let Some(rest) = left.checked_sub(bytes) {
+                left = rest;
+                return inline_image(&file.path, image.name.as_deref());
+            }
+            let content = open_named(&file.path).with_context(cannot)?;
+            let hashed = manifest::hash(content, &SlicedWork::default());
+            let (_, sha256) = hashed.with_context(cannot)?;
+            by_hash.push(NamedImage { path: file.path.clone(), sha256: sha256.clone() });
+            Ok(json!({ "name": image.name, "sha256": sha256 }))
         };
-        let sample = |sample: &ManifestSample| {
-            let images = sample.images.iter().map(image).collect::<Result<Vec<Value>>>()?;
+        let sample = |sample: &ManifestSample| -> Result<Value> {
+            let images = sample.images.iter().map(&mut image).collect::<Result<Vec<Value>>>()?;
             Ok(json!({ "prompt": sample.prompt, "images": images }))
         };
-        inline["samples"] = samples.samples.iter().map(sample).collect::<Result<Value>>()?;
-        Ok(inline)
+        inputs["samples"] = samples.samples.iter().map(sample).collect::<Result<Value>>()?;
+        Ok(InlinedInputs { inputs, by_hash })
     }
 }
 

@@ -152,23 +152,9 @@ async fn first_page(client: &ServiceClient, path: &str, run: &RunAnswer) -> Resu
         return Ok("The report has no first page: print it by --report".into());
     }
     let captured = llmprof_report::stored_capture_time(&bytes).unwrap_or_default();
-    let captured: String = captured.iter().map(|at| format!("Captured {at}.\n\n")).collect();
-    let text = captured + page.trim_end();
-    Ok(text.lines().map(|line| escaped(&plain(line))).collect::<Vec<_>>().join("\n"))
-}
-
-/// A line of Markdown without its marks of bold text and its escapes.
-fn plain(line: &str) -> String {
-    let mut text = String::new();
-    let mut rest = line.chars().peekable();
-    while let Some(c) = rest.next() {
-        match c {
-            '\\' => text.extend(rest.next_if(char::is_ascii_punctuation).or(Some(c))),
-            '*' if rest.next_if_eq(&'*').is_some() => {}
-            c => text.push(c),
-        }
-    }
-    text
+    let captured = captured.iter().map(|at| format!("Captured {}.\n\n", escaped(at)));
+    let tables = format!("\n\nTables: `llmprof show {} --table NAME`.", escaped(&run.run_id));
+    Ok(captured.collect::<String>() + page.trim_end() + &tables)
 }
 
 fn missing_step(it: &StepAnswer) -> MissingStep<'_> {
@@ -267,15 +253,4 @@ async fn report(client: &ServiceClient, options: &ShowOptions) -> Result<()> {
     let text = client.send(request, &path).await?.text().await?;
     let lines: Vec<String> = text.lines().map(escaped).collect();
     Ok(print(&format!("{}\n", lines.join("\n")))?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::plain;
-
-    #[test]
-    fn a_line_for_a_terminal_has_no_marks_of_markdown() {
-        assert_eq!(plain("**In decode, lm\\_head.\\* (9 %).**"), "In decode, lm_head.* (9 %).");
-        assert_eq!(plain("C:\\ \\\\x"), "C:\\ \\x");
-    }
 }

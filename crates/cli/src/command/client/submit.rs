@@ -11,14 +11,17 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
 use llmprof_core::domain::{
-    byte_order_mark::BYTE_ORDER_MARK, settings::parse, unique_keys::UniqueKeys,
+    byte_order_mark::BYTE_ORDER_MARK, image_limits::MAX_INLINE_BYTES, settings::parse,
+    unique_keys::UniqueKeys,
 };
 use serde_json::{Map, Value, json};
 
 use super::{
     ServerOptions, ServiceClient,
     answers::{DryRunAnswer, SubmittedAnswer},
-    local_inputs::{self, LocalInputs, inline_image, manifest_in, upload_name},
+    local_inputs::{
+        self, InlinedInputs, LocalInputs, NamedImage, inline_image, manifest_in, upload_name,
+    },
     refusal::Refused,
     settings,
     terminal::{duration, escaped, print, print_notice},
@@ -155,11 +158,27 @@ async fn submit_with(client: &ServiceClient, body: &mut Value, name: &str) -> Re
 /// run.
 async fn submit_local(client: &ServiceClient, body: &mut Value, manifest: &Path) -> Result<Value> {
     let inputs = LocalInputs::read(manifest)?;
-    body["inputs"] = match body["dry_run"] == true {
-        true => inputs.inline()?,
-        false => inputs.store(client).await?,
-    };
-    client.submit("/runs", body).await
+    if body["dry_run"] != true {
+        body["inputs"] = inputs.store(client).await?;
+        return client.submit("/runs", body).await;
+    }
+    let InlinedInputs { inputs, by_hash } = inputs.inline()?;
+    body["inputs"] = inputs;
+    let answered = client.submit("/runs", body).await;
+    answered.map_err(|error| match by_hash.iter().find(|image| is_about(&error, image)) {
+        None => error,
+        Some(image) => error.context(format!(
+            "a dry run sends images of at most {} MiB in total and names the others by hash ({}); \
+             submit without --dry-run, or store them with POST /inputs first",
+            MAX_INLINE_BYTES >> 20,
+            image.path.display()
+        )),
+    })
+}
+
+/// True if the service refuses a submission because of this image.
+fn is_about(error: &anyhow::Error, image: &NamedImage) -> bool {
+    error.downcast_ref::<Refused>().is_some_and(|it| it.to_string().contains(&image.sha256))
 }
 
 /// True if the service has no such inputs.

@@ -9,25 +9,12 @@ use std::{
 };
 
 use console::{measure_text_width, truncate_str};
-use llmprof_report::format::visible;
+pub use llmprof_report::format::escaped;
 
 /// Spaces between columns.
 const GAP: usize = 2;
 /// Width to which a column of text is cut at most.
 const MIN_TEXT: usize = 24;
-
-/// Text of others with its control characters and changes of direction made visible, so that it
-/// cannot control the terminal.
-pub fn escaped(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for c in visible(text).chars() {
-        match c {
-            c if c.is_control() => shown.extend(c.escape_default()),
-            c => shown.push(c),
-        }
-    }
-    shown
-}
 
 /// Writes to standard output; a reader that left, such as `head`, is not an error.
 pub fn print(text: &str) -> io::Result<()> {

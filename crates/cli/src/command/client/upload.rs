@@ -1,10 +1,11 @@
 //! `llmprof upload`: imports captures into a service.
 
-use std::{path::Path, process::ExitCode};
+use std::{io, path::Path, process::ExitCode};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use llmprof_service::{artifact::packed::open_named, runtime};
 use reqwest::{
     Body,
     multipart::{Form, Part},
@@ -14,7 +15,6 @@ use tokio_stream::StreamExt as _;
 use tokio_util::io::ReaderStream;
 
 use super::{
-    super::local_file,
     ServerOptions, ServiceClient,
     submit::{plan, queued},
     terminal::print,
@@ -149,20 +149,21 @@ fn model_config(name: &str) -> Result<String> {
     if !Path::new(name).is_file() {
         return Ok(name.to_owned());
     }
-    std::fs::read_to_string(name).with_context(|| format!("cannot read {name}"))
+    open_named(Path::new(name))
+        .and_then(io::read_to_string)
+        .with_context(|| format!("cannot read {name}"))
 }
 
 /// A file as a part of the form, streamed.
 pub(super) async fn part(path: &Path, bar: &ProgressBar) -> Result<Part> {
     let shown = path.display();
     let cannot = || format!("cannot read {shown}");
-    // Checked first: opening a pipe waits for its writer.
-    let data = tokio::fs::metadata(path).await.with_context(cannot)?;
-    local_file::check(&data, u64::MAX).with_context(cannot)?;
-    let file = tokio::fs::File::open(path).await.with_context(cannot)?;
-    bar.inc_length(data.len());
+    let named = path.to_owned();
+    let file = runtime::blocking(move || open_named(&named)).await?.with_context(cannot)?;
+    let bytes = file.metadata().with_context(cannot)?.len();
+    bar.inc_length(bytes);
     let bar = bar.clone();
-    let stream = ReaderStream::new(file).map(move |read| {
+    let stream = ReaderStream::new(tokio::fs::File::from_std(file)).map(move |read| {
         bar.inc(read.as_ref().map_or(0, |bytes| bytes.len() as u64));
         if Some(bar.position()) == bar.length() {
             bar.set_message("sent; the service checks the files");
@@ -170,5 +171,5 @@ pub(super) async fn part(path: &Path, bar: &ProgressBar) -> Result<Part> {
         read
     });
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-    Ok(Part::stream_with_length(Body::wrap_stream(stream), data.len()).file_name(name))
+    Ok(Part::stream_with_length(Body::wrap_stream(stream), bytes).file_name(name))
 }

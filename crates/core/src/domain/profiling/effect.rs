@@ -5,6 +5,9 @@ use serde_json::Value;
 use super::Profiling;
 use crate::domain::{run_plan::PlannedStep, subject::RunSpec};
 
+/// Settings of the timeline pass that it reads on a GPU only.
+const ON_GPU: [&str; 2] = ["cuda_graph_trace", "trace"];
+
 impl Profiling {
     /// Error if the recording would start after the end of each pass; `None` otherwise.
     pub fn late_recording(&self, timeout_s: u32) -> Option<String> {
@@ -20,8 +23,14 @@ impl Profiling {
 
     /// A sentence for settings of each pass that differ from `preset` and have no effect on the
     /// run of `spec`, whose plan is `steps`: the pass is off or skipped, or does not use the
-    /// setting.
-    pub fn unused(&self, preset: &Self, spec: &RunSpec, steps: &[PlannedStep]) -> Vec<String> {
+    /// setting, on the CPU (`on_cpu`) or at all.
+    pub fn unused(
+        &self,
+        preset: &Self,
+        spec: &RunSpec,
+        steps: &[PlannedStep],
+        on_cpu: bool,
+    ) -> Vec<String> {
         let (Ok(Value::Object(own)), Ok(base)) =
             (serde_json::to_value(self), serde_json::to_value(preset))
         else {
@@ -52,6 +61,16 @@ impl Profiling {
                 notes.push(format!("no effect: {}; {why}", changed.join(", ")));
             }
         }
+        if on_cpu && runs("nsys") {
+            let is_changed = |name: &&str| own["nsys"][*name] != base["nsys"][*name];
+            let changed = ON_GPU.into_iter().filter(is_changed);
+            let changed: Vec<String> =
+                changed.map(|name| format!("profiling.nsys.{name}")).collect();
+            let why = "on the CPU, nsys traces the APIs of profiling.nsys.trace_on_cpu";
+            notes.extend(
+                (!changed.is_empty()).then(|| format!("no effect: {}; {why}", changed.join(", "))),
+            );
+        }
         notes
     }
 }
@@ -75,7 +94,7 @@ mod tests {
         let mut spec = RunSpec::tiny(mode.clone(), 0, &[]);
         let Subject::Model(subject) = &mut spec.subject else { panic!("a model") };
         subject.passes.profiling = Some(settings.clone());
-        settings.unused(&preset, &spec, &plan(&spec, facts))
+        settings.unused(&preset, &spec, &plan(&spec, facts), facts.on_cpu)
     }
 
     fn unused(mode: &Mode, change: Value) -> Vec<String> {
@@ -125,6 +144,18 @@ mod tests {
     }
 
     #[test]
+    fn settings_of_the_timeline_that_the_device_does_not_read_are_named() {
+        let on_cpu = PlanFacts { on_cpu: true, ..PlanFacts::default() };
+        let change = json!({"nsys": {"trace": ["nvtx"], "cuda_graph_trace": "graph"}});
+        let note = "no effect: profiling.nsys.cuda_graph_trace, profiling.nsys.trace; on the CPU, \
+                    nsys traces the APIs of profiling.nsys.trace_on_cpu";
+        assert_eq!(unused_on(on_cpu, &Mode::DEEP, change.clone()), [note]);
+        assert!(unused(&Mode::DEEP, change).is_empty());
+        let read = json!({"nsys": {"trace_on_cpu": ["nvtx"]}});
+        assert!(unused_on(on_cpu, &Mode::DEEP, read).is_empty());
+    }
+
+    #[test]
     fn records_of_the_runner_in_passes_that_do_not_run_are_named() {
         let change = json!({"runner": {"predictions": ["baseline", "ncu"], "memory": true}});
         let note = "no effect: ncu in profiling.runner.predictions; the pass does not run";
@@ -151,7 +182,7 @@ mod tests {
         let subject = json!({ "kind": "command", "call": { "command": "go" }, "passes": passes });
         let spec = json!({ "subject": subject, "common": common });
         let spec: RunSpec = serde_json::from_value(spec).unwrap();
-        let notes = settings.unused(&preset, &spec, &plan(&spec, PlanFacts::default()));
+        let notes = settings.unused(&preset, &spec, &plan(&spec, PlanFacts::default()), false);
         assert_eq!(
             notes,
             ["no effect: profiling.runner.predictions, profiling.runner.memory; a command does \

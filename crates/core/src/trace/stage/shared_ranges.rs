@@ -1,7 +1,7 @@
 //! Refusal of stage rules that name one range for two stages: a range is one stage, so the second
 //! rule would have no effect.
 
-use super::{BadStage, StageRule, in_domain};
+use super::{BadStage, StageRule, in_domain, range_names::may_be_equal};
 
 /// Two rules of different stages that match the same range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -50,7 +50,7 @@ fn overlap(a: &StageRule, b: &StageRule) -> bool {
         (Some(a), Some(b)) => a == b,
         (None, Some(domain)) | (Some(domain), None) => in_domain(None, domain),
     };
-    a.range == b.range && is_same_domain
+    may_be_equal(&a.range, &b.range) && is_same_domain
 }
 
 #[cfg(test)]
@@ -69,6 +69,7 @@ mod tests {
             (&["prefill=R@vllm", "decode_all=R@vllm"], "R@vllm"),
             (&["prefill=R", "decode_all=R@LLM"], "R@LLM"),
             (&["prefill=R@LLM", "decode_all=R"], "R"),
+            (&["prefill=step_*", "decode_all=step_0"], "step_0"),
         ] {
             let message = format!(
                 "range {range:?} is named for two stages, prefill and decode_all; name it for one \

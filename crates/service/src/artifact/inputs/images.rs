@@ -15,6 +15,8 @@ use llmprof_core::domain::{
     inputs::ImageFormat,
 };
 
+use crate::artifact::packed::open_named;
+
 /// Longest side of a thumbnail, pixels.
 const THUMBNAIL: u32 = 240;
 const THUMBNAIL_QUALITY: u8 = 75;
@@ -90,7 +92,7 @@ pub(super) fn check(path: &Path, thumbnail: &Path) -> Result<ImageHeader, String
 }
 
 fn open(path: &Path) -> Result<(ImageReader<io::BufReader<File>>, ImageFormat), String> {
-    let file = File::open(path).map_err(|error| error.to_string())?;
+    let file = open_named(path).map_err(|error| error.to_string())?;
     let bytes = file.metadata().map_err(|error| error.to_string())?.len();
     if bytes > MAX_FILE_BYTES {
         return Err(format!("it is larger than {MAX_FILE_BYTES} bytes"));

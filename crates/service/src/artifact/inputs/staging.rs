@@ -93,10 +93,10 @@ fn unfit(message: impl Into<String>) -> IntakeError {
 
 /// Checks an upload: every image is decoded once. Blocks.
 pub fn stage(upload: &InputsUpload) -> Result<StagedInputs, IntakeError> {
-    let (files, manifest) = if upload.is_archive {
+    let (files, manifests) = if upload.is_archive {
         unpack(upload)?
     } else {
-        (upload.files.clone(), upload.manifest.clone())
+        (upload.files.clone(), upload.manifest.iter().cloned().collect())
     };
     if files.len() > MAX_IMAGES {
         return Err(unfit(format!("{} images; at most {MAX_IMAGES} are accepted", files.len())));
@@ -104,16 +104,10 @@ pub fn stage(upload: &InputsUpload) -> Result<StagedInputs, IntakeError> {
     for file in &files {
         check_name(&file.name).map_err(unfit)?;
     }
-    let all = match (&upload.stated, &manifest) {
+    let all = match (&upload.stated, manifests.as_slice()) {
         (Some(stated), _) => matched_samples(stated, "", files, upload)?,
-        (None, Some(manifest)) => {
-            check_alone(manifest, &upload.samples)?;
-            let wrong = |why: String| unfit(format!("{} is not a manifest: {why}", manifest.name));
-            let samples = manifest::parse(&std::fs::read(&manifest.path)?).map_err(wrong)?;
-            let folder = manifest.name.rsplit_once('/').map_or("", |(folder, _)| folder);
-            matched_samples(&samples, folder, files, upload)?
-        }
-        (None, None) => MatchedSamples {
+        (None, [first, others @ ..]) => samples_of_manifests(first, others, &files, upload)?,
+        (None, []) => MatchedSamples {
             samples: plain_samples(&upload.samples, files.len())?,
             files: files.into_iter().map(MatchedFile::named_as_uploaded).collect(),
             seed: None,
@@ -131,6 +125,36 @@ pub fn stage(upload: &InputsUpload) -> Result<StagedInputs, IntakeError> {
     Ok(StagedInputs { set: InputSet { samples, images, seed }, files })
 }
 
+/// The samples of the manifest `first`. Another one states the same: a run has `inputs.yaml` and
+/// the manifest of its copies.
+fn samples_of_manifests(
+    first: &UploadedFile,
+    others: &[UploadedFile],
+    files: &[UploadedFile],
+    upload: &InputsUpload,
+) -> Result<MatchedSamples, IntakeError> {
+    let read = |manifest: &UploadedFile| -> Result<MatchedSamples, IntakeError> {
+        check_alone(manifest, &upload.samples)?;
+        let wrong = |why: String| unfit(format!("{} is not a manifest: {why}", manifest.name));
+        let samples = manifest::parse(&std::fs::read(&manifest.path)?).map_err(wrong)?;
+        let folder = manifest.name.rsplit_once('/').map_or("", |(folder, _)| folder);
+        matched_samples(&samples, folder, files.to_vec(), upload)
+    };
+    let mut all = read(first)?;
+    for other in others {
+        let same = read(other)?;
+        if !all.is_same_as(&same) {
+            let message = format!(
+                "more than one manifest: {} and {} state different samples; send one of them",
+                first.name, other.name
+            );
+            return Err(unfit(message));
+        }
+        all.seed = all.seed.or(same.seed);
+    }
+    Ok(all)
+}
+
 /// Refuses fields that state the samples of an upload next to its manifest.
 fn check_alone(manifest: &UploadedFile, fields: &UploadedSamples) -> Result<(), IntakeError> {
     let field = match fields {
@@ -145,8 +169,8 @@ fn check_alone(manifest: &UploadedFile, fields: &UploadedSamples) -> Result<(), 
     )))
 }
 
-/// Unpacks the archive; returns its images by name, and its manifest.
-fn unpack(upload: &InputsUpload) -> Result<(Vec<UploadedFile>, Option<UploadedFile>), IntakeError> {
+/// Unpacks the archive; returns its images by name, and its manifests.
+fn unpack(upload: &InputsUpload) -> Result<(Vec<UploadedFile>, Vec<UploadedFile>), IntakeError> {
     let [file] = upload.files.as_slice() else { return Err(unfit("not one archive")) };
     let unpacked = archive::unpack(&file.path, &upload.folder, upload.limits)?;
     let is_manifest = |file: &UploadedFile| {
@@ -154,12 +178,13 @@ fn unpack(upload: &InputsUpload) -> Result<(Vec<UploadedFile>, Option<UploadedFi
         MANIFESTS.contains(&extension)
     };
     let (mut manifests, mut images): (Vec<_>, Vec<_>) = unpacked.into_iter().partition(is_manifest);
-    if let [first, second, ..] = manifests.as_slice() {
-        let message = format!("more than one manifest: {} and {}", first.name, second.name);
-        return Err(unfit(message));
+    manifests.sort_by(|a, b| a.name.cmp(&b.name));
+    if let [first, second, third, ..] = manifests.as_slice() {
+        let names = [first, second, third].map(|it| it.name.as_str()).join(", ");
+        return Err(unfit(format!("more than two manifests: {names}; send one of them")));
     }
     images.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok((images, manifests.pop()))
+    Ok((images, manifests))
 }
 
 /// The samples of an upload without a manifest.

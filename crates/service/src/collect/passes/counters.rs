@@ -15,10 +15,13 @@ use llmprof_core::{
 use tokio::time::Instant;
 
 use super::pass::PassFolder;
-use crate::collect::{
-    CollectError, Collector, Pass, ProcessLimits,
-    process::{argv::Argv, child},
-    tools::ncu::{self, LaunchSelection},
+use crate::{
+    artifact::packed::read_own,
+    collect::{
+        CollectError, Collector, Pass, ProcessLimits,
+        process::{argv::Argv, child},
+        tools::ncu::{self, LaunchSelection},
+    },
 };
 
 /// Time limit of ncu to list its metrics or to print a page.
@@ -48,7 +51,7 @@ impl Collector {
         fs::create_dir_all(dir.join(layout::LOGS))
             .map_err(|source| CollectError::Write { path: dir.join(layout::LOGS), source })?;
         let ended = child::run(&ncu::query(ncu), &logs, &limits.short(QUERY_LIMIT)).await;
-        let listed = fs::read(&logs.stdout).unwrap_or_default();
+        let listed = read_own(&logs.stdout).unwrap_or_default();
         let metrics = ncu::metrics(&String::from_utf8_lossy(&listed), wanted);
         if !metrics.is_empty() || wanted.is_empty() {
             return Ok((metrics, None));

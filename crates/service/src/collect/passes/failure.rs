@@ -6,9 +6,17 @@ use llmprof_core::domain::finding::{Finding, catalogue};
 
 use super::pass::LINK_IMPORTER;
 use crate::collect::{
-    process::{child::ExitReason, loader_errors},
+    process::{child::ExitReason, loader_errors, stall::Stall},
     tools::CounterRefusal,
 };
+
+/// Remedy if nsys hangs, recorded or not.
+const SAMPLE_LESS: &str =
+    "if it samples the CPU, set nsys.sample and nsys.cpuctxsw to none, or update nsys";
+/// Further remedy if nsys does not finish the report of a recorded program.
+const TRACE_LESS: &str = "else record less (nsys.trace, nsys.duration_s)";
+/// Time after the end of a program from which the deadline of a run counts as its profiler's.
+const ALONE: Duration = Duration::from_secs(5);
 
 /// A failed pass. Its folder and logs are kept.
 #[derive(Debug, thiserror::Error)]
@@ -17,12 +25,14 @@ pub enum CollectError {
     NotInstalled { tool: &'static str },
     #[error("{refusal}")]
     SamplingForbidden { refusal: String },
+    #[error("nsys did not finish its report: {}", describe_stall(*stall, *target_seen))]
+    Hung { stall: Stall, target_seen: bool },
     #[error(
-        "nsys did not end: it had no program and made no progress for {} s; if it samples the CPU, \
-         set nsys.sample and nsys.cpuctxsw to none",
-        for_s.as_secs_f64()
+        "nsys did not finish its report: the run's deadline was {} s after the end of the program; \
+         raise timeout_s; {SAMPLE_LESS}; {TRACE_LESS}",
+        alone.as_secs()
     )]
-    Hung { for_s: Duration },
+    Unfinished { alone: Duration },
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
     #[error("cannot run {}", program.display())]
@@ -91,10 +101,23 @@ fn describe_exit(ended: ExitReason, last_words: &[String]) -> String {
     } else {
         None
     };
-    not_loaded.map_or_else(
-        || format!("{ended}{}", quote(last_words)),
-        |why| format!("cannot start: {why}"),
-    )
+    // The output of a program that was stopped is not the reason.
+    let words: &[String] = if ended == ExitReason::Stopped { &[] } else { last_words };
+    not_loaded
+        .map_or_else(|| format!("{ended}{}", quote(words)), |why| format!("cannot start: {why}"))
+}
+
+/// Describes a hang with its remedy; `target_seen`: the program was seen running before.
+fn describe_stall(stall: Stall, target_seen: bool) -> String {
+    let (failed, after) = match stall {
+        Stall::Idle(after) => ("made no progress", after),
+        Stall::Busy(after) => ("used the CPU and wrote nothing", after),
+    };
+    let failed = format!("it {failed} for {} s", after.as_secs_f64());
+    match target_seen {
+        true => format!("{failed} after the program had ended; {SAMPLE_LESS}; {TRACE_LESS}"),
+        false => format!("{failed}, and its program was not seen running; {SAMPLE_LESS}"),
+    }
 }
 
 /// Quotes the last line.
@@ -176,6 +199,11 @@ impl CollectError {
                      or correct its url or log",
                 ))
             }
+            Self::Unfinished { .. } => {
+                Some(Finding::new(catalogue::RUN_OUT_OF_TIME, message).advise(format!(
+                    "raise timeout_s up to limits.run_s; {SAMPLE_LESS}; {TRACE_LESS}"
+                )))
+            }
             Self::Ended { ended: ExitReason::DeadlinePassed, .. } => {
                 Some(Finding::new(catalogue::RUN_OUT_OF_TIME, message).advise(
                     "raise timeout_s up to limits.run_s, or reduce the run: fewer repeats and \
@@ -207,12 +235,23 @@ impl CollectError {
         }
     }
 
+    /// The same for a profiler whose program was last running `alone` before the deadline.
+    pub fn of_profiler(self, alone: Option<Duration>) -> Self {
+        match alone.filter(|alone| *alone >= ALONE) {
+            Some(alone) if self.ended() == Some(ExitReason::DeadlinePassed) => {
+                Self::Unfinished { alone }
+            }
+            _ => self,
+        }
+    }
+
     /// Returns the exit of the command, if that is the failure.
     pub fn ended(&self) -> Option<ExitReason> {
         match self {
             Self::Ended { ended, .. }
             | Self::EndedEarly { ended, .. }
             | Self::NoCounters { ended, .. } => Some(*ended),
+            Self::Unfinished { .. } => Some(ExitReason::DeadlinePassed),
             Self::TooLarge { .. } => Some(ExitReason::QuotaExceeded { temporary: 0 }),
             Self::DiskFull { .. } => Some(ExitReason::DiskFull),
             Self::Empty { .. } | Self::NotImported { .. } => Some(ExitReason::Exited(0)),
@@ -265,6 +304,47 @@ fn with_dropped(finding: Finding, dropped: &[(String, u64)]) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_deadline_after_the_end_of_the_program_is_an_unfinished_report_with_its_remedy() {
+        let ended = |ended| CollectError::Ended {
+            what: "nsys profile",
+            ended,
+            last_words: vec!["a line of the program".into()],
+        };
+        let after = |reason, s| ended(reason).of_profiler(Some(Duration::from_secs(s)));
+        let unfinished = after(ExitReason::DeadlinePassed, 90);
+        let message = unfinished.to_string();
+        assert!(message.starts_with("nsys did not finish its report: "), "{message}");
+        assert!(message.contains("90 s after the end of the program"), "{message}");
+        assert!(message.contains("nsys.sample") && !message.contains("a line of"), "{message}");
+        assert_eq!(unfinished.ended(), Some(ExitReason::DeadlinePassed));
+        assert_eq!(unfinished.finding().unwrap().id, "run_out_of_time");
+        for error in [
+            after(ExitReason::DeadlinePassed, 0),
+            after(ExitReason::Exited(1), 90),
+            ended(ExitReason::DeadlinePassed).of_profiler(None),
+        ] {
+            assert!(matches!(error, CollectError::Ended { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_hang_is_after_the_program_only_if_the_program_was_seen() {
+        let after = Duration::from_secs(20);
+        for stall in [Stall::Idle(after), Stall::Busy(after)] {
+            for target_seen in [true, false] {
+                let message = CollectError::Hung { stall, target_seen }.to_string();
+                let parts = [" for 20 s after the program had ended", "record less"];
+                for part in parts {
+                    assert_eq!(message.contains(part), target_seen, "{message}");
+                }
+                let is_unseen = message.contains("its program was not seen running");
+                assert_eq!(is_unseen, !target_seen, "{message}");
+                assert!(message.contains("nsys.sample"), "{message}");
+            }
+        }
+    }
 
     #[test]
     fn the_remedy_of_an_exceeded_quota_is_of_the_program_that_exceeded_it() {

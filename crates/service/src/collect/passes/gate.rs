@@ -22,6 +22,7 @@ use super::{
     pass::{CollectError, Pass, PassFolder},
 };
 use crate::{
+    artifact::packed::open_own,
     collect::{Collector, ProcessLimits},
     runtime::{self, work::SlicedWork},
 };
@@ -137,7 +138,8 @@ fn written(pattern: &str, since: SystemTime) -> Vec<(PathBuf, u64)> {
     let since = since.checked_sub(CLOCK_STEP).unwrap_or(since);
     let paths = glob::glob(pattern).into_iter().flatten().flatten();
     let files = paths.filter_map(|path| {
-        let about = fs::metadata(&path).ok()?;
+        // The server may have written a link or a pipe, which is not copied.
+        let about = fs::symlink_metadata(&path).ok()?;
         let is_new = about.modified().is_ok_and(|at| at >= since);
         (about.is_file() && is_new && about.len() > 0).then_some((path, about.len()))
     });
@@ -149,7 +151,7 @@ fn unpack(from: &Path, to: &Path, max_bytes: u64, work: &SlicedWork) -> io::Resu
     if let Some(folder) = to.parent() {
         fs::create_dir_all(folder)?;
     }
-    let (mut file, mut to) = (File::open(from)?, File::create(to)?);
+    let (mut file, mut to) = (open_own(from)?, File::create(to)?);
     let is_packed = from.extension().is_some_and(|it| it == "gz");
     let mut from: Box<dyn Read> =
         if is_packed { Box::new(MultiGzDecoder::new(file)) } else { Box::new(&mut file) };
@@ -195,6 +197,10 @@ mod tests {
         packed.write_all(b"{}").unwrap();
         packed.finish().unwrap();
         fs::write(server.path().join("rank-1.json"), "[]").unwrap();
+        // Neither is a trace: a link may lead to any file, and a pipe has no end.
+        std::os::unix::fs::symlink(&old, server.path().join("link.json")).unwrap();
+        nix::unistd::mkfifo(&server.path().join("pipe.json"), nix::sys::stat::Mode::S_IRWXU)
+            .unwrap();
         assert_eq!(collect(&gate(server.path()), run.path(), since).await.unwrap(), 2);
         let read = |number| fs::read_to_string(run.path().join(layout::imported_trace(number)));
         assert_eq!((read(1).unwrap().as_str(), read(2).unwrap().as_str()), ("{}", "[]"));

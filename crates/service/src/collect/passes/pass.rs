@@ -21,7 +21,7 @@ use crate::{
         process::{
             argv::Argv,
             child::{ExitReason, ProcessLimits, run},
-            disk_quota::drop_raw,
+            disk_quota::{TEMPORARY_FILES, drop_raw},
             output::{self, Logs, last_lines},
         },
     },
@@ -206,7 +206,7 @@ impl<'a> PassFolder<'a> {
              was ended; dropped here:"
         );
         let drop = || {
-            let mut dropped = drop_raw(&self.path, &why, temporary)?;
+            let mut dropped = self.named_in_run(drop_raw(&self.path, &why, temporary)?);
             if let Some(quota) = &limits.quota {
                 let others = size_limit::enforce(&quota.dir, max_bytes, &SlicedWork::default())?;
                 let name = |file: &SizedFile| file.path.to_string_lossy().into_owned();
@@ -227,9 +227,21 @@ impl<'a> PassFolder<'a> {
             "{what} was ended to keep {free_bytes} bytes free (limits.free_bytes); dropped here:"
         );
         match drop_raw(&self.path, &why, 0) {
-            Ok(dropped) => CollectError::DiskFull { what, free_bytes, dropped },
+            Ok(dropped) => {
+                let dropped = self.named_in_run(dropped);
+                CollectError::DiskFull { what, free_bytes, dropped }
+            }
             Err(source) => CollectError::Write { path: self.path.clone(), source },
         }
+    }
+
+    /// Files of the pass with their paths in the run's folder: passes have files of equal names.
+    fn named_in_run(&self, dropped: Vec<(String, u64)>) -> Vec<(String, u64)> {
+        let named = |(name, bytes): (String, u64)| match name == TEMPORARY_FILES {
+            true => (name, bytes),
+            false => (format!("{}/{name}", self.name), bytes),
+        };
+        dropped.into_iter().map(named).collect()
     }
 
     /// Returns the last lines of a command's output, standard error last.

@@ -4,7 +4,7 @@
 //! Queries only the configured address, which is of this host, and follows no redirects.
 
 use std::{
-    fs::{self, File},
+    fs,
     io::{Read, Seek, SeekFrom},
     path::Path,
     time::{Duration, SystemTime},
@@ -12,7 +12,7 @@ use std::{
 
 use tokio::time::sleep;
 
-use crate::collect::process::output::Logs;
+use crate::{artifact::packed::open_own, collect::process::output::Logs};
 
 /// Time between two checks.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -82,7 +82,7 @@ impl<'a> OutputScan<'a> {
 
     fn contains(&mut self, text: &[u8]) -> bool {
         let mut new = Vec::new();
-        let read = File::open(self.path).and_then(|mut file| {
+        let read = open_own(self.path).and_then(|mut file| {
             file.seek(SeekFrom::Start(self.from))?;
             file.read_to_end(&mut new)
         });

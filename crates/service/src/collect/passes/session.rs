@@ -28,13 +28,14 @@ use super::{
     timeline::NsysPass,
 };
 use crate::{
+    artifact::packed::open_own,
     collect::{
         CollectError, Collector, CommandRun, ExitReason, ProcessLimits,
         process::{
             argv::Argv,
             child::{ChildScope, RunningChild},
             orphans::{self, scratch},
-            output::Logs,
+            output::{Logs, make_portable, read_answer},
         },
         tools::{
             nsys,
@@ -248,13 +249,15 @@ impl SessionAccess {
     pub fn copy_logs(&self, dir: &Path) -> Result<(), CollectError> {
         let (from, to) = (self.server_logs(), Logs::named(&dir.join(layout::LOGS), SERVER));
         for (from, to) in [(&from.stdout, &to.stdout), (&from.stderr, &to.stderr)] {
-            match fs::copy(from, to) {
+            let copied =
+                open_own(from).and_then(|mut log| io::copy(&mut log, &mut fs::File::create(to)?));
+            match copied {
                 Err(source) if source.kind() != io::ErrorKind::NotFound => {
                     return Err(CollectError::Write { path: to.clone(), source });
                 }
                 _ => {}
             }
-            crate::collect::process::output::make_portable(to, &self.dir);
+            make_portable(to, &self.dir);
         }
         Ok(())
     }
@@ -316,8 +319,8 @@ impl SessionAccess {
         sent.await.map_err(|error| format!("the session does not answer: {error}"))?;
         let written = async {
             loop {
-                if let Ok(text) = fs::read_to_string(&answer) {
-                    return text.trim().to_owned();
+                if let Some(code) = read_answer(&answer) {
+                    return code;
                 }
                 sleep(PERIOD).await;
             }
@@ -362,8 +365,8 @@ impl SessionAccess {
     async fn server_ended(&self) -> CollectError {
         let ended = self.files().ended();
         let reason = loop {
-            if let Ok(code) = fs::read_to_string(&ended) {
-                break code.trim().parse().map_or(ExitReason::Stopped, ExitReason::of_code);
+            if let Some(code) = read_answer(&ended) {
+                break code.parse().map_or(ExitReason::Stopped, ExitReason::of_code);
             }
             if !self.control.exists() {
                 break ExitReason::Stopped;

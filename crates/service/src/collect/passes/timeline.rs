@@ -22,8 +22,8 @@ use super::{
 };
 use crate::collect::{
     Collector, ExitReason, ProcessLimits,
-    process::{argv::Argv, child, stall::StallWatch, watch::RuntimeWatch},
-    tools::{self, gpu_metrics, nsys, nsys_window},
+    process::{argv::Argv, child, orphans, stall::StallWatch, watch::RuntimeWatch},
+    tools::{self, gpu_metrics, nsys, nsys_report, nsys_window},
 };
 
 /// Target of a recording.
@@ -106,7 +106,8 @@ impl Collector {
             ceilings: false,
             ..request.with_new_tokens(max_new_tokens)
         };
-        let mut runner = self.runner_argv(&once, &folder)?;
+        let (mark, marked) = orphans::TARGET;
+        let mut runner = self.runner_argv(&once, &folder)?.env(mark, marked);
         if settings.capture_range != CaptureRange::None {
             // By default nsys matches registered strings only.
             runner = runner.env("NSYS_NVTX_PROFILER_REGISTER_ONLY", "0");
@@ -194,7 +195,7 @@ impl Collector {
     ) -> Result<Pass, (String, CollectError)> {
         let report = folder.path().join(layout::NSYS_REPORT_FILE);
         let name = folder.log();
-        let (stall, limits) = StallWatch::start(limits, self.stalled_after);
+        let (stall, limits) = StallWatch::start(limits, folder.path(), self.stall);
         let limits = &limits;
         let ran = match recorded {
             RecordedTarget::Runner => folder.run("nsys profile", &name, profile, limits).await,
@@ -208,14 +209,18 @@ impl Collector {
                 served.run_profiled(folder, &name, profile, limits).await
             }
         };
-        if stall.stop().await {
-            return Err((name, CollectError::Hung { for_s: self.stalled_after }));
+        let watched = stall.stop().await;
+        if let Some(stall) = watched.stall {
+            let target_seen = watched.target_seen.is_some();
+            return Err((name, CollectError::Hung { stall, target_seen }));
         }
         let raw = report.with_extension("qdstrm");
         // With a report or raw data, the target failed and not nsys.
         let has_data = report.exists() || raw.exists();
         let of_target = if has_data { format!("{name}-target") } else { name };
-        let pass = ran.map_err(|error| (of_target, error))?;
+        let deadline = limits.deadline.into_std();
+        let alone = watched.target_seen.map(|seen| deadline.saturating_duration_since(seen));
+        let pass = ran.map_err(|error| (of_target, error.of_profiler(alone)))?;
         self.read_report(nsys, folder, limits, pass).await
     }
 
@@ -267,12 +272,19 @@ impl Collector {
             Err(error)
                 if matches!(error, CollectError::Ended { .. } | CollectError::Empty { .. }) =>
             {
-                let Some(needs) = nsys::required_version(&folder.output("nsys-export")) else {
-                    return Err(error);
-                };
                 let installed =
                     tools::version(nsys, &self.logs(dir, "nsys-version"), limits).await.ok();
-                Err(CollectError::NewerReport { needs, installed })
+                // Some versions fail for another reason than the version.
+                let report = dir.join(layout::NSYS_REPORT);
+                let required = nsys::required_version(&folder.output("nsys-export"));
+                let needs = match (required, &installed) {
+                    (None, Some(installed)) => nsys_report::newer_writer(&report, installed).await,
+                    (required, _) => required,
+                };
+                match needs {
+                    Some(needs) => Err(CollectError::NewerReport { needs, installed }),
+                    None => Err(error),
+                }
             }
             exported => exported,
         }

@@ -6,6 +6,7 @@
 use std::{
     ffi::OsStr,
     fs,
+    io::{self, Read as _},
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
@@ -29,15 +30,18 @@ use super::{
     server::{ServedTarget, report_progress},
     session::SessionAccess,
 };
-use crate::collect::{
-    CollectError, ProcessLimits,
-    process::{
-        argv::Argv,
-        child::{ExitReason, run_alongside},
-        orphans::scratch,
-        output::Logs,
+use crate::{
+    artifact::packed::open_own,
+    collect::{
+        CollectError, ProcessLimits,
+        process::{
+            argv::Argv,
+            child::{ExitReason, run_alongside},
+            orphans::scratch,
+            output::{Logs, read_answer},
+        },
+        tools::nsys_window::{START_LIMIT_S, STOP_LIMIT_S, WindowFiles},
     },
-    tools::nsys_window::{START_LIMIT_S, STOP_LIMIT_S, WindowFiles},
 };
 
 /// Time between two checks for a file.
@@ -212,8 +216,8 @@ async fn request(file: &Path, answer: PathBuf, limit_s: u32) -> Result<(), Strin
     fs::write(file, "").map_err(|error| format!("cannot write {}: {error}", file.display()))?;
     let written = async {
         loop {
-            if let Ok(text) = fs::read_to_string(&answer) {
-                return text.trim().to_owned();
+            if let Some(code) = read_answer(&answer) {
+                return code;
             }
             sleep(PERIOD).await;
         }
@@ -237,8 +241,14 @@ fn failed(action: &str, why: &str) -> Finding {
 
 /// The requests of a load that were recorded whole.
 fn read_requests(path: &Path) -> Vec<RequestRecord> {
-    let is_small = fs::metadata(path).is_ok_and(|it| it.len() <= MAX_RECORD);
-    let text = if is_small { fs::read_to_string(path).unwrap_or_default() } else { String::new() };
+    let read = || -> io::Result<String> {
+        let file = open_own(path)?;
+        match file.metadata()?.len() {
+            0..=MAX_RECORD => io::read_to_string(file.take(MAX_RECORD)),
+            _ => Ok(String::new()),
+        }
+    };
+    let text = read().unwrap_or_default();
     let lines = text.lines().filter_map(|line| match serde_json::from_str(line).ok()? {
         LoadLine::Request(record) => Some(record),
         _ => None,

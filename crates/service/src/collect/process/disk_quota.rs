@@ -22,6 +22,8 @@ const PERIOD: Duration = Duration::from_millis(200);
 const SMALL: u64 = 1 << 20;
 /// Extensions of a tool's raw data, which is incomplete when the tool was ended.
 const RAW: [&str; 6] = ["nsys-rep", "qdstrm", "sqlite", "sqlite-journal", "ncu-rep", "csv"];
+/// Name of the files that are removed with their tool, among the dropped ones.
+pub const TEMPORARY_FILES: &str = "temporary files of the tool";
 /// Name of the note in the folder of a pass.
 pub const NOTE: &str = "dropped.txt";
 
@@ -74,7 +76,7 @@ pub fn free_bytes(dir: &Path) -> io::Result<u64> {
 
 /// Size of all files below `folder`. Files that vanish meanwhile count as 0; links are not
 /// followed.
-fn bytes_in(folder: &Path) -> u64 {
+pub(super) fn bytes_in(folder: &Path) -> u64 {
     let mut bytes = 0_u64;
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -93,7 +95,7 @@ fn bytes_in(folder: &Path) -> u64 {
 /// returns the removed files; `temporary` bytes of others were removed with the tools.
 pub fn drop_raw(folder: &Path, why: &str, temporary: u64) -> io::Result<Vec<(String, u64)>> {
     let mut dropped = Vec::new();
-    dropped.extend((temporary > 0).then(|| ("temporary files of the tool".to_owned(), temporary)));
+    dropped.extend((temporary > 0).then(|| (TEMPORARY_FILES.to_owned(), temporary)));
     for SizedFile { path, bytes, .. } in size_limit::files(folder, &SlicedWork::default())? {
         let raw = path
             .extension()

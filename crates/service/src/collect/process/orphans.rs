@@ -10,9 +10,9 @@
 //! a process of a killed service is out of reach.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
-    io,
+    io, iter,
     path::PathBuf,
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -46,6 +46,8 @@ pub const TARGET: (&str, &str) = ("LLMPROF_TARGET", "1");
 
 /// Number of searches for processes that were just started or have not ended yet.
 const SEARCHES: u32 = 200;
+/// Ancestors of a process that are looked at: parents that end meanwhile could form a circle.
+const MAX_ANCESTORS: usize = 64;
 const PAUSE: Duration = Duration::from_millis(10);
 /// Digits of the data folder's id in the name of a folder for temporary files.
 const FOLDER_DIGITS: usize = 8;
@@ -164,6 +166,29 @@ fn end_adopted(run: RunMark) -> usize {
 pub fn targets(of: impl Into<RunMark>) -> Vec<Pid> {
     let [run, folder] = variables(of);
     with_entries(&entries(&[run, folder, (TARGET.0, TARGET.1.to_owned())]))
+}
+
+/// Processes of the program that a profiler runs: its targets, or those that a process of the run
+/// has started and that show no mark. `env -i` clears the environment, and a program that writes
+/// its title overwrites it.
+pub fn programs(of: RunMark) -> Vec<Pid> {
+    let found = targets(of);
+    if !found.is_empty() {
+        return found;
+    }
+    let marked: BTreeSet<Pid> = marked(of).into_iter().collect();
+    let parent = |pid: Pid| {
+        let stat = stat(pid)?;
+        let is_running = stat.first().is_some_and(|state| state != "Z");
+        let parent = stat.get(1)?.parse().ok().map(Pid::from_raw)?;
+        is_running.then_some((pid, parent))
+    };
+    let parents: BTreeMap<Pid, Pid> = processes().filter_map(parent).collect();
+    let is_started = |pid: &Pid| {
+        let ancestors = iter::successors(parents.get(pid), |it| parents.get(it));
+        !marked.contains(pid) && ancestors.take(MAX_ANCESTORS).any(|it| marked.contains(it))
+    };
+    parents.keys().copied().filter(is_started).collect()
 }
 
 /// True if a process belongs to a run of any service.

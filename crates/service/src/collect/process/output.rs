@@ -7,7 +7,7 @@
 
 use std::{
     collections::VecDeque,
-    fs::{self, File},
+    fs::File,
     io::{self, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
 };
@@ -18,7 +18,11 @@ use tokio::{
 };
 
 use crate::{
-    artifact::{folder::without_path, manifest::write_whole},
+    artifact::{
+        folder::without_path,
+        manifest::write_whole,
+        packed::{open_own, read_own},
+    },
     collect::process::line_stream::Lines,
 };
 
@@ -26,6 +30,8 @@ use crate::{
 pub const DEFAULT_CAP: u64 = 16 << 20;
 /// Bytes kept from the end of an output above its limit.
 const TAIL: usize = 64 << 10;
+/// Maximum size of an answer, bytes.
+const MAX_ANSWER: u64 = 64;
 
 /// Log files of a child.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,7 +63,7 @@ impl Logs {
 /// file.
 pub fn last_lines(path: &Path, n: usize) -> Vec<String> {
     let read = || -> io::Result<Vec<u8>> {
-        let mut file = File::open(path)?;
+        let mut file = open_own(path)?;
         let length = file.metadata()?.len();
         file.seek(SeekFrom::Start(length.saturating_sub(TAIL as u64)))?;
         let mut end = Vec::new();
@@ -74,9 +80,17 @@ pub fn last_lines(path: &Path, n: usize) -> Vec<String> {
         .collect()
 }
 
+/// Returns the text of a short file by which a process answers; `None` if there is none yet.
+pub fn read_answer(path: &Path) -> Option<String> {
+    let mut text = String::new();
+    open_own(path).ok()?.take(MAX_ANSWER).read_to_string(&mut text).ok()?;
+    Some(text.trim().to_owned())
+}
+
 /// Makes the paths below `dir` in a log relative to it. A log that is not UTF-8 is kept as it is.
 pub fn make_portable(log: &Path, dir: &Path) {
-    let Ok(text) = fs::read_to_string(log) else { return };
+    let text = read_own(log).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+    let Some(text) = text else { return };
     let portable = without_path(&text, dir);
     // A full disk leaves the log as it is.
     if portable != text
@@ -133,7 +147,29 @@ pub async fn copy_output(
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, os::unix::fs::symlink};
+
+    use nix::{sys::stat::Mode, unistd::mkfifo};
+
     use super::*;
+
+    #[test]
+    fn output_that_a_program_replaced_by_a_link_or_a_pipe_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("file"), format!("0 {}\n", dir.path().display())).unwrap();
+        symlink(at("file"), at("link")).unwrap();
+        mkfifo(&at("pipe"), Mode::S_IRWXU).unwrap();
+        for name in ["link", "pipe", "none"] {
+            assert_eq!(last_lines(&at(name), 3), [""; 0], "{name}");
+            assert_eq!(read_answer(&at(name)), None, "{name}");
+            make_portable(&at(name), dir.path());
+        }
+        assert!(at("link").is_symlink());
+        assert!(read_answer(&at("file")).unwrap().starts_with("0 /"));
+        make_portable(&at("file"), dir.path());
+        assert_eq!(read_answer(&at("file")).unwrap(), "0 .");
+    }
 
     async fn copied(output: &[u8], cap: u64) -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();

@@ -5,6 +5,7 @@
 pub mod gpu_metrics;
 pub mod ncu;
 pub mod nsys;
+pub mod nsys_report;
 pub mod nsys_session;
 pub mod nsys_window;
 pub mod permission;

@@ -122,11 +122,12 @@ pub fn started_again(errors: &[String]) -> Option<Finding> {
 }
 
 /// Returns the nsys version that a report needs, from the error of an older nsys: `Version number
-/// is invalid: 2025@6@1`.
+/// is invalid: 2025@6@1@190-256136895201v0`; without its build.
 pub fn required_version(output: &[String]) -> Option<String> {
     let version = |line: &String| {
         let (_, rest) = line.split_once("Version number is invalid:")?;
-        let numbers = rest.split_whitespace().next()?.trim_matches(|c: char| !c.is_ascii_digit());
+        let numbers = rest.split_whitespace().next()?.split('-').next()?;
+        let numbers = numbers.trim_matches(|c: char| !c.is_ascii_digit());
         let parts: Vec<&str> = numbers.split(['@', '.']).collect();
         let fits = parts.len() >= 2
             && parts
@@ -297,6 +298,8 @@ mod tests {
         let of = |line: &str| required_version(&["Processing events...".into(), line.into()]);
         assert_eq!(of("Error: Version number is invalid: 2025@6@1").as_deref(), Some("2025.6.1"));
         assert_eq!(of("Version number is invalid: \"2025@6@1\".").as_deref(), Some("2025.6.1"));
+        let with_build = "Exportation error: Version number is invalid: 2026@1@2@63-261237296639v0";
+        assert_eq!(of(with_build).as_deref(), Some("2026.1.2.63"));
         assert_eq!((of("Version number is invalid:"), of("no such file")), (None, None));
     }
 

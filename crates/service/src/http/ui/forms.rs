@@ -9,7 +9,7 @@ use axum::{
     extract::{FromRequest, Request, rejection::FormRejection},
     http::{StatusCode, header},
 };
-use llmprof_core::domain::{hex::hex, named_values::UnknownName, settings::nearest};
+use llmprof_core::domain::{hex::hex, named_values::UnknownName, plain_words, settings::nearest};
 use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -21,7 +21,7 @@ use crate::http::{
 
 /// Name of the field with the key of a form.
 pub(super) const KEY: &str = "key";
-/// Maximum characters of an unknown field's name, and of an invalid parameter, in a message.
+/// Maximum characters of an unknown field's name in a message.
 const MAX_NAME: usize = 40;
 
 /// Texts before the name of a field in an error.
@@ -146,8 +146,7 @@ where
 
 /// The refusal of the parameter `name` with the text that was given.
 pub(super) fn invalid_parameter(name: &str, text: &str, expected: &str) -> ApiError {
-    let text: String = text.chars().take(MAX_NAME).collect();
-    let message = format!("invalid {name} {text:?}; expected {expected}");
+    let message = plain_words::invalid(name, &format!("{text:?}"), expected);
     ApiError::new(ErrorCode::InvalidParameter, message)
 }
 
@@ -192,17 +191,27 @@ mod tests {
         }
     }
 
-    /// The labels of a form with the sources of its page.
-    fn pages() -> [(Vec<(&'static str, &'static str)>, &'static str); 6] {
+    /// Labels by the names of their fields.
+    type FormLabels = Vec<(&'static str, &'static str)>;
+
+    /// The labels of a form with the lines of its page that are in a form.
+    fn pages() -> Vec<(FormLabels, Vec<&'static str>)> {
         use super::super::{alignment_form, baselines, commands, imports, submit_form, sweeps};
         let of_command = [submit_form::LABELS, commands::LABELS].concat();
-        [
-            (submit_form::LABELS.to_vec(), include_str!("templates/submit.html")),
-            (of_command, include_str!("templates/command.html")),
-            (sweeps::LABELS.to_vec(), include_str!("templates/sweeps.html")),
-            (alignment_form::LABELS.to_vec(), include_str!("templates/alignments.html")),
-            (baselines::LABELS.to_vec(), include_str!("templates/baselines.html")),
-            (imports::LABELS.to_vec(), include_str!("templates/import.html")),
+        let in_forms = |page: &'static str| {
+            let forms = page.split("method=\"post\"").skip(1);
+            forms.flat_map(|form| form.split("</form>").take(1)).flat_map(str::lines).collect()
+        };
+        // All of its fields are in the forms of other pages.
+        let parts = include_str!("templates/parts.html").lines().collect();
+        vec![
+            (of_command.clone(), parts),
+            (submit_form::LABELS.to_vec(), in_forms(include_str!("templates/submit.html"))),
+            (of_command, in_forms(include_str!("templates/command.html"))),
+            (sweeps::LABELS.to_vec(), in_forms(include_str!("templates/sweeps.html"))),
+            (alignment_form::LABELS.to_vec(), in_forms(include_str!("templates/alignments.html"))),
+            (baselines::LABELS.to_vec(), in_forms(include_str!("templates/baselines.html"))),
+            (imports::LABELS.to_vec(), in_forms(include_str!("templates/import.html"))),
         ]
     }
 
@@ -217,14 +226,15 @@ mod tests {
     #[test]
     fn the_labels_in_errors_are_those_of_the_pages_for_every_field() {
         let mut checked = 0;
-        for (labels, page) in pages() {
+        for (labels, lines) in pages() {
             let label_of = |field: &str| {
                 let found = labels.iter().find(|(name, _)| *name == field);
                 found.unwrap_or_else(|| panic!("no label of {field}")).1
             };
-            let forms = page.split("method=\"post\"").skip(1);
-            let lines = forms.flat_map(|form| form.split("</form>").take(1)).flat_map(str::lines);
-            for line in lines.filter(|line| !line.contains("type=\"file\"")) {
+            // Labels of files and of choices are in other lines.
+            let others = ["type=\"file\"", "type=\"radio\""];
+            let is_labelled = |line: &&str| !others.iter().any(|it| line.contains(it));
+            for line in lines.into_iter().filter(is_labelled) {
                 if let Some(field) = named_field(line) {
                     assert!(line.contains(label_of(field)), "{field}: {line}");
                     checked += 1;

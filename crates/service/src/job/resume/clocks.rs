@@ -5,7 +5,7 @@
 
 use std::{fs, path::Path};
 
-use llmprof_analyze::parse;
+use llmprof_analyze::{parse, stats::median};
 use llmprof_core::{
     domain::{
         pass_conditions::{ConditionChange, clock_change},
@@ -93,10 +93,7 @@ fn median_sm_mhz(path: &Path) -> Option<f64> {
 
 fn median_of(samples: &[PowerSample]) -> Option<f64> {
     let busy = samples.iter().filter(|sample| sample.gpu_pct.is_some_and(|share| share > 0));
-    let mut clocks: Vec<u32> = busy.filter_map(|sample| sample.sm_mhz).collect();
-    clocks.sort_unstable();
-    let (low, high) = (clocks.get(clocks.len().checked_sub(1)? / 2)?, clocks[clocks.len() / 2]);
-    Some((f64::from(*low) + f64::from(high)) / 2.0)
+    median(busy.filter_map(|sample| sample.sm_mhz).map(f64::from))
 }
 
 #[cfg(test)]

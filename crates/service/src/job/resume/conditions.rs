@@ -15,7 +15,7 @@ use llmprof_core::{
 
 use super::super::{RunningJob, timeline::TimelineTarget};
 use crate::{
-    artifact::manifest,
+    artifact::{manifest, packed::open_named},
     collect::{CommandRun, process::argv, tools},
     config::environment,
     runtime::{self, work::SlicedWork},
@@ -39,7 +39,7 @@ impl Hashed {
     fn sha256(self, work: &SlicedWork) -> Option<String> {
         let mut parts = self.texts;
         for path in &self.files {
-            let (bytes, sha256) = manifest::hash(fs::File::open(path).ok()?, work).ok()?;
+            let (bytes, sha256) = manifest::hash(open_named(path).ok()?, work).ok()?;
             parts.push(format!("{} {bytes} {sha256}", path.display()).into_bytes());
         }
         for folder in &self.folders {

@@ -8,7 +8,7 @@ use llmprof_core::{
     layout,
 };
 
-use crate::job::tests::{Bench, LIMIT, NCU, NSYS, failure, ids, results};
+use crate::job::tests::{Bench, LIMIT, NCU, NSYS, events, failure, ids, results};
 
 #[tokio::test]
 async fn a_timeline_that_lost_its_kernels_fails_and_selects_no_kernels() {
@@ -89,6 +89,24 @@ async fn an_export_that_cannot_be_read_fails_its_step_and_leaves_the_rest_readab
     assert_eq!(ids(&findings), ["nsys_export_unreadable"]);
     let trace = parse::read(&bench.run_dir()).unwrap();
     assert!(trace.nsys.is_none() && trace.gemms.is_some());
+}
+
+#[tokio::test]
+async fn a_pass_whose_events_are_cut_fails_with_the_reason() {
+    let whole = events("7,8");
+    let without_end = whole.lines().take(2).map(|line| format!("{line}\n")).collect::<String>();
+    for (text, id) in
+        [(&whole[..whole.len() - 9], "events_cut"), (without_end.as_str(), "events_without_end")]
+    {
+        let bench = Bench::new(NCU);
+        fs::write(bench.dir.path().join("events.jsonl"), text).unwrap();
+        let (steps, findings) = bench.deep(LIMIT).await;
+        assert_eq!(results(&steps)[0], (Step::Nsys, StepState::Failed, Some(0)), "{id}");
+        let message = steps[0].message.as_deref().unwrap();
+        assert!(message.starts_with("nsys: the pass is incomplete: "), "{message}");
+        assert!(ids(&findings).contains(&id), "{findings:?}");
+        assert!(!bench.run_dir().join("nsys/events.jsonl").exists(), "it is set aside");
+    }
 }
 
 #[tokio::test]

@@ -106,6 +106,7 @@ impl Engine {
             global_pid: process_of(Self::thread(rank)),
             correlation_id,
             graph_node: None,
+            is_pageable: None,
         });
         if is_read && self.waits {
             self.call(rank, "cudaStreamSynchronize");

@@ -7,13 +7,11 @@ findings! {
         fires_on: "ranks wait at least 10 % of the time of their collective operations, and one \
                    rank is last in most of them",
         advice: "Look at that rank's work before its collective operations: an uneven share, \
-                 another clock of its GPU, a slower host.",
-        saving: "the mean wait of the ranks";
+                 another clock of its GPU, a slower host.";
     COLLECTIVE_SKEW = "collective_skew", [Info],
         fires_on: "ranks wait at least 10 % of the time of their collective operations, and \
                    different ranks are last",
-        advice: "Divide each step's work evenly over the ranks, and keep their hosts quiet.",
-        saving: "the mean wait of the ranks";
+        advice: "Divide each step's work evenly over the ranks, and keep their hosts quiet.";
     COLLECTIVES_NOT_JOINED = "collectives_not_joined", [Warning],
         fires_on: "collective operations of a group cannot be paired across its ranks",
         advice: "Record all ranks together, from the same step to the same step.";

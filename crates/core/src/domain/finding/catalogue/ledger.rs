@@ -5,8 +5,7 @@ use super::*;
 findings! {
     LEDGER_COPIES_AND_CASTS = "ledger_copies_and_casts", [Warning],
         fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
-        advice: "Keep data on the device, in one dtype and layout through the chain of operators. \
-                 Copy to and from the host in pinned memory, next to kernels.",
+        advice: "Keep data on the device, in one dtype and layout through the chain of operators.",
         saving: "the cause's time in which its kernels run alone; of gaps, at most the \
                  unprofiled ones";
     LEDGER_COLLECTIVE_WAIT = "ledger_collective_wait", [Warning],
@@ -29,30 +28,30 @@ findings! {
         fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
         advice: "Read each operand once: fuse passes over the same data, and check for \
                  uncoalesced strides.",
-        saving: "the cause's time in which its kernels run alone; of gaps, at most the \
-                 unprofiled ones";
+        saving: "the cause's time in which its kernels run alone, above the time of their \
+                 launches";
     LEDGER_TENSOR_CORES = "ledger_tensor_cores", [Warning],
         fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
         advice: "Use a dtype and sizes supported by tensor cores (bf16 or f16, multiples of 8).",
-        saving: "the cause's time in which its kernels run alone; of gaps, at most the \
-                 unprofiled ones";
+        saving: "the cause's time in which its kernels run alone, above the time of their \
+                 launches";
     LEDGER_TILES = "ledger_tiles", [Warning],
         fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
         advice: "Choose tiles that divide the product's sizes.",
-        saving: "the cause's time in which its kernels run alone; of gaps, at most the \
-                 unprofiled ones";
+        saving: "the cause's time in which its kernels run alone, above the time of their \
+                 launches";
     LEDGER_WAVES = "ledger_waves", [Warning],
         fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
         advice: "Launch more blocks: divide the work further, or run small kernels at the same \
                  time.",
-        saving: "the cause's time in which its kernels run alone; of gaps, at most the \
-                 unprofiled ones";
+        saving: "the cause's time in which its kernels run alone, above the time of their \
+                 launches";
     LEDGER_INSTRUCTIONS = "ledger_instructions", [Warning],
         fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
         advice: "Reduce instructions besides the products: conversions, index arithmetic, \
                  exponentials.",
-        saving: "the cause's time in which its kernels run alone; of gaps, at most the \
-                 unprofiled ones";
+        saving: "the cause's time in which its kernels run alone, above the time of their \
+                 launches";
     LEDGER_MEMORY_TRAFFIC = "ledger_memory_traffic", [Warning],
         fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
         advice: "Fuse the kernel with its neighbours, so that activations stay on the SM.",
@@ -62,8 +61,8 @@ findings! {
         fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
         advice: "Use smaller tiles or fewer registers for more warps, or more independent work \
                  per thread.",
-        saving: "the cause's time in which its kernels run alone; of gaps, at most the \
-                 unprofiled ones";
+        saving: "the cause's time in which its kernels run alone, above the time of their \
+                 launches";
     LEDGER_GAP_LONG_CALL = "ledger_gap_long_call", [Warning],
         fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
         advice: "Make calls that load code, choose an algorithm, compile or allocate before the \
@@ -95,7 +94,7 @@ findings! {
                  unprofiled ones";
     LEDGER_GAP_COPY = "ledger_gap_copy", [Warning],
         fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
-        advice: "Copy less, and overlapped with kernels; to and from the host, in pinned memory.",
+        advice: "Copy less, and overlapped with kernels.",
         saving: "the cause's time in which its kernels run alone; of gaps, at most the \
                  unprofiled ones";
     LEDGER_GAP_IN_GRAPH = "ledger_gap_in_graph", [Warning],

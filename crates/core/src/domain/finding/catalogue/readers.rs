@@ -14,7 +14,8 @@ findings! {
     KERNEL_RECORDS_REPEATED = "kernel_records_repeated", [Warning],
         fires_on: "kernel records of the export occur twice; each counts once";
     NSYS_COLUMNS_MISSING = "nsys_columns_missing", [Warning],
-        fires_on: "a table of the export lacks columns that join its rows";
+        fires_on: "a table of the export lacks columns that join its rows, or names that rows \
+                   refer to";
     NSYS_EXPORT_WAL = "nsys_export_wal", [Info],
         fires_on: "the export is in the write-ahead mode of SQLite and may lack rows";
     NCU_PAGE_CUT = "ncu_page_cut", [Warning],

@@ -30,6 +30,11 @@ findings! {
     NO_MEASURED_PEAK = "no_measured_peak", [Info],
         fires_on: "the runner measured no ceiling",
         advice: "Let the run finish: ceilings are measured last.";
+    GPU_NAME_DOUBTED = "gpu_name_doubted", [Warning],
+        fires_on: "a trace names a GPU of NVIDIA and has calls of HIP, or a GPU of AMD and calls \
+                   of CUDA",
+        advice: "Check that the names of the GPUs in the file are those of the host that recorded \
+                 it.";
     NO_KERNEL_DATA = "no_kernel_data", [Info],
         fires_on: "there are no kernels",
         advice: "Run on a host with an NVIDIA GPU and nsys.";
@@ -56,10 +61,18 @@ findings! {
                    nor requests in a known form",
         advice: "Name the ranges that are stages: `--stage prefill=RANGE`, or `stage` of an \
                  import.";
-    STEPS_WITHOUT_WORK = "steps_without_work", [Warning],
-        fires_on: "of the steps of an engine some have recorded work on a device, and some none",
-        advice: "Record the activities of the GPU for the whole window, in every process of the \
-                 engine: the times of such steps are the host's alone.";
+    STEPS_LEFT_OUT = "steps_left_out", [Warning],
+        fires_on: "some steps of a stage lack recorded work, launching calls or their range, and \
+                   others do not",
+        advice: "Record the calls and the work of the GPU for the whole window, in every process \
+                 and thread of the engine.";
+    STAGES_EXCLUDED = "stages_excluded", [Warning],
+        fires_on: "a range filter leaves out every range that is a stage",
+        advice: "Include a range around a stage (`--include-ranges`), or exclude none around all \
+                 of them (`--exclude-ranges`).";
+    WORK_BEFORE_RECORDING = "work_before_recording", [Info],
+        fires_on: "a capture without stages has kernels that were launched before its first call",
+        advice: "Synchronise the device before the recording starts, or start it earlier.";
     DECODE_LAUNCH_BOUND = "decode_launch_bound", [Warning],
         fires_on: "the GPU is idle during 30 % or more of the traced decode, and of the \
                    unprofiled one where it was timed",

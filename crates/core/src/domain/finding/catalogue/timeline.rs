@@ -59,7 +59,7 @@ findings! {
                  shorter than the uncertainty.";
     KERNELS_UNATTRIBUTED = "kernels_unattributed", [Warning],
         fires_on: "kernels of the capture have no launching call",
-        advice: "Trace the CUDA API as well, from the start of the process.";
+        advice: "Record the calls of CUDA as well, from the start of the process.";
     KERNELS_LOST = "kernels_lost", [Critical],
         fires_on: "fewer than 99 % of a stage's launches have their kernel in the capture, or \
                    fewer than 99 % of its launches of graphs any work, where graphs have kernels",
@@ -78,7 +78,8 @@ findings! {
         advice: "Close the range in the program, or record until it ends; times that need its end \
                  are withheld.";
     DECODE_CUT = "decode_cut", [Info],
-        fires_on: "a recording has steps of decodes that started before it, or go on after it",
+        fires_on: "a recording has steps of decodes that started before it, go on after it, or \
+                   have a step that is left out",
         advice: "Record whole requests: start before the first prefill, and stop after the last \
                  token.";
     FIGURE_IMPOSSIBLE = "figure_impossible", [Warning],

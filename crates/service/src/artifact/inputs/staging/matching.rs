@@ -20,6 +20,19 @@ pub(super) struct MatchedSamples {
     pub seed: Option<u64>,
 }
 
+impl MatchedSamples {
+    /// True if both have the same prompts with the same images under the same names. One of them
+    /// may lack the seed.
+    pub fn is_same_as(&self, other: &Self) -> bool {
+        let is_same_file =
+            |(a, b): (&MatchedFile, &MatchedFile)| a.file.path == b.file.path && a.names == b.names;
+        self.samples == other.samples
+            && self.files.len() == other.files.len()
+            && self.files.iter().zip(&other.files).all(is_same_file)
+            && (self.seed == other.seed || self.seed.is_none() || other.seed.is_none())
+    }
+}
+
 /// A file with the path and hash by which a manifest names it.
 pub(super) struct MatchedFile {
     pub file: UploadedFile,

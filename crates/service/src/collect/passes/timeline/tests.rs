@@ -209,12 +209,12 @@ head -c 3000000 /dev/zero > "$stem.nsys-rep"; exec sleep 1000"#;
     assert_eq!(error.ended(), Some(ExitReason::QuotaExceeded { temporary: 0 }));
     assert_eq!(
         error.to_string(),
-        "nsys profile exceeded the disk quota of a run and was ended; dropped: run.nsys-rep \
-         (3000000 bytes)"
+        "nsys profile exceeded the disk quota of a run and was ended; dropped: \
+         nsys/run.nsys-rep (3000000 bytes)"
     );
     let finding = error.finding().unwrap();
     assert_eq!(
-        (finding.id.as_str(), finding.evidence["run.nsys-rep"].as_str()),
+        (finding.id.as_str(), finding.evidence["nsys/run.nsys-rep"].as_str()),
         ("run_too_large", "3000000 bytes, dropped")
     );
     assert!(

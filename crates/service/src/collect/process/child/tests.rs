@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use llmprof_core::domain::ids::{FolderId, RunId};
+use nix::{sys::stat::Mode, unistd::mkfifo};
 use tokio::sync::mpsc;
 
 use super::{super::output::last_lines, *};
 use crate::collect::process::orphans::{
-    FOLDER_MARKER, MARKER, end_orphans, marked, scratch, variables,
+    FOLDER_MARKER, MARKER, end_orphans, marked, programs, scratch, targets, variables,
 };
 
 /// A script with its folder and limits.
@@ -50,6 +51,28 @@ impl Case {
         });
         ended
     }
+}
+
+#[tokio::test]
+async fn a_program_that_clears_its_environment_is_running_until_it_ends() {
+    let program = "env -i /bin/sh -c 'echo started; read line < go'";
+    let mut case = Case::new(&format!("{program}; exec sleep 60"));
+    mkfifo(&case.path("go"), Mode::S_IRWXU).unwrap();
+    let (to, mut from) = mpsc::unbounded_channel();
+    case.limits.lines = Some(to);
+    let (run, stop, go) = (case.limits.run, case.limits.stop.clone(), case.path("go"));
+    tokio::join!(case.run(), async {
+        from.recv().await;
+        let found = (targets(run).len(), programs(run).len());
+        let end = move || std::fs::write(go, "\n");
+        runtime::blocking(end).await.unwrap().unwrap();
+        while !programs(run).is_empty() {
+            tokio::task::yield_now().await;
+        }
+        assert!(!marked(run).is_empty(), "the profiler is still running");
+        stop.cancel();
+        assert_eq!(found, (0, 1));
+    });
 }
 
 #[tokio::test]

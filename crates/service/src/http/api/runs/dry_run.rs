@@ -82,7 +82,8 @@ fn notes(app: &App, spec: &RunSpec, steps: &[PlannedStep]) -> Vec<String> {
         Some(command) => with_recording_window(it.profiling.clone(), &Settings::new(), command),
         None => it.profiling.clone(),
     });
-    let notes = preset.zip(profiling).map(|(preset, it)| it.unused(&preset, spec, steps));
+    let on_cpu = facts(app, spec).on_cpu;
+    let notes = preset.zip(profiling).map(|(preset, it)| it.unused(&preset, spec, steps, on_cpu));
     notes.unwrap_or_default()
 }
 

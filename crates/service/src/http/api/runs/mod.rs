@@ -37,12 +37,14 @@ use utoipa::ToSchema;
 use self::{expected::ExpectedRun, realised::RealisedSaving};
 use super::artifacts::send;
 use crate::{
+    artifact::packed::read_own,
     http::{
         auth::access::{Caller, check_owner},
         error::{ApiError, ErrorCode},
         state::App,
     },
     measuring::WAITING,
+    runtime,
     store::{Role, StoredRun},
 };
 
@@ -245,7 +247,9 @@ pub(crate) fn require_ended(run: &StoredRun) -> Result<(), ApiError> {
 /// Reads a file of a run that the store lists; a run that was deleted meanwhile is not found.
 pub(crate) async fn read_listed(app: &App, id: RunId, name: &str) -> Result<Vec<u8>, ApiError> {
     let folder = app.runs.join(id.to_string());
-    match tokio::fs::read(folder.join(name)).await {
+    let path = folder.join(name);
+    let read = runtime::blocking(move || read_own(&path)).await;
+    match read.map_err(|error| ApiError::internal(&error))? {
         Ok(bytes) => Ok(bytes),
         Err(error) if send::is_deleted(&folder, &error).await => Err(not_found(id)),
         Err(error) => Err(ApiError::internal(&error)),

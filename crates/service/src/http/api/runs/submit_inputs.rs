@@ -2,6 +2,7 @@
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use llmprof_core::domain::{
+    image_limits::MAX_INLINE_BYTES,
     input_manifest::{InputManifest, ManifestImage, ManifestSampleText, check_name},
     inputs::MAX_SAMPLE_IMAGES,
 };
@@ -28,8 +29,6 @@ use crate::{
 };
 
 const MAX_NAME: usize = 200;
-/// Bytes of all images in a body, decoded.
-const MAX_INLINE: usize = 8 << 20;
 
 /// Inputs of a run.
 #[derive(Debug)]
@@ -139,7 +138,7 @@ struct InlineImages {
     count: usize,
     files: Vec<InlineFile>,
     /// Decoded bytes of all images.
-    bytes: usize,
+    bytes: u64,
 }
 
 /// Content of an image in a body.
@@ -194,10 +193,10 @@ impl InlineImages {
         file: String,
     ) -> Result<ManifestImage, ApiError> {
         let content = decode(data).map_err(|why| invalid(format!("image {name}: {why}")))?;
-        self.bytes += content.len();
-        if self.bytes > MAX_INLINE {
+        self.bytes += content.len() as u64;
+        if self.bytes > MAX_INLINE_BYTES {
             let message = format!(
-                "the images have more than {MAX_INLINE} bytes; store them with POST /inputs"
+                "the images have more than {MAX_INLINE_BYTES} bytes; store them with POST /inputs"
             );
             return Err(ApiError::new(ErrorCode::BodyTooLarge, message));
         }

@@ -1,0 +1,155 @@
+//! Findings on the causes of the ledger.
+
+use llmprof_core::domain::finding::catalogue;
+
+use super::*;
+use crate::ledger::{
+    FloorOf, Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage, host_copies::HostCopies,
+};
+
+/// A ledger of a decode of 10 ms with one cause of 3 ms in three kernels.
+fn with_cause(cause: LedgerCause, saving_ns: i64) -> Analysis {
+    let member = |kernel: &str, ns| LedgerMember {
+        stage: DECODE.into(),
+        cause,
+        operator: Some("op".into()),
+        kernel: Some(kernel.into()),
+        grid: None,
+        block: None,
+        calls: 1.0,
+        ns,
+        share_pct: None,
+        pass: "ncu".into(),
+        samples: 2,
+        evidence: "figures".into(),
+        max_saving_ns: ns,
+    };
+    let stage = LedgerStage {
+        stage: DECODE.into(),
+        measured_ns: 10 * MS,
+        traced_ns: Some(10 * MS),
+        steps: Some(2),
+        floor_of: Some(FloorOf::Model),
+        floor_ns: Some(5 * MS),
+        times_floor: Some(2.0),
+        ..LedgerStage::default()
+    };
+    let row = LedgerRow {
+        stage: DECODE.into(),
+        cause,
+        ns: 3 * MS,
+        step_ns: None,
+        share_pct: Some(30.0),
+        members: 3,
+        largest: None,
+        pass: "ncu".into(),
+        counter: "figures".into(),
+        samples: 6,
+        max_saving_ns: saving_ns,
+    };
+    let members = vec![member("a", MS), member("b", MS), member("a", MS)];
+    let ledger = Ledger { stages: vec![stage], rows: vec![row], members };
+    Analysis { ledger, ..Analysis::default() }
+}
+
+#[test]
+fn each_cause_of_the_ledger_is_one_finding_with_its_kernels() {
+    // No change of the program is known to save these.
+    let without =
+        [LedgerCause::ProfilerOverhead, LedgerCause::UnrecordedWait, LedgerCause::GapUnknown];
+    let is_saving = |it: &&LedgerCause| it.is_cause() && !without.contains(it);
+    for cause in LedgerCause::ALL.iter().filter(is_saving) {
+        let id = format!("ledger_{cause}");
+        let found = fires(
+            &id,
+            (with_cause(*cause, 2 * MS), no_trace()),
+            (with_cause(*cause, MS / 4), no_trace()),
+        );
+        let saving = found.max_saving.unwrap();
+        assert_eq!((saving.ms, saving.pct, saving.stage.as_str()), (Some(2.0), 20.0, DECODE));
+        assert_eq!(found.evidence["kernel (1)"], "a, 2.00 ms: figures", "kernels are grouped");
+        assert_eq!(found.evidence["kernel (2)"], "b, 1.00 ms: figures");
+    }
+    let mut small = with_cause(LedgerCause::Unexplained, 0);
+    small.ledger.rows[0].share_pct = Some(9.0);
+    fires(
+        "ledger_unexplained",
+        (with_cause(LedgerCause::Unexplained, 0), no_trace()),
+        (small, no_trace()),
+    );
+}
+
+#[test]
+fn findings_of_the_ledger_start_with_the_largest_saving() {
+    let mut analysis = with_cause(LedgerCause::Waves, 2 * MS);
+    let mut more = analysis.ledger.rows[0].clone();
+    (more.cause, more.max_saving_ns) = (LedgerCause::Latency, 3 * MS);
+    analysis.ledger.rows.push(more);
+    let found = findings(&analysis, &no_trace());
+    let causes: Vec<&str> =
+        found.iter().map(|it| it.id.as_str()).filter(|it| it.starts_with("ledger_")).collect();
+    assert_eq!(causes, ["ledger_latency", "ledger_waves"]);
+}
+
+#[test]
+fn savings_and_shares_are_of_the_stage_without_a_wait_from_before_the_recording() {
+    let mut analysis = with_cause(LedgerCause::GapHost, MS / 5);
+    analysis.ledger.rows[0].ns = MS / 5;
+    analysis.ledger.rows[0].share_pct = Some(2.0);
+    let is_found = |analysis: &Analysis| {
+        findings(analysis, &no_trace()).into_iter().find(|it| it.id == "ledger_gap_host")
+    };
+    assert_eq!(is_found(&analysis), None, "2 %");
+    let mut wait = analysis.ledger.rows[0].clone();
+    (wait.cause, wait.max_saving_ns) = (LedgerCause::UnrecordedWait, 0);
+    (wait.ns, wait.share_pct) = (8 * MS, Some(80.0));
+    analysis.ledger.rows.push(wait);
+    let found = is_found(&analysis).unwrap();
+    let named = "10 % of decode without its unrecorded wait, 0.200 ms: ";
+    assert!(found.message.starts_with(named), "{}", found.message);
+    assert!((found.max_saving.unwrap().pct - 10.0).abs() < 1e-9);
+    let row = &analysis.ledger.rows[0];
+    let ledger = &analysis.ledger;
+    assert!(crate::findings::ledger::is_worth_advice(ledger, &ledger.stages[0], row));
+}
+
+/// The first finding on the ledger.
+fn of_ledger(analysis: &Analysis) -> Finding {
+    let found = findings(analysis, &no_trace());
+    found.into_iter().find(|it| it.id.starts_with("ledger_")).unwrap()
+}
+
+#[test]
+fn pinned_memory_is_advised_only_where_large_copies_of_pageable_memory_can_save_enough() {
+    let advice = |cause, staged, saving_pct| {
+        let mut analysis = with_cause(cause, 2 * MS);
+        let copies = HostCopies { calls: 10, staged, saving_pct };
+        analysis.host_copies.insert(DECODE.into(), copies);
+        of_ledger(&analysis).advice.unwrap()
+    };
+    // The cause can save 20 % of the stage.
+    for (cause, staged, saving_pct, is_pinned) in [
+        (LedgerCause::CopiesAndCasts, 10, 3.0, true),
+        (LedgerCause::CopiesAndCasts, 10, 2.9, false),
+        (LedgerCause::GapCopy, 2, 0.0, true),
+        (LedgerCause::GapCopy, 1, 50.0, false),
+        (LedgerCause::GapHost, 10, 50.0, false),
+    ] {
+        let advice = advice(cause, staged, saving_pct);
+        assert_eq!(advice.contains("pinned"), is_pinned, "{cause} {staged} {saving_pct}: {advice}");
+    }
+    let without = of_ledger(&with_cause(LedgerCause::GapCopy, 2 * MS));
+    assert_eq!(without.advice.as_deref(), catalogue::LEDGER_GAP_COPY.advice);
+}
+
+#[test]
+fn time_in_sends_and_receives_is_the_bubble_of_a_pipeline() {
+    let advice = |largest: &str| {
+        let mut analysis = with_cause(LedgerCause::Collectives, 2 * MS);
+        analysis.ledger.rows[0].largest = Some(largest.into());
+        let found = findings(&analysis, &no_trace()).into_iter();
+        found.filter(|it| it.id == "ledger_collectives").find_map(|it| it.advice).unwrap()
+    };
+    assert!(advice("ncclDevKernel_SendRecv").contains("pipeline"));
+    assert!(advice("ncclDevKernel_AllReduce_Sum_bf16_RING_LL").starts_with("Overlap"));
+}

@@ -1,0 +1,144 @@
+//! Cold first instances of sketches.
+
+use llmprof_core::trace::{Trace, timeline::ApiCall};
+
+use super::*;
+use crate::{analyze, kernels::tests::capture};
+
+/// Two prefills, of `cold` and 100 ns, each launching a kernel of a given name and duration.
+fn two(cold: i64, first: (&str, i64), second: (&str, i64)) -> Trace {
+    let later = cold + 1000;
+    let sketch = format!(
+        "range 1 prefill 0..{cold}\nrange 1 prefill {later}..{}\ncall 1 1 1..2\ncall 1 2 {}..{}
+         kernel 1 {} 2..{} 7\nkernel 2 {} {}..{} 7",
+        later + 100,
+        later + 1,
+        later + 2,
+        first.0,
+        2 + first.1,
+        second.0,
+        later + 2,
+        later + 2 + second.1,
+    );
+    Trace { nsys: Some(capture(&sketch)), ..Trace::default() }
+}
+
+fn cold(trace: &Trace) -> usize {
+    analyze(trace, None, None).findings.iter().filter(|it| it.id == "cold_first_instance").count()
+}
+
+#[test]
+fn a_cold_first_instance_is_a_separate_note_even_with_two_instances() {
+    let analysis = analyze(&two(2000, ("a", 50), ("a", 50)), None, None);
+    let row = analysis.stages.row("prefill").unwrap();
+    assert_eq!((row.ms.n, (row.ms.mean * 1e6).round()), (1, 100.0));
+    let note = analysis.stages.note(COLD_PART).unwrap();
+    assert_eq!((note.inside.as_str(), (note.ms.mean * 1e6).round()), ("prefill", 2000.0));
+    assert_eq!(
+        analysis.kernels.measured().map(|it| it.calls).sum::<u64>(),
+        1,
+        "its kernels count as warm-up"
+    );
+    assert_eq!(
+        analysis.stage_gpu.totals.iter().find(|it| it.stage == "prefill").map(|it| it.instances),
+        Some(1)
+    );
+}
+
+#[test]
+fn a_larger_first_request_and_one_that_is_hardly_slower_are_not_cold() {
+    assert_eq!(cold(&two(2000, ("a", 1900), ("a", 50))), 0, "the device explains it");
+    assert_eq!(cold(&two(140, ("a", 50), ("a", 50))), 0);
+    let mut warm = two(2000, ("a", 50), ("a", 50));
+    let nsys = warm.nsys.as_mut().unwrap();
+    let before = capture("call 1 90 -20..-19\nkernel 90 a -10..-5 7");
+    nsys.cuda_calls = before.cuda_calls.iter().chain(nsys.cuda_calls.iter()).collect();
+    nsys.kernels = before.kernels.iter().chain(nsys.kernels.iter()).collect();
+    assert_eq!(cold(&warm), 0, "nothing happens for the first time");
+    let nsys = warm.nsys.as_mut().unwrap();
+    let name = nsys.strings.len() as u32;
+    nsys.strings.push("hipModuleLaunchKernel".into());
+    let more = capture("call 1 91 3..4");
+    let calls = nsys.cuda_calls.iter().chain(more.cuda_calls.iter());
+    nsys.cuda_calls = calls.map(|call| ApiCall { name, ..call }).collect();
+    nsys.cuda_calls.sort();
+    assert_eq!(cold(&warm), 0, "a launch of a kernel of a module loads no module");
+}
+
+#[test]
+fn without_cuda_calls_only_a_first_instance_of_ten_times_the_others_is_cold() {
+    let ranges = |cold: i64| {
+        let sketch = format!(
+            "range 1 prefill 0..{cold}\nrange 1 prefill 5000..5100\nrange 1 prefill 6000..6100"
+        );
+        cold_of(&sketch)
+    };
+    assert_eq!((ranges(900), ranges(1100)), (0, 1));
+}
+
+/// Number of cold steps; `steps` has names, starts and ends. Only the first step launches a new
+/// kernel.
+fn cold_steps(steps: &[(&str, i64, i64)]) -> usize {
+    let step = |(at, (name, start, end)): (usize, &(&str, i64, i64))| {
+        let (id, launch) = (at + 1, start + 1);
+        format!(
+            "range 1 {name} {start}..{end}\ncall 1 {id} {launch}..{}\nkernel {id} a {}..{} 7",
+            launch + 1,
+            launch + 2,
+            launch + 12
+        )
+    };
+    let sketch: Vec<String> = steps.iter().enumerate().map(step).collect();
+    cold_of(&sketch.join("\n"))
+}
+
+#[test]
+fn a_first_step_of_more_tokens_is_not_cold_by_what_they_may_take() {
+    let prefill = |tokens: u64| format!("execute_context_1({tokens})_generation_0(0)");
+    let (long, short) = (prefill(4000), prefill(2000));
+    let first = |ns: i64, name: &str| {
+        let after = [(short.as_str(), 10_000, 10_100), (short.as_str(), 20_000, 20_100)];
+        cold_steps(&[&[(name, 0, ns)][..], &after].concat())
+    };
+    assert_eq!((first(390, &long), first(390, &short)), (0, 1));
+    assert_eq!(first(700, &long), 1, "four times the time at most");
+    let decode = |requests: u64| format!("execute_context_0(0)_generation_{requests}({requests})");
+    let (many, few) = (decode(64), decode(8));
+    assert_eq!(cold_steps(&[(&many, 0, 800), (&few, 1_000, 1_100), (&few, 2_000, 2_100)]), 0);
+}
+
+#[test]
+fn the_time_of_a_first_instance_starts_after_the_work_that_it_queued_behind() {
+    // The host waits in the first decode for the prefill before it.
+    let sketch = "range 1 prefill 0..10\ncall 1 1 1..2\nkernel 1 a 3..1000 7
+        range 1 decode 20..1100\ncall 1 2 21..22\nkernel 2 b 1001..1101 7
+        range 1 decode 1200..1300\ncall 1 3 1201..1202\nkernel 3 b 1203..1303 7";
+    assert_eq!(cold_of(sketch), 0);
+}
+
+#[test]
+fn an_instance_without_a_time_of_its_own_is_not_cold_and_makes_no_other_cold() {
+    let instance = |wall_ns: i64, overhead_ns: i64| InstanceActivity {
+        wall_ns,
+        overhead_ns,
+        first_kernels: 1,
+        ..InstanceActivity::default()
+    };
+    for (first, later, expected) in [
+        (instance(0, 0), instance(0, 0), false),
+        (instance(0, 0), instance(100, 0), false),
+        (instance(2000, 0), instance(0, 0), false),
+        (instance(2000, 0), instance(100, 100), false),
+        (instance(2000, 2000), instance(100, 100), false),
+        (instance(2000, 0), instance(100, 0), true),
+    ] {
+        for ranges_only in [false, true] {
+            let found = is_cold(first, &[later, later], ranges_only);
+            assert_eq!(found, expected, "{first:?} {later:?}");
+        }
+    }
+}
+
+fn cold_of(sketch: &str) -> usize {
+    cold(&Trace { nsys: Some(capture(sketch)), ..Trace::default() })
+}

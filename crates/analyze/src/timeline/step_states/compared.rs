@@ -1,0 +1,224 @@
+//! Steps whose work is compared with the calls that launched it.
+
+mod orphans;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use llmprof_core::trace::{
+    engine_steps::StepClass,
+    stage::WARMUP,
+    timeline::{Timeline, process_of},
+};
+
+use self::orphans::Orphans;
+use super::StepState;
+use crate::{
+    kernels::is_measured,
+    stages::coverage::{COMPLETE_PCT, each_launching_call},
+    stats::percent,
+    timeline::{
+        capture::Capture,
+        engine_steps::{DeviceWork, device_work},
+        interval::Interval,
+        open_ranges::{Extent, OpenStages, outermost, place},
+        stage_spans::{self, HostRange},
+        steps_at::StepsAt,
+    },
+};
+
+/// Steps of one kind: those that lack work are left out if others are whole.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StepGroup {
+    /// Instances of the stage with this label.
+    Stage(usize),
+    /// Steps inside stage instances, or outside all.
+    Class(Option<StepClass>, Option<String>),
+    /// Ranges of single decode steps.
+    DecodeSteps,
+}
+
+/// A step, or a stage instance without steps inside.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ComparedStep {
+    pub place: i64,
+    pub range: Interval,
+    /// From its start, or the end of the work before it, to the end of its work.
+    pub span: Interval,
+    pub group: StepGroup,
+    /// The stage instance that it is.
+    pub instance: Option<usize>,
+    pub state: StepState,
+    need: WorkNeed,
+}
+
+/// The steps that must have launched work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WorkNeed {
+    Always,
+    /// If most steps of its group did.
+    LikeMost,
+    Never,
+}
+
+/// Kernels that the calls of a step launched.
+#[derive(Debug, Clone, Copy, Default)]
+struct StepLaunches {
+    kernels: u64,
+    recorded: u64,
+    /// Kernels in the capture without a valid time; not part of `recorded`.
+    untimed: u64,
+    /// Recorded kernels of the last launch, and those without a valid time. Without both, the end
+    /// of the step is unknown.
+    last: (u64, u64),
+}
+
+impl StepLaunches {
+    /// The state of a step of which too many kernels are missing or have no time, or the last ones.
+    fn state(self) -> Option<StepState> {
+        let is_less = |count: u64| {
+            percent(count as f64, self.kernels as f64).is_some_and(|pct| pct < COMPLETE_PCT)
+        };
+        let lacks_last = |count: u64| self.kernels > 0 && count == 0;
+        if is_less(self.recorded + self.untimed) || lacks_last(self.last.0 + self.last.1) {
+            Some(StepState::KernelsMissing)
+        } else if is_less(self.recorded) || lacks_last(self.last.0) {
+            Some(StepState::KernelsUntimed)
+        } else {
+            None
+        }
+    }
+}
+
+/// The steps, and the stage instances without steps inside, each with its state by its work. A
+/// capture without calls shows no losses.
+pub fn compared(capture: &Capture) -> Vec<ComparedStep> {
+    let mut steps = steps_to_compare(&capture.stages, capture.trace);
+    if capture.trace.cuda_calls.is_empty() || steps.is_empty() {
+        return vec![];
+    }
+    let ranges: Vec<(i64, Interval)> = steps.iter().map(|it| (it.place, it.range)).collect();
+    let work = device_work(capture, &ranges);
+    let launches = launches(capture, &ranges);
+    let hosts = ranges.iter().zip(&work).map(|((place, range), work)| HostRange {
+        place: *place,
+        start_ns: range.0,
+        end_ns: range.1,
+        work: work.window,
+    });
+    let spans = stage_spans::spans(hosts);
+    let orphans = Orphans::of(capture, &spans);
+    let mut worked: BTreeMap<StepGroup, (usize, usize)> = BTreeMap::new();
+    for (step, work) in steps.iter().zip(&work) {
+        let (with, all) = worked.entry(step.group.clone()).or_default();
+        *with += usize::from(work.has_any());
+        *all += 1;
+    }
+    let lacks_work = |it: &ComparedStep, work: &DeviceWork| {
+        let (with, all) = worked[&it.group];
+        !work.has_any()
+            && match it.need {
+                WorkNeed::Always => true,
+                WorkNeed::LikeMost => 2 * with > all,
+                WorkNeed::Never => false,
+            }
+    };
+    for (at, it) in steps.iter_mut().enumerate() {
+        it.span = spans[at];
+        it.state = match launches[at].state() {
+            Some(state) => state,
+            None if orphans.are_in(process_of(it.place), spans[at]) => StepState::CallsMissing,
+            None if lacks_work(&*it, &work[at]) => StepState::WithoutWork,
+            None => StepState::Whole,
+        };
+    }
+    steps
+}
+
+/// All of them as whole ones, in the order of their starts; without those of a warm-up, those that
+/// a range filter leaves out and those without a recorded end.
+fn steps_to_compare(stages: &OpenStages, trace: &Timeline) -> Vec<ComparedStep> {
+    let instances = stages.instances.iter().enumerate();
+    let known: BTreeMap<(i64, Interval), usize> =
+        instances.clone().map(|(at, it)| (it.key(), at)).collect();
+    let mut found: BTreeMap<(i64, Interval), ComparedStep> = BTreeMap::new();
+    let step = |(place, range): (i64, Interval), group: StepGroup, need: WorkNeed| ComparedStep {
+        place,
+        range,
+        span: range,
+        group,
+        instance: None,
+        state: StepState::Whole,
+        need,
+    };
+    let is_measured_at = |place: i64, start_ns: i64| {
+        let at = stages.at(place, start_ns);
+        !stages.is_excluded(place, start_ns)
+            && at.is_none_or(|at| stages.label(at as usize) != WARMUP)
+    };
+    let steps = stages.steps.iter().filter(|it| is_measured_at(it.place, it.start_ns));
+    for it in steps {
+        let key = (it.place, (it.start_ns, it.end_ns));
+        let instance = known.get(&key).copied();
+        if instance.is_some_and(|at| stages.instances[at].extent == Extent::EstimatedEnd) {
+            continue;
+        }
+        let group = instance.map_or_else(
+            || StepGroup::Class(it.class, it.mode.clone()),
+            |at| StepGroup::Stage(stages.instances[at].label),
+        );
+        let need = match it.class {
+            Some(StepClass::Idle) => WorkNeed::Never,
+            _ => WorkNeed::Always,
+        };
+        found.insert(key, ComparedStep { instance, ..step(key, group, need) });
+    }
+    for key in decode_steps(trace).into_iter().filter(|it| is_measured_at(it.0, it.1.0)) {
+        let decode_step = || step(key, StepGroup::DecodeSteps, WorkNeed::LikeMost);
+        found.entry(key).or_insert_with(decode_step);
+    }
+    let starts: BTreeSet<(i64, i64)> = found.keys().map(|it| (it.0, it.1.0)).collect();
+    for (at, it) in instances {
+        let inside = (it.place, it.start_ns)..(it.place, it.end_ns.max(it.start_ns));
+        let is_one = it.extent == Extent::Whole
+            && it.start_ns < it.end_ns
+            && is_measured(stages.label(at))
+            && starts.range(inside).next().is_none();
+        if is_one {
+            let group = StepGroup::Stage(it.label);
+            let of_instance = step(it.key(), group, WorkNeed::Never);
+            found.insert(it.key(), ComparedStep { instance: Some(at), ..of_instance });
+        }
+    }
+    let mut found: Vec<ComparedStep> = found.into_values().collect();
+    found.sort_by_key(|it| (it.range, it.place));
+    found
+}
+
+/// The ranges of single decode steps, without those inside others.
+fn decode_steps(trace: &Timeline) -> Vec<(i64, Interval)> {
+    let mut of_place: BTreeMap<i64, Vec<Interval>> = BTreeMap::new();
+    for it in trace.ranges.iter().filter(|it| trace.rules.is_decode_step(&it.name, &it.domain)) {
+        let end_ns = it.end_ns.unwrap_or(it.start_ns);
+        of_place.entry(place(it)).or_default().push((it.start_ns, end_ns));
+    }
+    let outer = |(place, all): (i64, Vec<Interval>)| {
+        outermost(all).into_iter().map(move |range| (place, range))
+    };
+    of_place.into_iter().flat_map(outer).collect()
+}
+
+/// The launches of each step.
+fn launches(capture: &Capture, steps: &[(i64, Interval)]) -> Vec<StepLaunches> {
+    let steps_at = StepsAt::of(steps);
+    let mut open = steps_at.lookup();
+    let mut found = vec![StepLaunches::default(); steps.len()];
+    each_launching_call(capture, |it| {
+        let Some(launch) = it.launch.filter(|it| it.kernels > 0) else { return };
+        let Some(at) = open.at(it.call.global_tid, it.call.start_ns) else { return };
+        found[at].kernels += launch.kernels;
+        found[at].recorded += launch.recorded;
+        found[at].untimed += launch.untimed;
+        found[at].last = (launch.recorded, launch.untimed);
+    });
+    found
+}
