@@ -118,7 +118,8 @@ pub struct Stages {
     pub wall_ms: Option<Spread>,
     /// Time to first token: the time of prefill.
     pub first_token_ms: Option<Spread>,
-    /// Time per output token of a sequence: decode time over decode steps, per repeat.
+    /// Time per output token of a sequence: decode time over decode steps. The mean is all time
+    /// over all steps; repeats may have different numbers of steps.
     pub per_token_ms: Option<Spread>,
     /// Time of single decode steps, over all repeats.
     pub step_ms: Option<Spread>,
@@ -251,7 +252,7 @@ pub fn stages(events: &Events) -> Stages {
     let recorded = || decode.iter().chain(&cut_decode);
     let over_steps = |(repeat, time): (&u32, &Nanos)| {
         let steps = *all_steps.get(repeat).filter(|_| events.has_one_token_a_step())?;
-        ratio(time.as_ms(), steps as f64)
+        Some((time.as_ms(), steps as f64))
     };
     // The first token of each sequence is one of prefill.
     let made_per_wall = |(repeat, time): (&u32, &Nanos)| {
@@ -270,7 +271,7 @@ pub fn stages(events: &Events) -> Stages {
         notes: notes(events, &prefill),
         wall_ms: spread_ms(&wall),
         first_token_ms: spread_ms(&prefill),
-        per_token_ms: Spread::of(recorded().filter_map(over_steps)),
+        per_token_ms: Spread::of_ratios(recorded().filter_map(over_steps)),
         step_ms: Spread::of(events.measured(DECODE_STEP).map(|it| events.range_time(it).as_ms())),
         step_curve_ms: step_curve(events),
         decode_steps,

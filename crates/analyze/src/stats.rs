@@ -37,6 +37,21 @@ impl Spread {
         })
     }
 
+    /// Summarises ratios, each of a part and its whole; their mean is all parts over all wholes.
+    pub fn of_ratios(of: impl IntoIterator<Item = (f64, f64)>) -> Option<Self> {
+        let is_known = |it: &(f64, f64)| ratio(it.0, it.1).is_some();
+        let of: Vec<(f64, f64)> = of.into_iter().filter(is_known).collect();
+        let it = Self::of(of.iter().map(|(part, whole)| part / whole))?;
+        if of.windows(2).all(|pair| pair[0].1 == pair[1].1) {
+            return Some(it);
+        }
+        let sum = of.iter().fold((0.0, 0.0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
+        let mean = ratio(sum.0, sum.1)?;
+        let squares: f64 = of.iter().map(|(part, whole)| (part / whole - mean).powi(2)).sum();
+        let std = it.std.map(|_| (squares / (f64::from(it.n) - 1.0)).sqrt());
+        Some(Self { mean, std, ..it })
+    }
+
     /// The sum of the values.
     pub fn total(&self) -> f64 {
         self.mean * f64::from(self.n)
@@ -108,6 +123,21 @@ mod tests {
     fn one_value_has_no_deviation() {
         let spread = Spread::of([3.0]).unwrap();
         assert_eq!((spread.std, spread.cv_pct()), (None, None));
+    }
+
+    #[test]
+    fn the_mean_of_ratios_is_all_parts_over_all_wholes() {
+        for (of, mean) in [
+            (&[(8.0, 4.0), (12.0, 4.0)][..], 2.5),
+            (&[(8.0, 4.0), (10.0, 8.0)], 1.5),
+            (&[(8.0, 4.0), (1.0, 0.0), (f64::NAN, 1.0)], 2.0),
+        ] {
+            assert_eq!(Spread::of_ratios(of.iter().copied()).unwrap().mean, mean, "{of:?}");
+        }
+        let it = Spread::of_ratios([(8.0, 4.0), (10.0, 8.0)]).unwrap();
+        assert_eq!((it.min, it.max, it.n), (1.25, 2.0, 2));
+        assert_eq!(Spread::of_ratios([(1.0, 1.0)]).unwrap().std, None);
+        assert_eq!(Spread::of_ratios([]), None);
     }
 
     #[test]

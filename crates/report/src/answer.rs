@@ -32,9 +32,9 @@ use llmprof_analyze::{
     operators::OperatorRecord,
     requests::{LatencyRecord, LoadRecord},
     stages::{
-        BETWEEN_STEPS, StageTiming, command::CommandTiming, in_sentence, overhead::OverheadRecord,
-        step_times::StepTimes,
+        StageTiming, command::CommandTiming, overhead::OverheadRecord, step_times::StepTimes,
     },
+    stats::Spread,
     step_batches::StepBatch,
     timeline::{device_totals::DeviceTotals, gpu::StageGpu, time_shares::StageShare},
 };
@@ -147,6 +147,7 @@ struct StoredAggregates {
     loads: Vec<LoadRecord>,
     devices: Option<DeviceTotals>,
     decode_steps: Option<u64>,
+    per_token_ms: Option<Spread>,
 }
 
 /// Records that the answer is composed from.
@@ -156,6 +157,7 @@ struct AnswerRecords<'a> {
     overhead: &'a [OverheadRecord],
     step_times: &'a [StepTimes],
     decode_steps: Option<u64>,
+    per_token_ms: Option<Spread>,
     /// Steps of a decode that costs are of.
     stated_steps: Option<u64>,
     step_batches: &'a [StepBatch],
@@ -192,6 +194,7 @@ pub fn of_analysis(facts: &RunFacts, analysis: &Analysis) -> Answer {
         overhead: &analysis.overhead,
         step_times: &analysis.step_times,
         decode_steps: analysis.stages.decode_steps,
+        per_token_ms: analysis.stages.per_token_ms,
         stated_steps: analysis.cost.as_ref().map(|it| it.decode_steps).filter(|it| *it > 0),
         step_batches: &analysis.step_batches,
         stage_shares: &analysis.stage_shares,
@@ -244,6 +247,7 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
         overhead: &it.overhead,
         step_times: &it.step_times,
         decode_steps: it.aggregates.decode_steps,
+        per_token_ms: it.aggregates.per_token_ms,
         stated_steps: it.costs.map(|it| it.decode_steps).filter(|it| *it > 0),
         step_batches: &it.step_batches,
         stage_shares: &it.stage_shares,
@@ -317,12 +321,15 @@ fn answer(records: &AnswerRecords) -> Answer {
         .chain(steps::sentences(records))
         .chain(whole::sentences(records));
     let mut sentences: Vec<Cited> = sentences.collect();
-    let mut unknown = unknown(ledger);
+    let mut unknown = times::missing(ledger);
     unknown.extend(times::unknown(records));
     unknown.extend(unmarked::unknown(records));
     unknown.extend(whole::busy_unknown(records));
     unknown.extend(whole::unknown(records));
     let mut withheld: Vec<String> = on_findings::withheld(records.findings).collect();
+    if sentences.is_empty() && unknown.is_empty() {
+        unknown.extend(on_findings::why_nothing_timed(records.findings));
+    }
     withheld.retain(|text| !unknown.iter().any(|it| it.contains(text)));
     unknown.splice(0..0, withheld);
     let mut overhead: Vec<Cited> = Vec::new();
@@ -357,29 +364,6 @@ fn answer(records: &AnswerRecords) -> Answer {
         unknown,
         overhead,
     }
-}
-
-/// The missing data, each text once, with its stages unless all have it.
-fn unknown(ledger: &Ledger) -> Vec<String> {
-    let is_named = |it: &&LedgerStage| it.stage != BETWEEN_STEPS && !times::is_idle(&it.stage);
-    let mut texts: Vec<(&str, Vec<&str>)> = Vec::new();
-    for stage in ledger.stages.iter().filter(is_named) {
-        for text in &stage.missing {
-            match texts.iter_mut().find(|it| it.0 == text) {
-                Some(known) => known.1.push(&stage.stage),
-                None => texts.push((text, vec![&stage.stage])),
-            }
-        }
-    }
-    let named = ledger.stages.iter().filter(is_named).count();
-    let text = |(text, stages): (&str, Vec<&str>)| match stages.len() == named {
-        true => text.to_owned(),
-        false => {
-            let stages: Vec<&str> = stages.into_iter().map(in_sentence).collect();
-            format!("{}: {text}", stages.join(", "))
-        }
-    };
-    texts.into_iter().map(text).collect()
 }
 
 fn chart(ledger: &Ledger, stage: &LedgerStage) -> StageChart {

@@ -83,6 +83,7 @@ fn times(report: &LLMProfileReport) -> TimeRecords<'_> {
     TimeRecords {
         first_token_ms: report.aggregates.first_token_ms,
         per_token_ms: report.aggregates.per_token_ms,
+        decode_steps: report.aggregates.decode_steps,
         stages: &report.stages,
         step_times: &report.step_times,
         step_batches: &report.step_batches,

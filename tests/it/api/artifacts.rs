@@ -1,6 +1,6 @@
 //! Files of a run over HTTP: downloads, ranges, reports, bundles; no other file is reachable.
 
-use std::{fs, io::Write, path::Path};
+use std::{fs, path::Path};
 
 use axum::{
     body::Body,
@@ -163,7 +163,7 @@ async fn a_file_that_became_a_link_is_not_followed() {
     fs::remove_file(&log).unwrap();
     std::os::unix::fs::symlink("/etc/passwd", &log).unwrap();
     let answer = api.get(&path).await;
-    assert_eq!(answer.error(), (500, "internal".to_owned()));
+    assert_eq!(answer.error(), (500, "file_damaged".to_owned()));
     assert!(
         !answer.text().contains("passwd") && !answer.text().contains("link"),
         "{}",
@@ -234,19 +234,47 @@ async fn the_bundle_contains_the_files_of_the_manifest() {
     assert!(listed.iter().any(|artifact| artifact["path"] == "report.md"));
 }
 
+/// Damages a file; with the part of the answer that names the damage.
+type Damage = (fn(&Path), &'static str);
+
 #[tokio::test]
-async fn a_bundle_of_a_changed_file_ends_with_an_error() {
-    let (api, path) = with_log().await;
-    let id = path.split('/').nth(2).unwrap().to_owned();
-    let mut log = fs::OpenOptions::new()
-        .append(true)
-        .open(api.folder(&id).join("logs/baseline.stderr.log"))
-        .unwrap();
-    log.write_all(b"more").unwrap();
-    let request =
-        axum::http::Request::get(format!("/runs/{id}/bundle")).body(Body::empty()).unwrap();
-    assert!(api.read_all(request).await.is_err());
-    assert_eq!(api.get(&format!("/runs/{id}")).await.json()["state"], json!("succeeded"));
+async fn a_damaged_file_is_named_with_a_remedy_instead_of_the_file_or_the_bundle() {
+    let damages: [Damage; 5] = [
+        (|log| fs::remove_file(log).unwrap(), "is missing"),
+        (|log| fs::write(log, "").unwrap(), "has 0 bytes instead of 10"),
+        (|log| fs::write(log, "0123456789more").unwrap(), "has 14 bytes instead of 10"),
+        (
+            |log| {
+                fs::remove_file(log).unwrap();
+                nix::unistd::mkfifo(log, nix::sys::stat::Mode::S_IRWXU).unwrap();
+            },
+            "is not a regular file",
+        ),
+        (
+            |log| {
+                fs::remove_dir_all(log.parent().unwrap()).unwrap();
+                fs::write(log.parent().unwrap(), "").unwrap();
+            },
+            "is not a regular file",
+        ),
+    ];
+    for (damage, found) in damages {
+        let (api, path) = with_log().await;
+        let id = path.split('/').nth(2).unwrap();
+        damage(&api.folder(id).join("logs/baseline.stderr.log"));
+        let bundle = format!("/runs/{id}/bundle");
+        let requests: [(&str, &[(&str, &str)]); 3] =
+            [(&path, &[]), (&path, &[("range", "bytes=2-4")]), (&bundle, &[])];
+        for (path, headers) in requests {
+            let answer = get(&api, path, headers).await;
+            assert_eq!(answer.error(), (500, "file_damaged".to_owned()), "{path}: {found}");
+            let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+            let expected = format!("logs/baseline.stderr.log: the stored file {found}; ");
+            assert!(message.starts_with(&expected), "{message}");
+            assert!(message.ends_with("run `llmprof check`"), "{message}");
+        }
+        assert_eq!(api.get(&format!("/runs/{id}")).await.json()["state"], json!("succeeded"));
+    }
 }
 
 #[tokio::test]
@@ -262,7 +290,7 @@ async fn a_run_that_is_deleted_while_it_is_read_is_not_found() {
         ("kernels.json", "{}"),
     ];
     api.end(&run, RunState::Succeeded, &files).await;
-    let paths = ["/report", "/artifacts/report.html", "/tables", "/tables/stages"];
+    let paths = ["/report", "/artifacts/report.html", "/bundle", "/tables", "/tables/stages"];
     let paths = paths.map(|path| format!("/runs/{id}{path}"));
     let pages = [format!("/ui/runs/{id}"), format!("/ui/runs/{id}/tables/stages")];
     // As for a request that found the run right before it was deleted.
@@ -272,11 +300,6 @@ async fn a_run_that_is_deleted_while_it_is_read_is_not_found() {
         assert_eq!(answer.status, 404, "{path}: {}", answer.text());
     }
     assert_eq!(api.get(&paths[0]).await.error(), (404, "run_not_found".to_owned()));
-    // A file that is missing alone is a fault of the service.
-    let api = Api::new().await;
-    let id = api.ended().await;
-    fs::remove_file(api.folder(&id).join("report.md")).unwrap();
-    assert_eq!(api.get(&format!("/runs/{id}/artifacts/report.md")).await.status, 500);
 }
 
 #[tokio::test]

@@ -223,6 +223,44 @@ async fn a_dry_run_names_images_beyond_its_limit_by_hash() {
 }
 
 #[tokio::test]
+async fn images_of_options_beyond_the_limit_of_a_body_are_refused_before_they_are_sent() {
+    let (_api, service, folder) = paused().await;
+    let mut page = fs::read(SMALL).unwrap();
+    // Bytes after the end of an image are not a part of it.
+    for (name, mebibytes) in [("half.png", 4), ("other.png", 4), ("all.png", 8), ("big.png", 9)] {
+        page.resize(mebibytes << 20, 0);
+        fs::write(folder.path().join(name), &page).unwrap();
+    }
+    let submit_images = |base: &str, images: &[&str], more: &[&str]| {
+        let mut arguments = vec!["submit", "--model", "deepseek-ocr-tiny", "--prompt", "x"];
+        arguments.extend(images.iter().flat_map(|image| ["--image", *image]));
+        arguments.extend(more);
+        run(&mut command(folder.path(), base, &arguments))
+    };
+    let options: [&[&str]; 2] = [&[], &["--dry-run"]];
+    for (images, refused) in [
+        (&["big.png"][..], "image big.png: 9437184 bytes; "),
+        (&["page.png", "big.png"], "image big.png: 9437184 bytes; "),
+        (&["half.png", "page.png", "other.png"], "image other.png: 4194304 bytes; "),
+        (&["all.png", "page.png"], "image page.png: "),
+    ] {
+        for more in options {
+            // No service listens there.
+            let answered = submit_images("http://127.0.0.1:1", images, more);
+            answered.assert_refused(&[refused, "8 MiB in total", "--inputs FILE", "POST /inputs"]);
+        }
+    }
+    for images in [&["all.png"][..], &["half.png", "other.png"]] {
+        let planned = submit_images(&service.base, images, &["--dry-run"]);
+        assert!(planned.code == 0 && planned.stdout.starts_with("preflight\n"), "{planned:?}");
+    }
+    // The remedy.
+    fs::write(folder.path().join("big.yaml"), "prompt: x\nimages: [{path: big.png}]").unwrap();
+    let stored = submit(&service, &folder, "./big.yaml", &[]);
+    assert_eq!(stored.code, 0, "{stored:?}");
+}
+
+#[tokio::test]
 async fn the_inputs_of_a_run_are_submitted_again_from_its_file_alone() {
     let (data, folder) = (tempdir().unwrap(), tempdir().unwrap());
     let service = Service::start(data.path(), &Setup::default());

@@ -89,7 +89,7 @@ async fn a_truncated_packed_file_ends_its_response_early() {
     std::os::unix::fs::symlink("/etc/passwd", &packed).unwrap();
     assert_eq!(
         api.read_all(get("artifacts/nsys/run.sqlite")).await.unwrap().error(),
-        (500, "internal".into())
+        (500, "file_damaged".into())
     );
 }
 

@@ -126,6 +126,34 @@ fn time_per_output_token_is_decode_time_over_steps() {
 }
 
 #[test]
+fn time_per_output_token_of_different_repeats_is_all_time_over_all_steps() {
+    let sketch = "range decode_step 10..14 r0\nrange decode_step 14..18 r0
+        range decode_all 10..18 r0
+        range decode_step 30..31 r1\nrange decode_step 31..32 r1\nrange decode_step 32..33 r1
+        range decode_step 33..34 r1\nrange decode_all 30..34 r1";
+    let stages = of(sketch).stages;
+    let (per_token, step) = (stages.per_token_ms.unwrap(), stages.step_ms.unwrap());
+    assert_eq!((stages.decode_steps, per_token.mean, step.mean), (None, 2.0, 2.0));
+    assert_eq!((per_token.min, per_token.max, per_token.n), (1.0, 4.0, 2));
+}
+
+#[test]
+fn a_runner_that_stopped_in_a_repeat_has_finished_the_repeats_before_it() {
+    let repeat = |r: u32| {
+        format!("range prefill 0..10 r{r}\nrange decode_all 10..20 r{r}\nout r{r} 7,8 hash\n")
+    };
+    for (events, whole) in [
+        (repeat(0) + &repeat(1) + "range prefill 0..10 r2", "2 whole repeats"),
+        (repeat(0) + "range prefill 0..10 r1\nrange decode_all 10..20 r1", "1 whole repeat"),
+        ("range prefill 0..10 r0".to_owned(), "0 whole repeats"),
+    ] {
+        let found = of(&events).findings.into_iter().find(|it| it.id == "runner_unfinished");
+        let message = format!("The runner stopped before its last event, after {whole}.");
+        assert_eq!(found.unwrap().message, message);
+    }
+}
+
+#[test]
 fn vision_never_adds_to_a_sum() {
     let stages =
         of("range vision 1..9 r0\nrange prefill 0..10 r0\nrange decode_all 10..20 r0").stages;

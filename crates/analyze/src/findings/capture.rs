@@ -9,8 +9,8 @@ use llmprof_core::{
         units::quantity,
     },
     trace::{
-        Trace, framework::TimelineTool, names::is_absent_name, runtime_call::CallKind,
-        stage::UnknownRange,
+        Trace, event::Event, framework::TimelineTool, names::is_absent_name,
+        runtime_call::CallKind, stage::UnknownRange,
     },
 };
 
@@ -105,7 +105,7 @@ fn no_stages(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     }]
 }
 
-fn runner_unfinished(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+fn runner_unfinished(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     // A capture of another program has no runner that could have ended.
     if analysis.stages.rows.is_empty()
         || analysis.end.is_some()
@@ -114,11 +114,11 @@ fn runner_unfinished(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     {
         return vec![];
     }
-    let repeats = analysis.stages.repeats;
-    let message = format!(
-        "The runner stopped before its last event; figures cover the repeats that finished \
-         ({repeats})."
-    );
+    // Outputs are the last event of a repeat.
+    let is_whole = |it: &&Event| matches!(it, Event::Output(output) if !output.warmup);
+    let repeats = trace.baseline.iter().filter(is_whole).count() as u64;
+    let whole = quantity(repeats, "whole repeat");
+    let message = format!("The runner stopped before its last event, after {whole}.");
     vec![Finding::new(catalogue::RUNNER_UNFINISHED, message).with("repeats finished", repeats)]
 }
 

@@ -13,6 +13,7 @@ use llmprof_core::{
         Finding,
         catalogue::{self, FindingId},
     },
+    layout,
     trace::event::{EVENT_SCHEMA, Event},
 };
 
@@ -61,7 +62,7 @@ pub fn parse(mut from: impl BufRead, path: &Path) -> Result<EventLog, ParseError
                 log.gap(
                     path,
                     catalogue::EVENTS_CUT,
-                    format!("line {number} is incomplete: later events are missing"),
+                    &format!("end in the middle of line {number}: later ones are missing"),
                 );
             }
             Err(source) => {
@@ -77,7 +78,7 @@ pub fn parse(mut from: impl BufRead, path: &Path) -> Result<EventLog, ParseError
         log.gap(
             path,
             catalogue::EVENTS_WITHOUT_END,
-            "the runner did not finish: later events are missing".into(),
+            "end before the last one: the runner did not finish, and later ones are missing",
         );
     }
     Ok(log)
@@ -104,10 +105,21 @@ impl EventLog {
         Ok(())
     }
 
-    fn gap(&mut self, path: &Path, id: FindingId, message: String) {
+    fn gap(&mut self, path: &Path, id: FindingId, gap: &str) {
         let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let message = format!("The events of {} {gap}.", pass_of(path));
         self.findings
             .push(Finding::new(id, message).with("file", file).with("events", self.events.len()));
+    }
+}
+
+/// The pass that wrote the events in `path`, in a sentence.
+fn pass_of(path: &Path) -> String {
+    let folder = path.parent().and_then(Path::file_name).map(|it| it.to_string_lossy());
+    match folder.as_deref() {
+        Some(layout::BASELINE) => "the unprofiled pass".into(),
+        Some(folder) => format!("the pass {folder}"),
+        None => "the pass".into(),
     }
 }
 
@@ -163,6 +175,23 @@ mod tests {
         let gap = || vec!["events_without_end".to_owned()];
         assert_eq!(outcome(&[START, "\n", RANGE, "\n"]), Ok((2, gap())));
         assert_eq!(outcome(&[]), Ok((0, gap())));
+    }
+
+    #[test]
+    fn a_gap_names_the_pass() {
+        let cut = [START, "\n", &RANGE[..40]].concat();
+        let without_end = [START, "\n", RANGE, "\n"].concat();
+        let middle = "end in the middle of line 2: later ones are missing.";
+        let early = "end before the last one: the runner did not finish, and later ones are \
+                     missing.";
+        for (text, path, pass, gap) in [
+            (&cut, "run/baseline/events.jsonl", "the unprofiled pass", middle),
+            (&cut, "run/nsys/events.jsonl", "the pass nsys", middle),
+            (&without_end, "events.jsonl", "the pass", early),
+        ] {
+            let log = parse(text.as_bytes(), Path::new(path)).unwrap();
+            assert_eq!(log.findings[0].message, format!("The events of {pass} {gap}"));
+        }
     }
 
     #[test]

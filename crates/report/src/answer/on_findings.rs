@@ -68,6 +68,8 @@ pub fn conditions(findings: &[Finding]) -> impl Iterator<Item = Cited> + '_ {
         it.id == catalogue::COLD_FIRST_INSTANCE
             || it.id == catalogue::STEPS_INFERRED
             || it.id == catalogue::WORK_BEFORE_RECORDING
+            || it.id == catalogue::EVENTS_CUT
+            || it.id == catalogue::EVENTS_WITHOUT_END
             || it.severity == Severity::Warning && is_one_of(it, &ON_TIMES)
     };
     let shown = |it: &Finding| match it.id == catalogue::STEPS_INFERRED {
@@ -75,6 +77,11 @@ pub fn conditions(findings: &[Finding]) -> impl Iterator<Item = Cited> + '_ {
         false => Cited::name(&it.message),
     };
     stated.chain(findings.iter().filter(is_shown).map(shown))
+}
+
+/// The reason for a page without any time, with its remedy.
+pub fn why_nothing_timed(findings: &[Finding]) -> Option<String> {
+    findings.iter().find(|it| it.id == catalogue::NO_STAGES).map(text)
 }
 
 /// The remedy for a trace that runs nothing.

@@ -13,6 +13,7 @@ use super::{
     steps::row_of as row_of_batch,
     times::WITH_WAIT,
 };
+use crate::headline::times::MeanOf;
 
 /// The time of a stage; decode has steps if their number is known.
 pub struct StageTime<'a> {
@@ -107,7 +108,10 @@ fn median(
     per_step: &Figure,
 ) -> Cited {
     let row = row_of_steps(steps);
-    let are_stage = !steps.are_steps() || steps.are_stage(time.row, per_step.value());
+    let per_token = per_token(records).filter(|_| time.stage == DECODE);
+    let known = time.steps.as_ref().map(|_| per_step.value());
+    let mean_of = MeanOf::of(steps, time.row, known, per_token.as_ref().map(Figure::value));
+    let are_stage = mean_of != MeanOf::Steps || steps.are_stage(time.row, per_step.value());
     let sequences = || {
         let made = time.steps.as_ref().and_then(|it| made_per_step(it, time.row));
         made.filter(|it| it.value() > 1.0).map(sequences).unwrap_or_default()
@@ -123,9 +127,9 @@ fn median(
         false => (Cited::of("A decode step{}", [sequences()]), Cited::default()),
     };
     let noun = if steps.are_steps() { "step" } else { repeat_noun(records, time) };
-    // The mean of a stage contains the time between its steps.
-    let mean = match are_stage {
-        true if time.steps.is_some() || !steps.are_steps() => per_step.clone(),
+    let mean = match (mean_of, per_token) {
+        (MeanOf::Decodes, Some(per_token)) => per_token,
+        (MeanOf::Stage, _) => per_step.clone(),
         _ => row.figure("ms.mean", steps.ms.mean),
     };
     let has_mean = average(steps, &mean).is_some();
@@ -158,11 +162,28 @@ fn of_steps(steps: &StepTimes, noun: &str, mean: &Figure) -> Cited {
     )
 }
 
+/// The time of all decodes over all their steps.
+fn per_token(records: &AnswerRecords) -> Option<Figure> {
+    let ms = records.per_token_ms?.mean;
+    Some(Row::of("aggregates").figure("per_token_ms.mean", ms))
+}
+
 /// The step of a recording that cuts every decode. `mean` and `number` are of these steps.
-pub fn cut_decode(steps: Option<&StepTimes>, mean: Figure, number: Figure) -> Cited {
+pub fn cut_decode(
+    records: &AnswerRecords,
+    steps: Option<&StepTimes>,
+    mean: Figure,
+    number: Figure,
+) -> Cited {
     let steps = steps.filter(|it| it.median_ms().is_some() && it.are_stage(None, mean.value()));
     let (ms, of) = match steps {
-        Some(it) => (row_of_steps(it).figure("p50_ms", it.p50_ms), of_steps(it, "step", &mean)),
+        Some(it) => {
+            let per_token = per_token(records).filter(|per_token| {
+                MeanOf::of(it, None, None, Some(per_token.value())) == MeanOf::Decodes
+            });
+            let mean = per_token.unwrap_or(mean);
+            (row_of_steps(it).figure("p50_ms", it.p50_ms), of_steps(it, "step", &mean))
+        }
         None => (mean, Cited::of("mean of {}", [number.quantity("step")])),
     };
     let parts = [ms.short(), of];

@@ -4,7 +4,9 @@ use serde_json::json;
 
 use super::*;
 
+mod cut_events;
 mod floors;
+mod means;
 
 fn stored(ledger_stages: serde_json::Value, ledger: serde_json::Value) -> Answer {
     let member = json!({

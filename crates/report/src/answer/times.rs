@@ -45,7 +45,8 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         match (stage.unit, stage.instances) {
             (LedgerUnit::Step, Some(steps)) => {
                 let times = records.step_times.iter().find(|it| it.stage == stage.stage);
-                all.push(cut_decode(times, time.ms.clone(), cells.count("instances", steps)));
+                let number = cells.count("instances", steps);
+                all.push(cut_decode(records, times, time.ms.clone(), number));
             }
             _ => all.extend(stage_time::sentences(records, &time)),
         }
@@ -68,7 +69,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     all.extend(cut_steps(records).map(|it| {
         let row = row_of_steps(it);
         let mean = row.figure("ms.mean", it.ms.mean);
-        cut_decode(Some(it), mean, row.count("ms.n", it.ms.n.into()))
+        cut_decode(records, Some(it), mean, row.count("ms.n", it.ms.n.into()))
     }));
     all.extend(records.stages.iter().filter(|row| is_idle(&row.stage)).filter_map(|row| {
         let has_batches = outliers::batches(records, &row.stage).next().is_some();
@@ -98,6 +99,29 @@ pub fn is_idle(stage: &str) -> bool {
 
 pub fn row_of(stage: &LedgerStage) -> Row {
     Row::of("ledger_stages").with("stage", &stage.stage)
+}
+
+/// The missing data, each text once, with its stages unless all have it.
+pub fn missing(ledger: &Ledger) -> Vec<String> {
+    let is_named = |it: &&LedgerStage| it.stage != BETWEEN_STEPS && !is_idle(&it.stage);
+    let mut texts: Vec<(&str, Vec<&str>)> = Vec::new();
+    for stage in ledger.stages.iter().filter(is_named) {
+        for text in &stage.missing {
+            match texts.iter_mut().find(|it| it.0 == text) {
+                Some(known) => known.1.push(&stage.stage),
+                None => texts.push((text, vec![&stage.stage])),
+            }
+        }
+    }
+    let named = ledger.stages.iter().filter(is_named).count();
+    let text = |(text, stages): (&str, Vec<&str>)| match stages.len() == named {
+        true => text.to_owned(),
+        false => {
+            let stages: Vec<&str> = stages.into_iter().map(in_sentence).collect();
+            format!("{}: {text}", stages.join(", "))
+        }
+    };
+    texts.into_iter().map(text).collect()
 }
 
 /// The reason and remedy for stages whose floor is unknown, because no timeline of theirs is

@@ -61,11 +61,16 @@ struct Headline {
 struct HeadlineTimes {
     first_token: Option<Spread>,
     per_token: Option<Spread>,
+    decode_steps: Option<u64>,
 }
 
 impl From<Aggregates> for HeadlineTimes {
     fn from(it: Aggregates) -> Self {
-        Self { first_token: it.first_token_ms, per_token: it.per_token_ms }
+        Self {
+            first_token: it.first_token_ms,
+            per_token: it.per_token_ms,
+            decode_steps: it.decode_steps,
+        }
     }
 }
 
@@ -81,6 +86,7 @@ pub fn tiles(analysis: &Analysis) -> Vec<Tile> {
         aggregates: HeadlineTimes {
             first_token: stages.first_token_ms,
             per_token: stages.per_token_ms,
+            decode_steps: stages.decode_steps,
         },
         stages: stages.rows.clone(),
         mfu: analysis.mfu.rows.clone(),
@@ -142,6 +148,7 @@ impl Headline {
         TimeRecords {
             first_token_ms: self.aggregates.first_token,
             per_token_ms: self.aggregates.per_token,
+            decode_steps: self.aggregates.decode_steps,
             stages: &self.stages,
             step_times: &self.step_times,
             step_batches: &self.step_batches,
@@ -191,7 +198,7 @@ impl Headline {
                     0 => String::new(),
                     outliers => format!(" with {}", quantity(outliers, "outlier")),
                 };
-                let mean = figure(mean.mean);
+                let mean = figure(*mean);
                 let is_other = mean != figure(it.p50_ms) && !self.waits().has(&it.stage);
                 format!(
                     "{} of {}{samples}{traced}{}{outliers}",

@@ -8,7 +8,7 @@
 use llmprof_analyze::{
     requests::{LatencyMetric, LatencyRecord},
     stages::{DECODE, PREFILL, StageTiming, step_times::StepTimes},
-    stats::Spread,
+    stats::{Spread, ratio},
     step_batches::{StepBatch, common_batch},
 };
 use llmprof_core::trace::{engine_steps::StepClass, requests::LoadPass};
@@ -19,6 +19,8 @@ use crate::waits::Waits;
 pub struct TimeRecords<'a> {
     pub first_token_ms: Option<Spread>,
     pub per_token_ms: Option<Spread>,
+    /// Decode steps of each repeat, if all have equally many.
+    pub decode_steps: Option<u64>,
     pub stages: &'a [StageTiming],
     pub step_times: &'a [StepTimes],
     pub step_batches: &'a [StepBatch],
@@ -33,10 +35,43 @@ pub enum StatedTime<'a> {
     Requests(&'a LatencyRecord),
     /// The most common steps of an engine.
     Batch(&'a StepBatch),
-    /// Median of at least three steps or instances, and their mean.
-    Median(&'a StepTimes, Spread),
+    /// Median of at least three steps or instances, and the mean next to it, milliseconds.
+    Median(&'a StepTimes, f64),
     /// Mean of one or two, or over repeats if steps are not the time of their stage.
     Mean(Spread),
+}
+
+/// Source of the mean next to a median of steps or instances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MeanOf {
+    /// The time of the stage, over its steps: rate and shares belong to it.
+    Stage,
+    /// The time of all decodes over all their steps: repeats have different numbers of steps, or
+    /// the recording cuts every decode.
+    Decodes,
+    /// The steps, without the time between them.
+    Steps,
+}
+
+impl MeanOf {
+    /// `per_step_ms` is the time of the stage over its steps, if all repeats have equally many;
+    /// `per_token_ms` the time of all decodes over all their steps.
+    pub fn of(
+        times: &StepTimes,
+        row: Option<&StageTiming>,
+        per_step_ms: Option<f64>,
+        per_token_ms: Option<f64>,
+    ) -> Self {
+        if !times.are_steps() {
+            return Self::Stage;
+        }
+        let (source, ms) = match (per_step_ms, per_token_ms) {
+            (Some(ms), _) => (Self::Stage, ms),
+            (None, Some(ms)) => (Self::Decodes, ms),
+            (None, None) => return Self::Steps,
+        };
+        if times.are_stage(row, ms) { source } else { Self::Steps }
+    }
 }
 
 impl StatedTime<'_> {
@@ -85,9 +120,14 @@ impl<'a> TimeRecords<'a> {
         let Some(it) = median else {
             return (!self.waits.has(stage)).then_some(StatedTime::Mean(mean));
         };
-        // Repeats of different steps have no time per step but that of all steps.
-        let mean = if it.are_stage(None, mean.mean) { mean } else { it.ms };
-        Some(StatedTime::Median(it, mean))
+        let steps = self.decode_steps.filter(|_| stage == DECODE);
+        let per_step_ms = row.zip(steps).and_then(|(row, steps)| ratio(row.ms.mean, steps as f64));
+        let mean_ms = match MeanOf::of(it, row, per_step_ms, Some(mean.mean)) {
+            MeanOf::Stage => per_step_ms.unwrap_or(mean.mean),
+            MeanOf::Decodes => mean.mean,
+            MeanOf::Steps => it.ms.mean,
+        };
+        Some(StatedTime::Median(it, mean_ms))
     }
 
     /// The requests of a load are timed without a profiler; stages of a server are not.
@@ -110,6 +150,7 @@ pub(crate) mod tests {
         TimeRecords {
             first_token_ms: Spread::of([7.0]),
             per_token_ms: Spread::of([17.5]),
+            decode_steps: None,
             stages: &[],
             step_times: steps,
             step_batches: batches,
@@ -163,7 +204,7 @@ pub(crate) mod tests {
         assert_eq!(ms(&[steps(&[1.0, 1.0, 1.0, 67.0], 1.0)]), 1.0);
         assert_eq!(ms(&[steps(&[17.4, 17.4, 17.7], 17.4)]), 17.4, "close to the mean");
         assert_eq!(ms(&[steps(&[17.4, 17.6], 17.4)]), 17.5, "two have no median");
-        // Repeats of one and of three steps: no step takes the mean of their times per step.
+        // Repeats of one and of three steps: 45 ms over 4.
         let all = [steps(&[30.0, 5.0, 5.0, 5.0], 5.0)];
         let rows = [StageTiming {
             stage: DECODE.into(),
@@ -172,8 +213,9 @@ pub(crate) mod tests {
             tokens: None,
             tokens_per_s: None,
         }];
-        let it = TimeRecords { stages: &rows, ..records(&all, &[]) };
-        assert_eq!(it.per_token(), Some(StatedTime::Median(&all[0], all[0].ms)));
+        let per_token_ms = Spread::of_ratios([(30.0, 1.0), (15.0, 3.0)]);
+        let it = TimeRecords { stages: &rows, per_token_ms, ..records(&all, &[]) };
+        assert_eq!(it.per_token(), Some(StatedTime::Median(&all[0], 11.25)));
         assert_eq!(ms(&[steps(&[1.0, 1.0, 1.0, 7.0], 1.0)]), 17.5, "most lies between the steps");
         assert_eq!(ms(&[steps(&[100.0, 100.0, 400.0], 100.0)]), 17.5, "instances, not tokens");
     }

@@ -68,6 +68,17 @@ pub fn half_path(path: &Path) -> PathBuf {
     name.into()
 }
 
+/// Checks the stored file of `artifact` below `dir` without reading it: a regular file, which has
+/// the recorded size unless it is packed.
+pub fn check_stored(dir: &Path, artifact: &ArtifactRecord) -> io::Result<()> {
+    let (bytes, is_packed) = stored(&dir.join(&artifact.path))?;
+    if is_packed || bytes == artifact.bytes {
+        return Ok(());
+    }
+    let message = format!("{bytes} bytes instead of {}", artifact.bytes);
+    Err(io::Error::new(io::ErrorKind::InvalidData, message))
+}
+
 /// Size and hash of a file's content, packed or not.
 pub fn hash_content(path: &Path, work: &SlicedWork) -> io::Result<(u64, String)> {
     hash(open(path)?, work)

@@ -200,8 +200,8 @@ impl RunningJob<'_> {
         let log = read.map_err(|why| unreadable_events(folder, &why))?;
         let Some(gap) = log.findings.into_iter().next() else { return Ok(()) };
         let message = format!(
-            "{folder}: the pass is incomplete: {}; check the free space of the disk, and run it \
-             again",
+            "{folder}: the pass is incomplete: {} Check the free space of the disk, and run it \
+             again.",
             gap.message
         );
         self.add_finding(gap.with("pass", folder));

@@ -131,7 +131,33 @@ pub fn compared(capture: &Capture) -> Vec<ComparedStep> {
             None => StepState::Whole,
         };
     }
+    let windows: Vec<Option<Interval>> = work.iter().map(|it| it.window).collect();
+    set_queued_spans(&mut steps, &windows);
     steps
+}
+
+/// The spans of steps that lack work, if the host runs ahead of the GPU: such a step has the time
+/// from the end of the work before it to the start of the work that queued behind it.
+fn set_queued_spans(steps: &mut [ComparedStep], work: &[Option<Interval>]) {
+    let mut worked_until: BTreeMap<i64, i64> = BTreeMap::new();
+    for (it, work) in steps.iter_mut().zip(work) {
+        let until = worked_until.entry(it.place).or_insert(i64::MIN);
+        if work.is_none() && it.state != StepState::Whole {
+            let from = it.span.0.max(*until);
+            it.span = (from, it.span.1.max(from));
+        }
+        *until = work.map_or(*until, |(_, last)| last.max(*until));
+    }
+    let mut next: BTreeMap<i64, (i64, i64)> = BTreeMap::new();
+    for (it, work) in steps.iter_mut().zip(work).rev() {
+        let queued = next.get(&it.place).filter(|(start_ns, _)| *start_ns < it.span.1);
+        if let Some((_, first)) = queued.filter(|_| it.state != StepState::Whole) {
+            it.span.1 = it.span.1.max(*first);
+        }
+        if let Some((first, _)) = work {
+            next.insert(it.place, (it.range.0, *first));
+        }
+    }
 }
 
 /// All of them as whole ones, in the order of their starts; without those of a warm-up, those that

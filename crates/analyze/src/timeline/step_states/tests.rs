@@ -203,6 +203,35 @@ fn in_decode(mut trace: Timeline, (start, end): (i64, i64)) -> Timeline {
 }
 
 #[test]
+fn a_lost_step_that_queued_has_the_time_between_the_work_around_it() {
+    // The host starts a step every 100 ns, whose kernel takes 1,000.
+    let step = |at: i64| {
+        let (start, id, work) = (100 * at, at + 1, 1_000 * at + 50);
+        format!(
+            "range 1 decode_step {start}..{}\ncall 1 {id} {}..{}\nkernel {id} k {work}..{} 7",
+            start + 90,
+            start + 10,
+            start + 20,
+            work + 1_000
+        )
+    };
+    let sketch: Vec<String> = (0..8).map(step).collect();
+    let whole = launching(&sketch.join("\n"));
+    for lost in [vec![3], vec![3, 4]] {
+        let mut trace = in_decode(whole.clone(), (0, 800));
+        trace.kernels =
+            trace.kernels.iter().filter(|it| !lost.contains(&(it.start_ns / 1_000))).collect();
+        let found = of(trace);
+        let total = found.stage_gpu.totals.iter().find(|it| it.stage == DECODE).unwrap();
+        let kernels = found.kernels.stages.iter().find(|it| it.stage == DECODE).unwrap();
+        let ns = |ms: Option<f64>| ms.map(|ms| (ms * 1e6).round() as i64);
+        let expected = 1_000 * (8 - lost.len() as i64);
+        assert_eq!(ns(kernels.busy_ms), Some(expected));
+        assert_eq!((ns(total.busy_ms), ns(total.idle_ms)), (Some(expected), Some(50)));
+    }
+}
+
+#[test]
 fn the_time_of_decode_is_of_the_decode_that_lost_no_step() {
     let two = |trace| of(in_decode(in_decode(trace, (0, 4_000)), (4_000, 8_000)));
     let whole = two(steps(8, "decode_step"));

@@ -144,9 +144,8 @@ impl LocalInputs {
             let shown = file.path.display();
             let cannot = || format!("cannot read {shown}");
             let bytes = fs::metadata(&file.path).with_context(cannot)?.len();
-            if let Some(rest) = left.checked_sub(bytes) {
-                left = rest;
-                return inline_image(&file.path, image.name.as_deref());
+            if bytes <= left {
+                return inline_image(&file.path, image.name.as_deref(), &mut left);
             }
             let content = open_named(&file.path).with_context(cannot)?;
             let hashed = manifest::hash(content, &SlicedWork::default());
@@ -163,9 +162,20 @@ impl LocalInputs {
     }
 }
 
-/// A file as an image of a submission; without a name it has its position.
-pub(super) fn inline_image(path: &Path, name: Option<&str>) -> Result<Value> {
+/// A file as an image of a submission; without a name it has its position. `left`: bytes of images
+/// that the submission may still have.
+pub(super) fn inline_image(path: &Path, name: Option<&str>, left: &mut u64) -> Result<Value> {
     let bytes = local_file::read(path, MAX_FILE_BYTES)?;
+    *left = left.checked_sub(bytes.len() as u64).with_context(|| {
+        format!(
+            "image {}: {} bytes; a submission has images of at most {} MiB in total; name them in \
+             a manifest and submit it with --inputs FILE, which uploads them, or store them with \
+             POST /inputs first",
+            path.display(),
+            bytes.len(),
+            MAX_INLINE_BYTES >> 20
+        )
+    })?;
     // The service reads the format from the content.
     let data = format!("data:image/*;base64,{}", STANDARD.encode(bytes));
     Ok(match name {

@@ -334,7 +334,8 @@ fn inputs(options: &SubmitOptions) -> Result<Option<Value>> {
     if options.prompt.is_none() && options.image.is_empty() {
         return Ok(None);
     }
-    let image = |path: &PathBuf| inline_image(path, upload_name(path).as_deref());
+    let mut left = MAX_INLINE_BYTES;
+    let image = |path: &PathBuf| inline_image(path, upload_name(path).as_deref(), &mut left);
     let images = options.image.iter().map(image).collect::<Result<Vec<_>>>()?;
     let prompt = options.prompt.as_deref().unwrap_or_default();
     Ok(Some(json!({ "prompt": prompt, "images": images })))

@@ -16,6 +16,7 @@ use llmprof_core::{
 };
 use tokio::time::sleep;
 
+use self::retries::{FailedAttempt, Retries};
 use super::{
     pass::{self, CollectError, Pass, PassFolder},
     server::ServedTarget,
@@ -25,6 +26,8 @@ use crate::collect::{
     process::{argv::Argv, child, orphans, stall::StallWatch, watch::RuntimeWatch},
     tools::{self, gpu_metrics, nsys, nsys_report, nsys_window},
 };
+
+mod retries;
 
 /// Target of a recording.
 pub enum RecordedTarget<'a, 'b> {
@@ -119,8 +122,8 @@ impl Collector {
         Ok(pass)
     }
 
-    /// Records `target` with nsys and exports the report to SQLite. A recording that failed by a
-    /// race inside nsys is repeated.
+    /// Records `target` with nsys and exports the report to SQLite. A recording that hung, or
+    /// failed by a race inside nsys, is repeated.
     pub(super) async fn record(
         &self,
         folder: &PassFolder<'_>,
@@ -144,14 +147,14 @@ impl Collector {
             _ => nsys::profile(nsys, settings, rate_hz, on_gpu, &stem, target),
         };
         let (profile, exposed) = self.isolated(profile, pass, folder.dir(), limits).await;
-        let mut retries = Vec::new();
+        let mut retries = Retries::default();
         let mut pass = loop {
             let started = Instant::now();
-            let (stage, error) =
-                match self.record_once(nsys, folder, &profile, limits, &mut recorded).await {
-                    Ok(pass) => break pass,
-                    Err(failure) => failure,
-                };
+            let attempt = self.record_once(nsys, folder, &profile, limits, &mut recorded).await;
+            let FailedAttempt { log, error, target_seen } = match attempt {
+                Ok(pass) => break pass,
+                Err(failed) => failed,
+            };
             // A race shows in the output of a command that exited by itself, as does a refusal.
             let exited = matches!(error.ended(), Some(ExitReason::Exited(_)));
             if let (Some(_), true, Some(ended)) = (pass.metrics, exited, error.ended())
@@ -160,31 +163,29 @@ impl Collector {
                 let (tool, process) = ("nsys", folder.name().to_owned());
                 return Err(CollectError::NoCounters { tool, process, complaint, ended });
             }
-            let output = folder.output(&stage);
-            let race = nsys::find_race(&output).filter(|_| exited).cloned();
-            let is_hung = matches!(error, CollectError::Hung { .. });
-            match race.or_else(|| is_hung.then(|| error.to_string())) {
-                Some(line) if retries.len() < nsys::MAX_RETRIES => retries.push(line),
-                _ if is_hung => return Err(error),
-                _ if report.exists() || report.with_extension("qdstrm").exists() => {
-                    return Err(error);
-                }
-                _ => {
+            let race = nsys::find_race(&folder.output(&log)).filter(|_| exited).cloned();
+            let ran = target_seen.map(|seen| seen.saturating_duration_since(started));
+            let left = limits.deadline.into_std().saturating_duration_since(Instant::now());
+            let raw = report.with_extension("qdstrm");
+            let pause = match retries.add(error, race, ran, left) {
+                Ok(pause) => pause,
+                Err(error) if report.exists() || raw.exists() => return Err(error),
+                Err(error) => {
                     let ran = recorded.runtime();
                     return Err(error.of_delayed(settings.delay_s, ran, started.elapsed()));
                 }
-            }
-            for partial in [&report, &report.with_extension("qdstrm")] {
+            };
+            for partial in [&report, &raw] {
                 let _ = std::fs::remove_file(partial); // it may not exist
             }
-            sleep(nsys::RETRY_PAUSE * retries.len() as u32).await;
+            sleep(pause).await;
         };
         pass.findings.extend(exposed);
-        pass.findings.extend(nsys::started_again(&retries));
+        pass.findings.extend(nsys::started_again(&retries.reasons));
         Ok(pass)
     }
 
-    /// Records and exports once; a failure has the name of the failed command's log.
+    /// Records and exports once.
     async fn record_once(
         &self,
         nsys: &Path,
@@ -192,7 +193,7 @@ impl Collector {
         profile: &Argv,
         limits: &ProcessLimits,
         recorded: &mut RecordedTarget<'_, '_>,
-    ) -> Result<Pass, (String, CollectError)> {
+    ) -> Result<Pass, FailedAttempt> {
         let report = folder.path().join(layout::NSYS_REPORT_FILE);
         let name = folder.log();
         let (stall, limits) = StallWatch::start(limits, folder.path(), self.stall);
@@ -210,18 +211,20 @@ impl Collector {
             }
         };
         let watched = stall.stop().await;
+        let target_seen = watched.target_seen;
+        let failed = |(log, error)| FailedAttempt { log, error, target_seen };
         if let Some(stall) = watched.stall {
-            let target_seen = watched.target_seen.is_some();
-            return Err((name, CollectError::Hung { stall, target_seen }));
+            let target_seen = target_seen.is_some();
+            return Err(failed((name, CollectError::Hung { stall, target_seen })));
         }
         let raw = report.with_extension("qdstrm");
         // With a report or raw data, the target failed and not nsys.
         let has_data = report.exists() || raw.exists();
         let of_target = if has_data { format!("{name}-target") } else { name };
         let deadline = limits.deadline.into_std();
-        let alone = watched.target_seen.map(|seen| deadline.saturating_duration_since(seen));
-        let pass = ran.map_err(|error| (of_target, error.of_profiler(alone)))?;
-        self.read_report(nsys, folder, limits, pass).await
+        let alone = target_seen.map(|seen| deadline.saturating_duration_since(seen));
+        let pass = ran.map_err(|error| failed((of_target, error.of_profiler(alone))))?;
+        self.read_report(nsys, folder, limits, pass).await.map_err(failed)
     }
 
     /// Imports raw data if nsys left no report, and exports the report; a failure has the name of

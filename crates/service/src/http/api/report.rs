@@ -31,6 +31,7 @@ use crate::http::{
         ApiError, ErrorCode, no_route,
         responses::{
             GuardedErrors, InvalidParameter, NotAcceptable, ReportUnavailable, RunNotFound,
+            StoredFile,
         },
     },
     extract::{
@@ -103,7 +104,8 @@ pub(super) fn example_report() -> LLMProfileReport {
                 (String = "text/markdown",
                     example = json!("# deepseek-ocr-tiny\n\n## Environment\n...")),
                 (LLMProfileReport = "application/json", example = json!(short_example())))),
-        GuardedErrors, InvalidParameter, RunNotFound, NotAcceptable, ReportUnavailable))]
+        GuardedErrors, InvalidParameter, RunNotFound, NotAcceptable, ReportUnavailable,
+        StoredFile))]
 pub async fn report(
     State(app): State<App>,
     RunPath(id): RunPath,

@@ -147,6 +147,8 @@ codes! {
         "upload limit reached: \"ann\" already has 4 active uploads; retry later";
     Internal = "internal", INTERNAL_SERVER_ERROR,
         "internal error; the service's log has the details under this request id";
+    FileDamaged = "file_damaged", INTERNAL_SERVER_ERROR,
+        "report.md: the stored file is missing; ask the operator to run `llmprof check`";
     Unavailable = "unavailable", SERVICE_UNAVAILABLE,
         "the database is unavailable; retry later";
     Overloaded = "overloaded", SERVICE_UNAVAILABLE,

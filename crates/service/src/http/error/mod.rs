@@ -1,9 +1,11 @@
 //! Errors of the API: one body for every status, a code from the contract, and the request's id.
 //!
-//! A 500 contains only the request's id; the log has the cause under the same id.
+//! An internal error contains only the request's id; the log has the cause under the same id.
 
 mod codes;
 pub mod responses;
+
+use std::io;
 
 use axum::{
     Json,
@@ -70,6 +72,22 @@ impl ApiError {
         let error = llmprof_core::chain(error);
         tracing::error!(request_id = request_id::current(), %error, "request failed");
         Self::of(ErrorCode::Internal)
+    }
+
+    /// Logs the `error` of a stored file, which the store lists by `path`. Names the file and its
+    /// damage, or returns an internal error if the file may be intact.
+    pub fn of_file(path: &str, error: &io::Error) -> Self {
+        let damage = match error.kind() {
+            io::ErrorKind::NotFound => "is missing".to_owned(),
+            io::ErrorKind::InvalidInput | io::ErrorKind::NotADirectory => {
+                "is not a regular file".to_owned()
+            }
+            io::ErrorKind::InvalidData => format!("has {error}"),
+            _ => return Self::internal(error),
+        };
+        tracing::error!(request_id = request_id::current(), path, %error, "stored file is damaged");
+        let remedy = "ask the operator to run `llmprof check`";
+        Self::new(ErrorCode::FileDamaged, format!("{path}: the stored file {damage}; {remedy}"))
     }
 }
 

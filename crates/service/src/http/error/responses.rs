@@ -93,6 +93,7 @@ families! {
     UploadLimit: RateLimited TooManyQueued TooManyUploads;
     InputsUploadLimit: RateLimited TooManyUploads;
     Internal: Internal;
+    StoredFile: Internal FileDamaged;
     Unready: Unavailable;
     Overloaded: Overloaded;
     Unavailable: Overloaded Unavailable;

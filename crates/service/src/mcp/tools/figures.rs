@@ -112,7 +112,7 @@ pub fn formula(table: &str, column: &str, cause: Option<&str>) -> Option<&'stati
         ("kernels" | "kernels_full", "mean_ms") => Some("total_ms / calls"),
         ("aggregates", "first_token_ms") => Some("mean over repeats of the time of prefill"),
         ("aggregates", "per_token_ms") => {
-            Some("mean over repeats of the time of decode / decode steps")
+            Some("time of decode / decode steps; the mean is all time / all steps")
         }
         _ => None,
     }

@@ -1,6 +1,7 @@
 //! Tests of an nsys that does not end after its program.
 
 use super::*;
+use crate::artifact::packed::read_own;
 use crate::collect::{
     process::stall::StallLimits,
     tests::{RUNNER, TestHost},
@@ -61,4 +62,28 @@ async fn an_nsys_that_hangs_before_its_program_is_not_reported_as_one_that_hangs
     let (idle, busy) = (Duration::from_secs(5), Duration::from_secs(600));
     let text = message_of_hang("exec sleep 600", true, StallLimits { idle, busy }).await;
     assert!(text.contains("for 5 s, and its program was not seen running"), "{text}");
+}
+
+/// An nsys that records its program and hangs, and exits with code 1 if it is started again.
+const HANGS_THEN_EXITS: &str = r#"
+while [ "$1" != --output ]; do shift; done; stem=$2; shift 2; echo start >> "$stem.starts"
+[ $(wc -l < "$stem.starts") = 1 ] || exit 1
+LLMPROF_TARGET=1 "$@" || exit $?
+exec sleep 600"#;
+
+#[tokio::test]
+async fn a_hang_is_stated_if_the_next_start_fails_or_cannot_end_before_the_deadline() {
+    let stall = StallLimits { idle: Duration::from_secs(5), busy: Duration::from_secs(600) };
+    // A program of 5 s cannot run again in the 5 s that its hang leaves.
+    for (runner_s, deadline_s, starts) in [(1, 60, 2), (5, 15, 1)] {
+        let mut host =
+            TestHost::new(&format!("{RUNNER}\nsleep {runner_s}"), Some(HANGS_THEN_EXITS));
+        host.collector.stall = stall;
+        let deadline = Duration::from_secs(deadline_s);
+        host.limits.deadline = tokio::time::Instant::now() + deadline;
+        let text = host.timeline().await.unwrap_err().to_string();
+        assert!(text.contains("made no progress for 5 s after the program had ended"), "{text}");
+        let started = read_own(&host.run().join("nsys/run.starts")).unwrap();
+        assert_eq!(started.split(|byte| *byte == b'\n').count() - 1, starts, "{text}");
+    }
 }

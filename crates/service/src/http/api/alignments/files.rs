@@ -16,7 +16,7 @@ use crate::http::{
         ApiError, ErrorCode,
         responses::{
             AlignmentArtifactNotFound, AlignmentNotFound, AlignmentReportUnavailable,
-            GuardedErrors, InvalidParameter, NotAcceptable, RangeNotSatisfiable,
+            GuardedErrors, InvalidParameter, NotAcceptable, RangeNotSatisfiable, StoredFile,
         },
     },
     extract::{
@@ -39,7 +39,7 @@ use crate::http::{
                 (String = "text/markdown", example = json!("# Alignment: pass\n\n...")),
                 (Alignment = "application/json", example = json!(example::report())))),
         GuardedErrors, InvalidParameter, AlignmentNotFound, NotAcceptable,
-        AlignmentReportUnavailable))]
+        AlignmentReportUnavailable, StoredFile))]
 pub async fn report(
     State(app): State<App>,
     AlignmentPath(id): AlignmentPath,
@@ -103,7 +103,8 @@ pub async fn artifacts(
             headers(("ETag" = String, description = "SHA-256 of the file, in quotes"))),
         (status = 206, description = "The range", content(("*/*", example = json!("# Align")))),
         (status = 304, description = "The client has the file"),
-        GuardedErrors, InvalidParameter, AlignmentArtifactNotFound, RangeNotSatisfiable))]
+        GuardedErrors, InvalidParameter, AlignmentArtifactNotFound, RangeNotSatisfiable,
+        StoredFile))]
 pub async fn download(
     State(app): State<App>,
     AlignmentFile(id, name): AlignmentFile,

@@ -28,7 +28,7 @@ use crate::{
             ApiError, ErrorCode,
             responses::{
                 ArtifactNotFound, GuardedErrors, InvalidParameter, RangeNotSatisfiable,
-                RunNotFinished, RunNotFound,
+                RunNotFinished, RunNotFound, StoredFile,
             },
         },
         extract::params::{FilePath, RunPath},
@@ -89,7 +89,7 @@ pub async fn list(
             headers(("ETag" = String, description = "SHA-256 of the file, in quotes"))),
         (status = 206, description = "The range", content(("*/*", example = json!("# deepseek")))),
         (status = 304, description = "The client has the file"),
-        GuardedErrors, InvalidParameter, ArtifactNotFound, RangeNotSatisfiable))]
+        GuardedErrors, InvalidParameter, ArtifactNotFound, RangeNotSatisfiable, StoredFile))]
 pub async fn download(
     State(app): State<App>,
     FilePath(id, path): FilePath,
@@ -117,11 +117,12 @@ pub async fn download(
             content(("application/zstd",
                 example = json!("(bytes of llmprof-019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10.tar.zst)"),
             ))),
-        GuardedErrors, InvalidParameter, RunNotFound, RunNotFinished))]
+        GuardedErrors, InvalidParameter, RunNotFound, RunNotFinished, StoredFile))]
 pub async fn bundle(State(app): State<App>, RunPath(id): RunPath) -> Result<Response, ApiError> {
     find_ended(&app, id).await?;
     let artifacts = app.store.artifacts(id).await?;
     let folder = app.runs.join(id.to_string());
+    send::check_files(&folder, &artifacts, || not_found(id)).await?;
     let name = format!("attachment; filename=\"llmprof-{id}.tar.zst\"");
     let response = Response::builder()
         .header(header::CONTENT_TYPE, "application/zstd")

@@ -50,17 +50,49 @@ pub(crate) async fn file(
         }
         RequestedRange::Unsatisfiable => return Ok(unsatisfiable(size)),
     };
-    let path = folder.join(&artifact.path);
-    let opened = runtime::blocking(move || packed::open_stored(&path)).await;
-    let opened = opened.map_err(io::Error::other).and_then(|opened| opened);
+    let (dir, listed) = (folder.to_owned(), artifact.clone());
+    let opened = runtime::blocking(move || {
+        packed::check_stored(&dir, &listed)?;
+        packed::open_stored(&dir.join(&listed.path))
+    });
+    let opened = opened.await.map_err(io::Error::other).and_then(|opened| opened);
     let (file, is_packed) = match opened {
         Ok(opened) => opened,
-        Err(error) if is_deleted(folder, &error).await => return Err(deleted()),
-        Err(error) => return Err(ApiError::internal(&error)),
+        Err(error) => return Err(unreadable(folder, &artifact.path, &error, deleted).await),
     };
     let source =
         Source::part(file, is_packed, start, length).map_err(|error| ApiError::internal(&error))?;
     finish(response.header(header::CONTENT_LENGTH, length), body(folder, source, &app.measuring))
+}
+
+/// Checks the files of `folder` that the store lists, before the header of a response with all of
+/// them; `deleted` as for one file.
+pub(super) async fn check_files(
+    folder: &Path,
+    artifacts: &[ArtifactRecord],
+    deleted: impl FnOnce() -> ApiError,
+) -> Result<(), ApiError> {
+    let (dir, listed) = (folder.to_owned(), artifacts.to_vec());
+    let damaged = runtime::blocking(move || {
+        listed.into_iter().find_map(|artifact| {
+            let error = packed::check_stored(&dir, &artifact).err()?;
+            Some((artifact.path, error))
+        })
+    });
+    match damaged.await.map_err(|error| ApiError::internal(&error))? {
+        None => Ok(()),
+        Some((path, error)) => Err(unreadable(folder, &path, &error, deleted).await),
+    }
+}
+
+/// The error of a file that cannot be read.
+async fn unreadable(
+    folder: &Path,
+    path: &str,
+    error: &io::Error,
+    deleted: impl FnOnce() -> ApiError,
+) -> ApiError {
+    if is_deleted(folder, error).await { deleted() } else { ApiError::of_file(path, error) }
 }
 
 /// Returns true if a file of `folder` could not be read because the folder was deleted after the
