@@ -196,6 +196,11 @@ fn stage_gpu(capture: &Capture, cells: &GpuCells) -> StageGpus {
             continue;
         }
         let used: Vec<(u32, &GpuCell)> = cells.of_stage(label).collect();
+        // Work in the time of a step that is left out: that time is not the step's alone.
+        let has_taken_out = !capture.stages.states.taken_out().is_empty();
+        if has_taken_out && used.iter().any(|(_, cell)| cell.is_crossed()) {
+            continue;
+        }
         if used.iter().any(|(_, cell)| cell.unattributed) {
             found.unattributed.push(stage.clone());
         }

@@ -49,6 +49,8 @@ pub struct GpuCell {
     pub instances_ns: i64,
     pub window: IntervalSet,
     pub busy_ns: i64,
+    /// Work outside the window.
+    pub outside_ns: i64,
     busy: Busy,
     /// Position of the last lookup in the window.
     near: usize,
@@ -76,6 +78,12 @@ impl GpuCell {
     /// Total length of the window.
     pub fn window_ns(&self) -> i64 {
         self.window.intervals().iter().fold(0, |sum, (start, end)| sum.saturating_add(end - start))
+    }
+
+    /// True if more work is outside the window than the tolerance between the clocks explains.
+    pub fn is_crossed(&self) -> bool {
+        let tolerance = CLOCK_TOLERANCE_NS.saturating_mul(self.instances as i64);
+        self.outside_ns > tolerance
     }
 
     /// Counts work of the stage.
@@ -235,7 +243,9 @@ impl GpuCells {
                     let cell = &mut cells[*cell];
                     cell.count(work, *launched_ns);
                     let (from, to) = cell.busy.add(work.start_ns, work.end_ns);
-                    cell.busy_ns += cell.window.overlap_near(from, to, &mut cell.near);
+                    let inside = cell.window.overlap_near(from, to, &mut cell.near);
+                    cell.busy_ns += inside;
+                    cell.outside_ns = cell.outside_ns.saturating_add((to - from - inside).max(0));
                     cell.overlap.add(work, &cell.window);
                 }
                 LaneEvent::Unattributed(work) => {
