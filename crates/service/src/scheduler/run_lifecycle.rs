@@ -3,9 +3,7 @@
 //!
 //! The steps of a run are in [`crate::job`]. The executor is this process or a cluster.
 
-use std::{
-    convert::Infallible, future::pending, path::Path, pin::pin, sync::OnceLock, time::Duration,
-};
+use std::{convert::Infallible, future::pending, pin::pin, sync::OnceLock, time::Duration};
 
 use llmprof_core::{
     chain,
@@ -30,6 +28,7 @@ use crate::{
     artifact::manifest::{self, SealedFolder},
     collect::{SessionAccess, host::exhaustion},
     job::{self, job_spec::JobSpec, step_journal::StepReader},
+    measuring::MeasuringRun,
     runtime::{self, work::SlicedWork},
     store::{ClaimedRun, Renewal, StoreError},
 };
@@ -161,8 +160,7 @@ impl<E: Executor> Execution<'_, E> {
         }
         let dir = self.cx.runs.join(self.run.id.to_string());
         let (mut steps, mut cancel_sent) = (StepReader::default(), false);
-        // On other hosts a run disturbs nothing here.
-        let mut measuring = None;
+        let mut measuring = None::<MeasuringRun>;
         loop {
             let polled = tokio::select! {
                 biased;
@@ -173,12 +171,17 @@ impl<E: Executor> Execution<'_, E> {
                 cancel_sent = self.cancel_job().await;
                 continue;
             };
-            self.save_steps(&dir, &mut steps).await;
-            let measures = !E::JOBS_OUTLIVE_SERVICE && self.measures(&steps.records);
-            measuring = match measuring {
-                None if measures => Some(self.cx.measuring.start()),
-                measuring => measuring.filter(|_| measures),
-            };
+            let new_steps = steps.read_new(&dir).unwrap_or_else(|error| {
+                tracing::warn!(%error, "cannot read the run's journal");
+                false
+            });
+            // Before its steps are shown: background work waits for a pass that a client sees.
+            measuring = self
+                .measures(&steps.records)
+                .then(|| measuring.take().unwrap_or_else(|| self.cx.measuring.start()));
+            if new_steps {
+                self.save_steps(&steps.records).await;
+            }
             match status {
                 Ok(JobStatus::Active(None)) => {}
                 Ok(JobStatus::Active(Some(scheduled))) => {
@@ -236,23 +239,18 @@ impl<E: Executor> Execution<'_, E> {
         Ok(())
     }
 
-    /// Returns true if the run is in one of its passes, or prepares them: a pass starts between two
-    /// polls, so background work already waits for the preflight.
+    /// Returns true if the run is in one of its passes on this host, or prepares them: a pass starts
+    /// between two polls, so background work already waits for the preflight.
     fn measures(&self, steps: &[StepRecord]) -> bool {
         let is_pass = |it: &StepRecord| !matches!(it.step, Step::Analyze | Step::Report);
-        self.run.spec.kind() != SubjectKind::Import && steps.last().is_some_and(is_pass)
+        let here = !E::JOBS_OUTLIVE_SERVICE && self.run.spec.kind() != SubjectKind::Import;
+        here && steps.last().is_some_and(is_pass)
     }
 
-    /// Saves new steps from the run's journal. A failure is logged and does not affect the run.
-    async fn save_steps(&self, dir: &Path, steps: &mut StepReader) {
-        match steps.read_new(dir) {
-            Ok(false) => {}
-            Ok(true) => {
-                if let Err(error) = self.cx.store.save_steps(self.run, &steps.records).await {
-                    tracing::error!(error = %chain(&error), "cannot save the run's steps");
-                }
-            }
-            Err(error) => tracing::warn!(%error, "cannot read the run's journal"),
+    /// Saves the steps of the run. A failure is logged and does not affect the run.
+    async fn save_steps(&self, steps: &[StepRecord]) {
+        if let Err(error) = self.cx.store.save_steps(self.run, steps).await {
+            tracing::error!(error = %chain(&error), "cannot save the run's steps");
         }
     }
 
