@@ -106,9 +106,9 @@ impl StepBatch {
     }
 }
 
-/// Rows of the steps that count in times, by class, requests and context. Steps of the warm-up, and
-/// steps whose time has a wait that is not their own, count if no others of the capture or class
-/// remain; steps that need no work and have none, if no step has work.
+/// Rows of the steps that count in times, by class, requests and context. Steps of the warm-up
+/// count if the capture has no other steps, and steps with a wait that is not their own if their
+/// class has no other steps. Steps without work count if no step has work.
 pub fn step_batches(steps: &[EngineStepRecord]) -> Vec<StepBatch> {
     type Key<'a> = (StepClass, Option<&'a str>, Option<u64>, Option<u32>);
     let mut groups: BTreeMap<Key, Vec<&EngineStepRecord>> = BTreeMap::new();

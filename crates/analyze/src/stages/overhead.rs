@@ -86,7 +86,7 @@ impl OverheadRecord {
 
 /// Compares the stages of the two passes.
 fn overhead(plain: &Stages, traced: &Stages) -> Vec<OverheadRecord> {
-    // A decode of unknown steps, as that of a cut pass, is not compared with one of known steps.
+    // A decode of unknown steps, as in a cut pass, is compared only with such a decode.
     let are_known = plain.decode_steps.is_some() == traced.decode_steps.is_some();
     let compare = |row: &StageTiming| {
         if row.stage == DECODE && !are_known {

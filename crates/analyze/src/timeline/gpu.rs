@@ -34,7 +34,7 @@ use self::{
     cells::GpuCells,
     split::{SplitSums, WindowSplits},
 };
-use super::{capture::Capture, open_at::operator_nests};
+use super::{capture::Capture, open_at::operator_nests, step_states::LEFT_OUT};
 use crate::{
     host_cpu::{Cores, GapTables, HostGaps},
     stats::{percent, ratio},
@@ -192,13 +192,8 @@ fn stage_gpu(capture: &Capture, cells: &GpuCells) -> StageGpus {
     }
     for (label, stage) in capture.stages.labels.iter().enumerate() {
         let instances = cells.instances[label];
-        if instances == 0 {
-            continue;
-        }
         let used: Vec<(u32, &GpuCell)> = cells.of_stage(label).collect();
-        // Work in the time of a step that is left out: that time is not the step's alone.
-        let has_taken_out = !capture.stages.states.taken_out().is_empty();
-        if has_taken_out && used.iter().any(|(_, cell)| cell.is_crossed()) {
+        if instances == 0 || !has_own_windows(capture, stage, &used) {
             continue;
         }
         if used.iter().any(|(_, cell)| cell.unattributed) {
@@ -216,6 +211,15 @@ fn stage_gpu(capture: &Capture, cells: &GpuCells) -> StageGpus {
         }
     }
     found
+}
+
+/// True if the windows of a stage are its time on the GPU. The windows of steps that are left out
+/// are bounds. Work of a decode that runs in the time of such a step lies outside the decode's
+/// windows.
+fn has_own_windows(capture: &Capture, stage: &str, cells: &[(u32, &GpuCell)]) -> bool {
+    let has_taken_out = !capture.stages.states.taken_out().is_empty();
+    let is_crossed = has_taken_out && cells.iter().any(|(_, cell)| cell.is_crossed());
+    stage != LEFT_OUT && !is_crossed
 }
 
 /// Sums the cells of one stage.

@@ -46,8 +46,6 @@ pub struct JoinedReplay {
     pub graph: u32,
     /// Index of the launching call.
     pub call: u32,
-    /// Instance of a stage that was open at the call.
-    pub instance: u32,
 }
 
 /// Number and kernel time of replays.
@@ -113,8 +111,7 @@ impl GraphReplays {
         add(&mut self.all);
         match chosen {
             Ok(fit) => {
-                let Replay { call, instance, .. } = *replay;
-                self.joined.push(JoinedReplay { graph: fit.graph, call, instance });
+                self.joined.push(JoinedReplay { graph: fit.graph, call: replay.call });
                 for (node, launch) in replay.nodes.iter().zip(&fit.launches) {
                     if let (Some(kernel), true) = (node.kernel, *launch != NONE) {
                         self.kernels[kernel as usize] = (fit.graph, *launch);

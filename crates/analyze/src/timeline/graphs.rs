@@ -15,12 +15,10 @@ use llmprof_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{
-    capture::{Capture, Join},
-    step_states::LEFT_OUT,
-};
+use super::capture::{Capture, Join};
 use crate::{
-    Analysis, kernels::WARMUP, stages::in_sentence, timeline::duration_stats::DurationStats,
+    Analysis, kernels::is_unmeasured_range, stages::in_sentence,
+    timeline::duration_stats::DurationStats,
 };
 
 /// Launches of one CUDA graph on one device in one stage, each traced as a whole.
@@ -41,7 +39,8 @@ pub struct WholeGraph {
     pub launch_ns: DurationStats,
 }
 
-/// Summarises whole-traced graphs outside the warm-up, longest total first.
+/// Summarises whole-traced graphs outside the warm-up and steps that are left out, longest total
+/// first.
 pub fn whole_graphs(capture: &Capture) -> Vec<WholeGraph> {
     let mut groups: BTreeMap<(usize, Option<u64>, u32), Vec<i64>> = BTreeMap::new();
     for (it, Join { instance, .. }) in capture.graphs() {
@@ -56,7 +55,7 @@ pub fn whole_graphs(capture: &Capture) -> Vec<WholeGraph> {
             device: Some(device).filter(|device| *device != ON_HOST),
             launch_ns: DurationStats::of(&times),
         })
-        .filter(|it| ![WARMUP, LEFT_OUT].contains(&it.stage.as_str()))
+        .filter(|it| !is_unmeasured_range(&it.stage))
         .collect();
     found.sort_by_key(|it| std::cmp::Reverse(it.launch_ns.total));
     found

@@ -14,6 +14,7 @@ mod unclosed;
 use std::collections::BTreeMap;
 
 use self::loose_steps::loose_steps;
+pub(super) use self::loose_steps::step_ranges;
 pub use self::{
     groups::{OpenSets, TooDeep},
     inside::StepInside,
@@ -221,10 +222,13 @@ impl OpenStages {
             extent: Extent::Whole,
         };
         let instances: Vec<StageInstance> = times.into_iter().map(of).collect();
-        let first = |process| instances.iter().position(|it| process_of(it.place) == process);
+        let mut first: BTreeMap<i64, u32> = BTreeMap::new();
+        for (at, it) in instances.iter().enumerate() {
+            first.entry(process_of(it.place)).or_insert(at as u32);
+        }
         let open = |thread| {
             let process = process_of(thread);
-            Some((thread, all.unless_excluded(process, first(process)? as u32)))
+            Some((thread, all.unless_excluded(process, *first.get(&process)?)))
         };
         let threads = threads(trace).into_iter().filter_map(open).collect();
         Self { labels: vec![label.to_owned()], instances, threads, ..Self::default() }
@@ -314,7 +318,7 @@ impl OpenStages {
 
 /// Drops empty intervals and those inside another one. A stage nested in itself is one instance;
 /// ranges that touch, or overlap as concurrent requests do, are several.
-pub(super) fn outermost(mut intervals: Vec<Interval>) -> Vec<Interval> {
+fn outermost(mut intervals: Vec<Interval>) -> Vec<Interval> {
     intervals.sort_unstable_by_key(|(start, end)| (*start, std::cmp::Reverse(*end)));
     let mut until = i64::MIN;
     intervals.retain(|(start, end)| {

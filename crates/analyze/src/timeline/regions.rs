@@ -29,12 +29,12 @@ use super::{
     launches::{CallSet, Cursor},
     open_ranges::{NONE, OpenSets, TooDeep},
     range_groups::RangeGroups,
-    step_states::LEFT_OUT,
 };
 use crate::{
     kernels::{
-        OUTSIDE, WARMUP,
+        OUTSIDE,
         counters::{CounterRecord, ProfiledLaunches},
+        is_unmeasured_range,
         kernel_classes::ClassCache,
     },
     limited::{Limited, Summed, sort_kept},
@@ -220,7 +220,8 @@ fn graphs(capture: &Capture, open: &OpenSets) -> BTreeMap<u32, RegionTally> {
 /// Returns true when work of a stage counts in the table.
 fn is_counted(capture: &Capture, stage: usize) -> bool {
     let left_out = capture.trace.rules.narrowed() && stage == 0;
-    !left_out && ![WARMUP, OUTSIDE, LEFT_OUT].contains(&capture.stage_label(stage))
+    let label = capture.stage_label(stage);
+    !left_out && label != OUTSIDE && !is_unmeasured_range(label)
 }
 
 /// Set of regions at the launch, and at the graph capture, kernel kind, index of the counters.

@@ -22,7 +22,7 @@ use llmprof_core::{
 use self::compared::{ComparedStep, StepGroup, compared};
 use super::{
     capture::Capture,
-    interval::Interval,
+    interval::{Interval, IntervalSet},
     open_ranges::{Extent, OpenStages, StageInstance, StepInside},
 };
 use crate::stages::{
@@ -37,6 +37,7 @@ pub const LEFT_OUT: &str = "steps left out";
 named_values! {
     /// State of a step: it counts in times, or does not for this reason.
     #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    #[cfg_attr(feature = "schema", schema(as = EngineStepState))]
     #[derive(Default)]
     StepState {
         /// The recording has all of it, and its time is its own.
@@ -86,7 +87,7 @@ impl StepState {
 /// States of the steps of a capture.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct StepStates {
-    /// Number of steps and stage instances of the kinds of which some are left out.
+    /// Number of steps and stage instances of each kind that has some left out.
     compared: u64,
     /// States other than whole, by thread or process, and range.
     states: BTreeMap<(i64, Interval), StepState>,
@@ -149,7 +150,10 @@ pub fn mark(capture: &mut Capture) -> Vec<ColdInstance> {
     let lacking = steps.iter().filter(|it| it.state != StepState::Whole);
     states.extend(lacking.map(|it| ((it.place, it.range), it.state)));
     let mut unrecorded = unrecorded::unrecorded(capture);
-    unrecorded.retain(|it| !is_named(it, &steps));
+    let named = without_work(&steps);
+    unrecorded.retain(|(process, times)| {
+        named.get(process).is_none_or(|it| it.overlap_ns(times.0, times.1) == 0)
+    });
     let unnamed = unrecorded::in_decodes(capture, &steps);
     let starts = unrecorded.iter().map(|(process, times)| (*process, times.0));
     let lost = starts.chain(unrecorded::without_end(capture.trace)).collect();
@@ -160,13 +164,14 @@ pub fn mark(capture: &mut Capture) -> Vec<ColdInstance> {
     cold
 }
 
-/// True if work between two recorded steps is of a step that has a range of its own, without work:
-/// a range of the device stands for one that the host lacks.
-fn is_named((process, times): &(i64, Interval), steps: &[ComparedStep]) -> bool {
-    let overlaps = |range: Interval| range.0 < times.1 && times.0 < range.1;
-    steps.iter().any(|it| {
-        it.state == StepState::WithoutWork && process_of(it.place) == *process && overlaps(it.range)
-    })
+/// By process, the time of steps that have a range and no work: work that is launched in it is not
+/// of a step without a range. A range of the device stands for the range that the host lacks.
+fn without_work(steps: &[ComparedStep]) -> BTreeMap<i64, IntervalSet> {
+    let mut found: BTreeMap<i64, Vec<Interval>> = BTreeMap::new();
+    for it in steps.iter().filter(|it| it.state == StepState::WithoutWork) {
+        found.entry(process_of(it.place)).or_default().push(it.range);
+    }
+    found.into_iter().map(|(process, ranges)| (process, IntervalSet::new(ranges))).collect()
 }
 
 /// States by a range filter, and of steps that the recording cuts.
@@ -197,7 +202,7 @@ fn is_cold(it: &ComparedStep, stages: &OpenStages) -> bool {
 }
 
 /// Leaves out the steps that lack work, if others of their group are whole: a stage instance gets
-/// another label, and a step inside a decode is taken out of it, as are those that are `unnamed`.
+/// another label, and a step inside a decode is taken out of it, as is each `unnamed` one.
 fn leave_out(capture: &mut Capture, steps: &[ComparedStep], unnamed: &[StepInside]) {
     let stages = &mut capture.stages;
     let whole = steps.iter().filter(|it| it.state == StepState::Whole && !is_cold(it, stages));

@@ -63,8 +63,6 @@ impl TimelineTables {
     /// Computes the tables of a capture.
     pub fn of(capture: &Capture, counters: &[CounterRecord]) -> Self {
         let mut tables = Self::compute(capture, counters);
-        // No time of the GPU is stated of steps that count in none: their windows are bounds.
-        tables.stage_gpu.retain(|stage| stage != LEFT_OUT);
         tables.remove_partial_stages();
         tables.remove_estimated_windows(capture);
         tables.remove_stages_launched_elsewhere();

@@ -233,8 +233,9 @@ impl StageRules {
         self.stages[..self.named].iter().any(StageRule::is_of_steps)
     }
 
-    /// The same with or without a range of decode around it; by its name, none if the user names
-    /// other ranges of decode.
+    /// True for the range of one decode step, with or without a range of decode around it. If the
+    /// user names other ranges of decode, a range named `decode_step` is one only inside them
+    /// ([`Self::is_step_in_decode`]).
     pub fn is_decode_step(&self, range: &str, domain: &str) -> bool {
         if self.names_steps() {
             return self.is_step_in_decode(range, domain);

@@ -268,7 +268,7 @@ pub fn findings(analysis: &Analysis, trace: &Timeline) -> Vec<Finding> {
         for (index, diagnostic) in trace.diagnostics.iter().take(3).enumerate() {
             finding = finding.with(&format!("nsys diagnostic ({})", index + 1), diagnostic);
         }
-        // Work counts in calls whose kernels are recorded.
+        // Operators of a framework have FLOPs only in calls whose kernels are recorded.
         let flops = if trace.framework.is_empty() { "" } else { "FLOP/s, " };
         found.push(finding.advise(format!(
             "Busy and idle time, launch-bound share, {flops}kernel shares and device time of \

@@ -71,6 +71,19 @@ fn the_step_of_median_length_is_shown_with_its_nested_operators() {
 }
 
 #[test]
+fn a_step_with_ranges_of_two_domains_counts_once() {
+    let sketch = "range 1 decode_all 0..300\nrange 1 decode_step 0..100
+        range 1 decode_step 2..98\nrange 1 decode_step 100..210\nrange 1 decode_step 102..208
+        call 1 1 12..14\ncall 1 2 112..114\nkernel 1 a 15..25 7\nkernel 2 a 115..125 7";
+    let mut trace = capture(sketch);
+    for it in trace.ranges.iter_mut().filter(|it| it.start_ns % 100 == 2) {
+        it.domain = "other".into();
+    }
+    let step = traced_step(&Capture::of(&trace)).unwrap();
+    assert_eq!((step.step, step.steps, step.window_us), (1, 2, 0.1));
+}
+
+#[test]
 fn a_step_launched_while_the_gpu_was_busy_starts_with_its_first_kernel() {
     let trace = with_operators(
         "range 1 decode_all 0..100\nrange 1 decode_step 10..40

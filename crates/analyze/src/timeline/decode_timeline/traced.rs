@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use llmprof_core::trace::{
     clocks::CLOCK_TOLERANCE_NS,
-    range::Range,
     timeline::{ON_HOST, Timeline, process_of},
 };
 
@@ -20,6 +19,7 @@ use crate::{
         activity::used_devices,
         capture::{Capture, Join},
         interval::{Interval, covered_ns, union},
+        open_ranges::step_ranges,
     },
 };
 
@@ -85,32 +85,18 @@ pub fn traced_step(capture: &Capture) -> Option<StepTimeline> {
 /// The step of median length, its number from 1, and the count of steps that count in times. It is
 /// a measured step: of an even number, the shorter of the two in the middle.
 fn median_step(capture: &Capture) -> Option<(StepPlace, u64, u64)> {
-    let place = |it: &Range| {
-        let end = it.end_ns.filter(|end| *end > it.start_ns)?;
-        let instance = capture.stages.on(it.global_tid)?.at(it.start_ns, &mut 0);
-        let thread = if it.push_pop { it.global_tid } else { process_of(it.global_tid) };
-        let state = capture.stages.states.of(thread, (it.start_ns, end));
-        let counts = capture.stage(instance) == DECODE && state.counts();
-        counts.then_some(StepPlace {
-            range: (it.start_ns, end),
-            instance,
-            thread,
-            everywhere: !it.push_pop,
-        })
-    };
-    let rules = &capture.trace.rules;
-    let is_step = |it: &&Range| rules.is_step_in_decode(&it.name, &it.domain);
-    let mut steps: Vec<StepPlace> =
-        capture.trace.ranges.iter().filter(is_step).filter_map(place).collect();
-    let of_engine = capture.stages.steps.iter().filter(|it| it.is_decode());
-    steps.extend(of_engine.filter_map(|it| {
-        let (thread, range) = (it.place, (it.start_ns, it.end_ns));
-        let instance = capture.stages.at(thread, range.0)?;
+    let (stages, rules) = (&capture.stages, &capture.trace.rules);
+    let named = step_ranges(capture.trace, |it| rules.is_step_in_decode(&it.name, &it.domain));
+    let named = named.iter().flat_map(|(place, all)| all.iter().map(move |range| (*place, *range)));
+    let of_engine = stages.steps.iter().filter(|it| it.is_decode());
+    let of_engine = of_engine.map(|it| (it.place, (it.start_ns, it.end_ns)));
+    let step = |(thread, range): (i64, Interval)| {
+        let instance = stages.at(thread, range.0)?;
+        let counts = capture.stage(instance) == DECODE && stages.states.of(thread, range).counts();
         let everywhere = process_of(thread) == thread;
-        let place = StepPlace { range, instance, thread, everywhere };
-        let counts = capture.stages.states.of(thread, range).counts();
-        (capture.stage(instance) == DECODE && counts).then_some(place)
-    }));
+        counts.then_some(StepPlace { range, instance, thread, everywhere })
+    };
+    let mut steps: Vec<StepPlace> = named.chain(of_engine).filter_map(step).collect();
     steps.sort_by_key(|it| it.range.0);
     let mut order: Vec<usize> = (0..steps.len()).collect();
     order.sort_by_key(|at| (steps[*at].range.1 - steps[*at].range.0, *at));

@@ -50,7 +50,7 @@ pub struct GpuCell {
     pub window: IntervalSet,
     pub busy_ns: i64,
     /// Work outside the window.
-    pub outside_ns: i64,
+    outside_ns: i64,
     busy: Busy,
     /// Position of the last lookup in the window.
     near: usize,

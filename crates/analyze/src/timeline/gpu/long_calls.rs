@@ -83,7 +83,7 @@ impl<'a> LongCalls<'a> {
         }
     }
 
-    /// Adds ranges, names that differ in numbers alone as one.
+    /// Adds ranges; names that differ only in numbers are one name.
     fn add_ranges(&mut self, ranges: &[(&Range, Interval)]) {
         let named = ranges.iter().map(|it| ("", it.0.name.as_str()));
         let (groups, group_of) = RangeNames::grouped(named);

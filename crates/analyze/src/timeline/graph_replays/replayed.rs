@@ -9,7 +9,7 @@ use llmprof_core::trace::{
     timeline::{CopyKind, Timeline},
 };
 
-use crate::timeline::capture::{Capture, Join};
+use crate::timeline::capture::Capture;
 
 /// Kernels by which HIP copies and fills.
 const COPIES: &str = "__amd_rocclr_copy";
@@ -37,7 +37,6 @@ pub struct RunNode {
 #[derive(Debug)]
 pub struct Replay {
     pub call: u32,
-    pub instance: u32,
     /// Number of the graph, which PyTorch writes from 2.12.
     graph: Option<u64>,
     pub nodes: Vec<RunNode>,
@@ -62,8 +61,8 @@ pub fn classes(capture: &Capture) -> Vec<ReplayClass> {
         let Some(id) = kernel.graph_node.filter(|_| join.has_call()) else { continue };
         let node = ReplayNode { work: works[kind as usize], kind: Some(kind) };
         let (start_ns, end_ns, kernel) = (kernel.start_ns, kernel.end_ns, Some(at as u32));
-        let Join { call, instance } = join;
-        let new = || Replay { call, instance, graph: graph_of(id), nodes: Vec::new() };
+        let call = join.call;
+        let new = || Replay { call, graph: graph_of(id), nodes: Vec::new() };
         let nodes = &mut replays.entry(call).or_insert_with(new).nodes;
         nodes.push(RunNode { start_ns, end_ns, kernel, node });
     }

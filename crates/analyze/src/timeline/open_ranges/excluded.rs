@@ -90,8 +90,8 @@ impl OpenStages {
         IntervalSet::new(segments.flat_map(|it| it.parts(EXCLUDED, range)))
     }
 
-    /// The parts of a range of the host that do not count in its time: those that a range filter
-    /// leaves out, and steps inside it that are left out, to the end of their work.
+    /// The parts of a host range that do not count in its time: what a range filter leaves out, and
+    /// steps inside it that are left out, to the end of their work.
     pub fn uncounted_in(&self, place: i64, range: Interval) -> IntervalSet {
         let excluded = self.excluded_in(place, range);
         let steps = self.states.inside(place, range);

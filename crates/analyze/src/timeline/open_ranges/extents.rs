@@ -8,7 +8,7 @@ use llmprof_core::trace::{
     unclosed::{Unclosed, UnclosedOutcome},
 };
 
-use super::{Extent, OpenStages, PlaceIntervals, StageInstance, end, place};
+use super::{Extent, OpenStages, PlaceIntervals, StageInstance, place, step_ranges};
 use crate::stages::PREFILL;
 
 impl OpenStages {
@@ -84,15 +84,13 @@ impl ProcessStarts {
     /// True if less time than a step takes lies between the start of the recording and a decode
     /// that starts at `start_ns`: steps before it would not be recorded.
     fn is_at_start(&self, trace: &Timeline, decode_place: i64, start_ns: i64) -> bool {
-        let is_step = |it: &&Range| trace.rules.is_decode_step(&it.name, &it.domain);
-        let ranges = trace.ranges.iter().filter(is_step);
-        let named = ranges.map(|it| (place(it), it.start_ns, end(it)));
-        let inferred = trace.inferred.steps.iter();
-        let inferred = inferred.map(|it| (it.global_tid, it.start_ns, it.end_ns));
-        let mut steps = named
-            .chain(inferred)
-            .filter(|it| it.0 == decode_place && it.1 >= start_ns)
-            .map(|it| (it.1, it.2));
+        let is_step = |it: &Range| {
+            place(it) == decode_place && trace.rules.is_decode_step(&it.name, &it.domain)
+        };
+        let named = step_ranges(trace, is_step).into_values().flatten();
+        let inferred = trace.inferred.steps.iter().filter(|it| it.global_tid == decode_place);
+        let inferred = inferred.map(|it| (it.start_ns, it.end_ns));
+        let mut steps = named.chain(inferred).filter(|it| it.0 >= start_ns);
         let Some(first) = steps.next() else { return false };
         // A short pause between steps is a part of each.
         let until = steps.next().map_or(first.1, |next| next.0);

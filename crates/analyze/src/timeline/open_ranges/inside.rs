@@ -53,21 +53,23 @@ impl OpenStages {
             moved[*from] = to as u32;
         }
         self.instances = order.iter().map(|at| self.instances[*at]).collect();
-        let numbers = &moved[first..];
+        let mut of_place: BTreeMap<i64, Vec<(Interval, u32)>> = BTreeMap::new();
+        for (it, number) in steps.iter().zip(&moved[first..]) {
+            of_place.entry(it.place).or_default().push((it.range, *number));
+        }
         for (thread, segments) in self.threads.iter_mut().chain(&mut self.processes) {
-            let all = steps.iter().zip(numbers);
-            let seen: BTreeMap<i64, (i64, u32)> = all
-                .filter(|(it, _)| [*thread, process_of(*thread)].contains(&it.place))
-                .map(|(it, number)| (it.range.0, (it.range.1, *number)))
-                .collect();
+            let places = [process_of(*thread), *thread].into_iter();
+            let seen = places.filter_map(|place| of_place.get(&place)).flatten();
+            let seen = seen.map(|((start_ns, end_ns), number)| (*start_ns, (*end_ns, *number)));
+            let seen: BTreeMap<i64, (i64, u32)> = seen.collect();
             *segments = segments.taking_out(&seen, &moved, &is_counted);
         }
     }
 }
 
 impl Segments {
-    /// The segments with the numbers of instances that `moved` gives, and with `steps` in those
-    /// that count: end and number by start.
+    /// The segments with the new numbers of instances (`moved`), and with `steps` in the instances
+    /// that count. `steps`: end and number by start.
     fn taking_out(
         &self,
         steps: &BTreeMap<i64, (i64, u32)>,

@@ -7,6 +7,18 @@ use llmprof_core::trace::{range::Range, timeline::Timeline};
 use super::{PlaceIntervals, end, outermost, place};
 use crate::timeline::interval::Interval;
 
+/// The ranges of steps by thread or process, without ranges inside others.
+pub(in crate::timeline) fn step_ranges(
+    trace: &Timeline,
+    is_step: impl Fn(&Range) -> bool,
+) -> BTreeMap<i64, Vec<Interval>> {
+    let mut found = PlaceIntervals::new();
+    for it in trace.ranges.iter().filter(|it| is_step(it)) {
+        found.entry(place(it)).or_default().push((it.start_ns, end(it)));
+    }
+    found.into_iter().map(|(place, all)| (place, outermost(all))).collect()
+}
+
 /// Runs of decode steps by thread or process, if no range of decode is around them: a run ends
 /// where another stage or the warm-up starts or ends.
 pub(super) fn loose_steps(
@@ -14,11 +26,7 @@ pub(super) fn loose_steps(
     open: &BTreeMap<(i64, usize), Vec<Interval>>,
     decode: usize,
 ) -> PlaceIntervals {
-    let mut steps = PlaceIntervals::new();
-    let is_step = |it: &&Range| trace.rules.is_decode_step(&it.name, &it.domain);
-    for it in trace.ranges.iter().filter(is_step) {
-        steps.entry(place(it)).or_default().push((it.start_ns, end(it)));
-    }
+    let mut steps = step_ranges(trace, |it| trace.rules.is_decode_step(&it.name, &it.domain));
     steps.retain(|place, _| !open.contains_key(&(*place, decode)));
     for (place, steps) in &mut steps {
         let of_place = open.iter().filter(|((at, _), _)| at == place);
@@ -26,7 +34,7 @@ pub(super) fn loose_steps(
             of_place.flat_map(|(_, all)| all.iter().flat_map(|it| [it.0, it.1])).collect();
         bounds.sort_unstable();
         let mut runs: Vec<Interval> = Vec::new();
-        for step in outermost(std::mem::take(steps)) {
+        for step in std::mem::take(steps) {
             let next = |run: &Interval| bounds.get(bounds.partition_point(|it| *it < run.1));
             match runs.last_mut() {
                 Some(run) if next(run).is_none_or(|next| *next > step.0) => {

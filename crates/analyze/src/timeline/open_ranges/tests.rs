@@ -212,3 +212,19 @@ fn steps_of_decode_without_a_range_around_them_are_one_decode_until_another_stag
     rules = StageRules::with(vec!["decode_all=generate".parse().unwrap()], vec![], vec![]);
     assert_eq!(decodes(&turns, rules), [], "the user names another range");
 }
+
+#[test]
+fn a_decode_lacks_its_start_by_the_outermost_ranges_of_its_steps() {
+    let extent = |steps: &[Interval]| {
+        let range = |it: &Interval| {
+            Range::new((STAGE_DOMAIN, "decode_step"), (it.0, Some(it.1)), ((7 << 24) | 1, true))
+        };
+        let before = Range::new((STAGE_DOMAIN, "other"), (2, Some(3)), ((7 << 24) | 1, true));
+        let ranges = std::iter::once(before).chain(steps.iter().map(range)).collect();
+        let stages = OpenStages::of(&Timeline { ranges, ..Timeline::default() }, "warmup");
+        stages.instances[0].extent
+    };
+    assert_eq!(extent(&[(5, 100), (105, 200)]), Extent::Cut, "a step may lie before it");
+    assert_eq!(extent(&[(5, 100), (6, 99), (105, 200), (106, 199)]), Extent::Cut);
+    assert_eq!(extent(&[(5, 7), (8, 10)]), Extent::Whole, "no step fits before it");
+}

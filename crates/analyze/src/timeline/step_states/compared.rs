@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::trace::{
     engine_steps::StepClass,
+    range::Range,
     stage::WARMUP,
     timeline::{Timeline, process_of},
 };
@@ -14,19 +15,22 @@ use self::orphans::Orphans;
 use super::StepState;
 use crate::{
     kernels::is_measured,
-    stages::coverage::{COMPLETE_PCT, each_launching_call},
+    stages::{
+        DECODE,
+        coverage::{COMPLETE_PCT, each_launching_call},
+    },
     stats::percent,
     timeline::{
         capture::Capture,
         engine_steps::{DeviceWork, device_work},
         interval::Interval,
-        open_ranges::{Extent, OpenStages, outermost, place},
+        open_ranges::{Extent, OpenStages, place, step_ranges},
         stage_spans::{self, HostRange},
         steps_at::StepsAt,
     },
 };
 
-/// Steps of one kind: those that lack work are left out if others are whole.
+/// Steps of one kind: a step that lacks work is left out if another one is whole.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StepGroup {
     /// Instances of the stage with this label.
@@ -67,13 +71,13 @@ struct StepLaunches {
     recorded: u64,
     /// Kernels in the capture without a valid time; not part of `recorded`.
     untimed: u64,
-    /// Recorded kernels of the last launch, and those without a valid time. Without both, the end
-    /// of the step is unknown.
+    /// Kernels of the last launch: recorded ones, and ones without a valid time. If both are zero,
+    /// the end of the step is unknown.
     last: (u64, u64),
 }
 
 impl StepLaunches {
-    /// The state of a step of which too many kernels are missing or have no time, or the last ones.
+    /// The state of a step, if too many of its kernels, or the last ones, are missing or untimed.
     fn state(self) -> Option<StepState> {
         let is_less = |count: u64| {
             percent(count as f64, self.kernels as f64).is_some_and(|pct| pct < COMPLETE_PCT)
@@ -160,8 +164,8 @@ fn set_queued_spans(steps: &mut [ComparedStep], work: &[Option<Interval>]) {
     }
 }
 
-/// All of them as whole ones, in the order of their starts; without those of a warm-up, those that
-/// a range filter leaves out and those without a recorded end.
+/// All of them as whole ones, in the order of their starts. Steps of a warm-up, steps that a range
+/// filter leaves out and steps without a recorded end are not compared.
 fn steps_to_compare(stages: &OpenStages, trace: &Timeline) -> Vec<ComparedStep> {
     let instances = stages.instances.iter().enumerate();
     let known: BTreeMap<(i64, Interval), usize> =
@@ -198,7 +202,12 @@ fn steps_to_compare(stages: &OpenStages, trace: &Timeline) -> Vec<ComparedStep> 
         };
         found.insert(key, ComparedStep { instance, ..step(key, group, need) });
     }
-    for key in decode_steps(trace).into_iter().filter(|it| is_measured_at(it.0, it.1.0)) {
+    for key in decode_steps(stages, trace).filter(|it| is_measured_at(it.0, it.1.0)) {
+        // A range inside a step of an engine is a part of that step.
+        let outer = stages.at(key.0, key.1.0).map(|at| stages.instances[at as usize].key());
+        if outer.is_some_and(|it| it != key && found.contains_key(&it)) {
+            continue;
+        }
         let decode_step = || step(key, StepGroup::DecodeSteps, WorkNeed::LikeMost);
         found.entry(key).or_insert_with(decode_step);
     }
@@ -220,17 +229,21 @@ fn steps_to_compare(stages: &OpenStages, trace: &Timeline) -> Vec<ComparedStep> 
     found
 }
 
-/// The ranges of single decode steps, without those inside others.
-fn decode_steps(trace: &Timeline) -> Vec<(i64, Interval)> {
-    let mut of_place: BTreeMap<i64, Vec<Interval>> = BTreeMap::new();
-    for it in trace.ranges.iter().filter(|it| trace.rules.is_decode_step(&it.name, &it.domain)) {
-        let end_ns = it.end_ns.unwrap_or(it.start_ns);
-        of_place.entry(place(it)).or_default().push((it.start_ns, end_ns));
-    }
-    let outer = |(place, all): (i64, Vec<Interval>)| {
-        outermost(all).into_iter().map(move |range| (place, range))
+/// The ranges of single decode steps: of steps inside a decode, whatever the decode is named, and
+/// of steps without a decode around them.
+fn decode_steps(stages: &OpenStages, trace: &Timeline) -> impl Iterator<Item = (i64, Interval)> {
+    let is_in_decode = |it: &Range| {
+        let at = stages.at(place(it), it.start_ns);
+        at.is_some_and(|at| stages.label(at as usize) == DECODE)
     };
-    of_place.into_iter().flat_map(outer).collect()
+    let is_step = |it: &Range| {
+        let (rules, name, domain) = (&trace.rules, &it.name, &it.domain);
+        rules.is_decode_step(name, domain)
+            || rules.is_step_in_decode(name, domain) && is_in_decode(it)
+    };
+    let of_place =
+        |(place, all): (i64, Vec<Interval>)| all.into_iter().map(move |range| (place, range));
+    step_ranges(trace, is_step).into_iter().flat_map(of_place)
 }
 
 /// The launches of each step.

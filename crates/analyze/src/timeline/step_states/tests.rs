@@ -232,6 +232,52 @@ fn a_lost_step_that_queued_has_the_time_between_the_work_around_it() {
 }
 
 #[test]
+fn a_decode_has_no_gpu_time_if_its_work_runs_in_the_time_of_a_step_that_is_left_out() {
+    let has_gpu_time = |from: i64| {
+        let mut lines = Vec::new();
+        for (at, start) in (0..8).map(|at| (at, 100_000 * at)) {
+            lines.push(format!("range 1 decode_step {start}..{}", start + 60_000));
+            lines.push(format!("call 1 {} {start}..{}", at + 1, start + 5_000));
+            let end = start + 60_000;
+            lines.push(match at {
+                // Step 3 lost its kernel; other work of the decode is launched before it.
+                3 => format!("kernel 9 sample {from}..{} 7", from + 20_000),
+                _ => format!("kernel {} k {}..{end} 7", at + 1, start + 10_000),
+            });
+        }
+        lines.insert(9, "call 1 9 270000..271000".to_owned());
+        let found = of(in_decode(launching(&lines.join("\n")), (0, 800_000)));
+        assert!(message(&found).is_some());
+        found.stage_gpu.totals.iter().any(|it| it.stage == DECODE)
+    };
+    assert_eq!((has_gpu_time(275_000), has_gpu_time(320_000)), (true, false));
+}
+
+#[test]
+fn steps_are_compared_in_a_decode_of_any_name() {
+    let of = |mut trace: Timeline| {
+        trace.ranges.push(capture("range 1 generate 0..8000").ranges.remove(0));
+        llmprof_core::trace::range::sort(&mut trace.ranges);
+        let rules = vec!["decode=generate".parse().unwrap()];
+        of(trace.with_rules(StageRules::with(rules, vec![], vec![])))
+    };
+    let (whole, lost) = (steps(8, "decode_step"), Loss::Kernels(2));
+    let found = of(without(whole.clone(), 3, lost));
+    assert_eq!((message(&of(whole)), found.step_times[0].ms.n), (None, 7));
+    let expected = "1 of 8 steps is left out of all times: 1 with missing kernels.";
+    assert_eq!(message(&found), Some(expected));
+}
+
+#[test]
+fn a_decode_step_inside_a_step_of_an_engine_is_a_part_of_it() {
+    let mut trace = steps(6, STEP);
+    trace.ranges.push(capture("range 1 decode_step 2005..2595").ranges.remove(0));
+    llmprof_core::trace::range::sort(&mut trace.ranges);
+    let found = of(trace);
+    assert_eq!((message(&found), found.step_batches[0].steps), (None, 6));
+}
+
+#[test]
 fn the_time_of_decode_is_of_the_decode_that_lost_no_step() {
     let two = |trace| of(in_decode(in_decode(trace, (0, 4_000)), (4_000, 8_000)));
     let whole = two(steps(8, "decode_step"));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{StageRules, in_domain};
 
-/// Names of ranges of one domain: one name, or all that differ in numbers alone.
+/// Names of ranges of one domain: one name, or names that differ only in numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RangeNames {
     /// The name, or its pattern: `step_*`.

@@ -14,8 +14,8 @@ use crate::{
 
 /// Times of kernels and graphs without a launching call, in which spans are looked up.
 ///
-/// Work between which no span starts or ends is one time: there are at most as many as bounds of
-/// spans, of any number of kernels.
+/// Work is joined to one time if no span starts or ends in between: the number of times depends on
+/// the spans, not on the number of kernels.
 #[derive(Debug)]
 pub struct Orphans(BTreeMap<i64, IntervalSet>);
 
