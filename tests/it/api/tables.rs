@@ -1,5 +1,7 @@
 //! The tables of a run over HTTP: JSON and CSV, filtered or complete, of this and earlier versions.
 
+use std::fs;
+
 use axum::http::{Method, header};
 use llmprof_core::{domain::state::RunState, layout};
 use llmprof_report::tables::{CSV_FILES, TABLES_VERSION};
@@ -24,6 +26,28 @@ async fn with_kernels(api: &Api) -> String {
     let run = ReportInput::with_kernels();
     let (report, tables) = (run.file(layout::REPORT_JSON), run.file(layout::TABLES));
     ended(api, &[("report.json", &report), ("tables.jsonl", &tables)]).await
+}
+
+#[tokio::test]
+async fn a_missing_file_of_tables_or_of_a_report_is_named_with_a_remedy() {
+    let api = Api::new().await;
+    let id = with_kernels(&api).await;
+    let paths = ["tables", "tables/stages", &format!("diff/{id}")];
+    let paths = paths.map(|path| format!("/runs/{id}/{path}"));
+    for path in &paths {
+        assert_eq!(api.get(path).await.status, 200, "{path}");
+    }
+    for file in [layout::TABLES, layout::REPORT_JSON] {
+        fs::remove_file(api.folder(&id).join(file)).unwrap();
+    }
+    for (path, file) in paths.iter().zip([layout::TABLES, layout::TABLES, layout::REPORT_JSON]) {
+        let answer = api.get(path).await;
+        assert_eq!(answer.error(), (500, "file_damaged".to_owned()), "{path}");
+        let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+        let expected = format!("{file}: the stored file is missing; ");
+        assert!(message.starts_with(&expected), "{message}");
+        assert!(message.ends_with("run `llmprof check`"), "{message}");
+    }
 }
 
 #[tokio::test]

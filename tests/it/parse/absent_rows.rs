@@ -8,11 +8,15 @@ use llmprof_core::{
     domain::{finding::Finding, subject::SubjectKind},
     trace::Trace,
 };
+use regex::Regex;
 use rusqlite::Connection;
 
-use crate::support::captures::{MOCK, capture};
+use crate::{
+    repository::sources::sources,
+    support::captures::{MOCK, capture},
+};
 
-/// Captures of which each table is changed.
+/// Captures whose tables are changed, each in turn.
 const CHANGED: [&str; 2] = [MOCK, "torch-cuda-graph-node"];
 /// Changes of a table.
 const CHANGES: [&str; 3] =
@@ -61,6 +65,12 @@ impl Recorded {
     fn contradicts(&self, finding: &Finding) -> Option<&'static str> {
         let advice = finding.advice.as_deref().unwrap_or_default();
         let has_text = |text: &str| finding.message.contains(text) || advice.contains(text);
+        let contradicted = self.texts().into_iter().filter(|(_, is_contradicted)| *is_contradicted);
+        contradicted.map(|(text, _)| text).find(|text| has_text(text))
+    }
+
+    /// Texts of findings; true if the file contradicts the text.
+    fn texts(&self) -> [(&'static str, bool); 7] {
         let has_kernels = self.rows("CUPTI_ACTIVITY_KIND_KERNEL") > 0;
         let has_calls = self.rows("CUPTI_ACTIVITY_KIND_RUNTIME") > 0;
         let has_cuda = has_kernels || has_calls;
@@ -70,12 +80,9 @@ impl Recorded {
             ("and no kernels", has_kernels),
             ("no calls of the CUDA API", has_calls),
             ("Record the CUDA API", has_cuda),
-            ("race the CUDA API", has_calls),
             ("has no ranges", self.ranges > 0),
             ("cuda-graph-trace=node", self.has_option("GRAPH_TRACE_OPTIONS:MODE", "node")),
         ]
-        .into_iter()
-        .find_map(|(text, is_contradicted)| (is_contradicted && has_text(text)).then_some(text))
     }
 }
 
@@ -138,6 +145,18 @@ fn a_finding_calls_absent_only_what_the_file_lacks() {
                 assert!(!is_lost || !has("stage_without_work"), "{name}: {sql}");
             }
         }
+    }
+}
+
+#[test]
+fn every_text_that_a_file_can_contradict_is_in_the_sources() {
+    let sources = sources(&["core", "analyze", "report"]);
+    // A literal of several lines is one text.
+    let continued = Regex::new(r"\\\n\s*").unwrap();
+    let code: String = sources.iter().map(|it| continued.replace_all(&it.code, "")).collect();
+    let (_, file) = analyzed(MOCK, "");
+    for (text, _) in file.texts() {
+        assert!(code.contains(text), "{text}");
     }
 }
 

@@ -1,8 +1,8 @@
-//! Facts in documents: limits, defaults, findings, tables and files that they name, against the
-//! sources.
+//! Facts in documents, against the sources: limits, defaults, findings, tables and files that they
+//! name, and types of the contract.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
@@ -275,6 +275,36 @@ fn every_file_named_in_the_specifications_exists() {
         }
     }
     assert!(named > 40, "only {named} paths found");
+}
+
+/// Names in the contract of the types that `code` declares.
+fn schema_names(code: &str) -> Vec<String> {
+    let stated = Regex::new(r"schema\(as = (\w+)").unwrap();
+    let declared = r"^\s*(?:pub(?:\([^)]*\))? )?(?:struct|enum) (\w+)|^\s*(?:pub )?(\w+) \{";
+    let declared = Regex::new(declared).unwrap();
+    let lines: Vec<&str> = code.lines().collect();
+    let is_derive = |line: &str| line.trim_start().starts_with("#[") && line.contains("ToSchema");
+    let derives = (0..lines.len()).filter(|at| is_derive(lines[*at]));
+    let name = |at: usize| {
+        let end = (at..lines.len()).find(|it| declared.is_match(lines[*it])).unwrap();
+        let of_type = declared.captures(lines[end]);
+        let stated = lines[at..end].iter().find_map(|line| stated.captures(line));
+        stated.or(of_type).unwrap().iter().flatten().nth(1).unwrap().as_str().to_owned()
+    };
+    derives.map(name).collect()
+}
+
+#[test]
+fn types_of_the_contract_have_different_names() {
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for source in sources(ALL).iter().filter(|it| it.code.contains("ToSchema")) {
+        for name in schema_names(&source.code) {
+            places.entry(name).or_default().push(source.path());
+        }
+    }
+    assert!(places.len() > 200, "only {} types found", places.len());
+    places.retain(|_, types| types.len() > 1);
+    assert!(places.is_empty(), "several types of a name, without `schema(as = NAME)`: {places:?}");
 }
 
 #[test]

@@ -10,5 +10,5 @@ mod invariants;
 pub mod kernels;
 mod owners;
 mod packages;
-mod sources;
+pub mod sources;
 mod unbounded_work;

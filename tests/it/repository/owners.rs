@@ -64,7 +64,7 @@ const READERS: &[&str] =
 const OPENS: &[&str] = &["File::open(", "fs::read(", "fs::read_to_string(", "fs::copy("];
 /// Files of these modules that read other files.
 const OTHER_FILES: &[&str] = &[
-    // Of the kernel.
+    // Files of the kernel.
     "service/src/collect/gpu/nvml.rs",
     "service/src/collect/host/checks.rs",
     "service/src/collect/host/checks/cpu_sampling.rs",
@@ -75,7 +75,7 @@ const OTHER_FILES: &[&str] = &[
     "service/src/collect/process/ports.rs",
     "service/src/collect/process/stall.rs",
     "service/src/collect/tools/permission.rs",
-    // Of the command itself.
+    // Files of the command itself.
     "cli/src/command/backup.rs",
     "cli/src/command/client/download.rs",
     // Arguments that may be pipes.

@@ -11,6 +11,9 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use llmprof_service::artifact::packed::open_named;
 
+/// Maximum size of a model's config.json, bytes.
+pub const MAX_CONFIG: u64 = 16 << 20;
+
 /// Refuses everything except a regular file of at most `max` bytes.
 pub fn check(about: &Metadata, max: u64) -> Result<()> {
     ensure!(about.is_file(), "not a regular file");
@@ -31,13 +34,11 @@ pub fn read(path: &Path, max: u64) -> Result<Vec<u8>> {
     let shown = path.display();
     let cannot = || format!("cannot read {shown}");
     let about = fs::metadata(path).with_context(cannot)?;
-    if !about.file_type().is_fifo() {
+    let file = if about.file_type().is_fifo() {
+        File::open(path) // waits for the writer
+    } else {
         check(&about, max).with_context(cannot)?;
-    }
-    // The reader of a pipe waits for its writer.
-    let file = match about.file_type().is_fifo() {
-        true => File::open(path),
-        false => open_named(path),
+        open_named(path)
     };
     // The file may grow, and files of the kernel have no size.
     let (mut bytes, file) = (Vec::new(), file.with_context(cannot)?);

@@ -1,16 +1,12 @@
 //! Options that state the model of a capture.
 
-use std::{
-    io,
-    path::{MAIN_SEPARATOR, PathBuf},
-};
+use std::path::{MAIN_SEPARATOR, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use llmprof_core::domain::stated_model::{ModelStatement, StatedModel};
-use llmprof_service::artifact::packed::open_named;
 
-use super::models;
+use super::{local_file, models};
 
 /// The model of a capture and the sizes of its inputs, for floors, costs and MFU.
 #[derive(Debug, Args)]
@@ -67,9 +63,7 @@ fn config_text(config: &str) -> Result<String> {
     }
     let is_path = config.contains(MAIN_SEPARATOR) || config.ends_with(".json");
     if path.is_file() {
-        open_named(&path)
-            .and_then(io::read_to_string)
-            .with_context(|| format!("cannot read {}", path.display()))
+        local_file::read_text(&path, local_file::MAX_CONFIG)
     } else if is_path && !config.trim_start().starts_with('{') {
         bail!("--model-config {config}: no such file; pass the config.json of the model")
     } else {

@@ -66,7 +66,7 @@ async fn serve(client: ServiceClient) -> Result<ExitCode> {
     }
 }
 
-/// Passes the messages of an agent on, and answers those that the server would misread. An answer
+/// Passes an agent's messages on, and answers a message that the server would misread. An answer
 /// is one write, so it is not mixed with the answers of the server.
 async fn pass_on(
     from: impl AsyncRead + Unpin,

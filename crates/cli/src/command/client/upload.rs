@@ -1,6 +1,6 @@
 //! `llmprof upload`: imports captures into a service.
 
-use std::{io, path::Path, process::ExitCode};
+use std::{path::Path, process::ExitCode};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
@@ -15,6 +15,7 @@ use tokio_stream::StreamExt as _;
 use tokio_util::io::ReaderStream;
 
 use super::{
+    super::local_file,
     ServerOptions, ServiceClient,
     submit::{plan, queued},
     terminal::print,
@@ -149,9 +150,7 @@ fn model_config(name: &str) -> Result<String> {
     if !Path::new(name).is_file() {
         return Ok(name.to_owned());
     }
-    open_named(Path::new(name))
-        .and_then(io::read_to_string)
-        .with_context(|| format!("cannot read {name}"))
+    local_file::read_text(Path::new(name), local_file::MAX_CONFIG)
 }
 
 /// A file as a part of the form, streamed.

@@ -168,27 +168,25 @@ pub fn targets(of: impl Into<RunMark>) -> Vec<Pid> {
     with_entries(&entries(&[run, folder, (TARGET.0, TARGET.1.to_owned())]))
 }
 
-/// Processes of the program that a profiler runs: its targets, or those that a process of the run
-/// has started and that show no mark. `env -i` clears the environment, and a program that writes
-/// its title overwrites it.
+/// Processes of the program that a profiler runs: its targets; if there are none, processes without
+/// a mark that a process of the run has started. `env -i` clears the environment with the mark, and
+/// a program that writes its title overwrites it.
 pub fn programs(of: RunMark) -> Vec<Pid> {
     let found = targets(of);
     if !found.is_empty() {
         return found;
     }
-    let marked: BTreeSet<Pid> = marked(of).into_iter().collect();
-    let parent = |pid: Pid| {
-        let stat = stat(pid)?;
-        let is_running = stat.first().is_some_and(|state| state != "Z");
-        let parent = stat.get(1)?.parse().ok().map(Pid::from_raw)?;
-        is_running.then_some((pid, parent))
-    };
+    let mark = entries(&variables(of));
+    let marked: BTreeSet<Pid> = with_entries(&mark).into_iter().collect();
+    let parent = |pid: Pid| Some((pid, Pid::from_raw(stat(pid)?.get(1)?.parse().ok()?)));
     let parents: BTreeMap<Pid, Pid> = processes().filter_map(parent).collect();
     let is_started = |pid: &Pid| {
         let ancestors = iter::successors(parents.get(pid), |it| parents.get(it));
         !marked.contains(pid) && ancestors.take(MAX_ANCESTORS).any(|it| marked.contains(it))
     };
-    parents.keys().copied().filter(is_started).collect()
+    // It may have been started, replaced its program or ended since the first look.
+    let is_unmarked = |pid: &Pid| !has_entries(*pid, &mark) && !has_ended(*pid);
+    parents.keys().copied().filter(|pid| is_started(pid) && is_unmarked(pid)).collect()
 }
 
 /// True if a process belongs to a run of any service.

@@ -112,15 +112,17 @@ fn watch(
     stop: &CancellationToken,
 ) -> WatchedEnd {
     let started = Instant::now();
-    let (mut clock, mut target_seen) = (StallClock::start(Work::of(run, folders)), None);
+    let (mut clock, mut target_seen) = (None, None);
     while !done.load(Ordering::Relaxed) {
-        let work = Work::of(run, folders);
-        if !programs(run).is_empty() {
-            target_seen = Some(Instant::now());
-            clock.restart(work, started.elapsed());
-        } else if let Some(stall) = clock.check(work, started.elapsed(), limits) {
-            stop.cancel();
-            return WatchedEnd { stall: Some(stall), target_seen };
+        if programs(run).is_empty() {
+            let (work, now) = (Work::of(run, folders), started.elapsed());
+            let clock = clock.get_or_insert_with(|| StallClock::start(work, now));
+            if let Some(stall) = clock.check(work, now, limits) {
+                stop.cancel();
+                return WatchedEnd { stall: Some(stall), target_seen };
+            }
+        } else {
+            (clock, target_seen) = (None, Some(Instant::now()));
         }
         thread::sleep(PERIOD);
     }
@@ -135,14 +137,9 @@ struct StallClock {
 }
 
 impl StallClock {
-    fn start(work: Work) -> Self {
-        let first = (work, Duration::ZERO);
-        Self { progress: first, output: first }
-    }
-
-    /// Starts both times again: the program is running.
-    fn restart(&mut self, work: Work, now: Duration) {
-        *self = Self { progress: (work, now), output: (work, now) };
+    /// Starts both times `now`, when the program is not running.
+    fn start(work: Work, now: Duration) -> Self {
+        Self { progress: (work, now), output: (work, now) }
     }
 
     /// Returns the limit that the profiler exceeds, if any.
@@ -265,7 +262,7 @@ mod tests {
 
     /// Second at which a profiler that does `work` in each second exceeds a limit, within an hour.
     fn stalls_at(work: impl Fn(u64) -> Work) -> Option<(u64, Stall)> {
-        let mut clock = StallClock::start(work(0));
+        let mut clock = StallClock::start(work(0), Duration::ZERO);
         (1..3_600).find_map(|second| {
             let now = Duration::from_secs(second);
             Some((second, clock.check(work(second), now, LIMITS)?))
@@ -303,12 +300,10 @@ mod tests {
 
     #[test]
     fn the_limits_count_from_the_end_of_the_program() {
-        let mut clock = StallClock::start(work(0, 0, 0, 0));
-        clock.restart(work(9, 0, 0, 0), Duration::from_secs(600));
-        let at = |clock: &mut StallClock, second| {
-            clock.check(work(9, 0, 0, 0), Duration::from_secs(second), LIMITS)
-        };
-        assert_eq!(at(&mut clock, 619), None);
-        assert_eq!(at(&mut clock, 620), Some(Stall::Idle(LIMITS.idle)));
+        let idle = work(9, 0, 0, 0);
+        let mut clock = StallClock::start(idle, Duration::from_secs(600));
+        assert_eq!(clock.check(idle, Duration::from_secs(619), LIMITS), None);
+        let stall = clock.check(idle, Duration::from_secs(620), LIMITS);
+        assert_eq!(stall, Some(Stall::Idle(LIMITS.idle)));
     }
 }

@@ -22,6 +22,7 @@ use crate::{
             ApiError, ErrorCode,
             responses::{
                 GuardedErrors, InvalidParameter, NotAcceptable, ReportUnavailable, RunNotFound,
+                StoredFile,
             },
         },
         extract::{
@@ -80,7 +81,8 @@ fn example() -> RunDiff {
                 (String = "text/markdown", example =
                     json!("# From run 019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10 to run ...\n")),
                 (RunDiff = "application/json", example = json!(example())))),
-        GuardedErrors, InvalidParameter, RunNotFound, NotAcceptable, ReportUnavailable))]
+        GuardedErrors, InvalidParameter, RunNotFound, NotAcceptable, ReportUnavailable,
+        StoredFile))]
 pub async fn diff(
     State(app): State<App>,
     ids: Result<Path<(String, String)>, PathRejection>,

@@ -30,7 +30,7 @@ use crate::{
             ApiError, ErrorCode,
             responses::{
                 GuardedErrors, InvalidParameter, NotAcceptable, ReportUnavailable, RunNotFound,
-                TableNotFound, TableUnavailable,
+                StoredFile, TableNotFound, TableUnavailable,
             },
         },
         extract::{
@@ -175,7 +175,7 @@ fn example_table() -> Option<StoredTable> {
     responses(
         (status = 200, description = "Every table, without its rows", body = TableList,
             example = json!(example_list())),
-        GuardedErrors, InvalidParameter, RunNotFound, ReportUnavailable))]
+        GuardedErrors, InvalidParameter, RunNotFound, ReportUnavailable, StoredFile))]
 pub async fn list(
     State(app): State<App>,
     RunPath(id): RunPath,
@@ -202,7 +202,8 @@ pub async fn list(
                     example = json!(example_table().map(|table| table.json(example::id())))),
                 (String = "text/csv",
                     example = json!(example_table().map(|table| table.csv()))))),
-        GuardedErrors, InvalidParameter, TableNotFound, NotAcceptable, TableUnavailable))]
+        GuardedErrors, InvalidParameter, TableNotFound, NotAcceptable, TableUnavailable,
+        StoredFile))]
 pub async fn table(
     State(app): State<App>,
     path: Result<Path<(String, String)>, PathRejection>,

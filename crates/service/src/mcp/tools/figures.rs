@@ -68,9 +68,9 @@ pub fn formula(table: &str, column: &str, cause: Option<&str>) -> Option<&'stati
     match (table, column) {
         _ if is_ledger && matches!(column, "ns" | "step_ns") => of_cause(cause?),
         _ if is_ledger && column == "max_saving_ns" => Some(
-            "the cause's time, at most the time in which the kernel ran alone, and of a kernel \
-             that stays at most the time above that of its launches; of all gaps at most the idle \
-             time that the unprofiled pass can have",
+            "the cause's time, at most the time in which the kernel ran alone; a kernel that stays \
+             saves at most its time above its launches, and all gaps at most the idle time that \
+             the unprofiled pass can have",
         ),
         _ if is_ledger && column == "share_pct" => {
             Some("100 x time of the cause / measured time of the stage")

@@ -29,14 +29,20 @@ const SPIN: &str = r#"path=/; while [ ${#path} -lt 4000 ]; do path=$path./; done
 /// Computes in user mode.
 const COMPUTE: &str = "while :; do :; done";
 
-/// A runner that runs long enough to be seen.
-fn long_runner() -> String {
-    format!("{RUNNER}\nsleep 1")
+/// A short limit without progress, and a short one without output.
+const IDLE: StallLimits = StallLimits { idle: Duration::from_secs(5), busy: LONG };
+const BUSY: StallLimits = StallLimits { idle: LONG, busy: Duration::from_secs(5) };
+const LONG: Duration = Duration::from_secs(600);
+
+/// A runner that runs for `seconds`: thirty looks at its processes or more, so that it is seen on a
+/// busy machine, too.
+fn long_runner(seconds: u64) -> String {
+    format!("{RUNNER}\nsleep {seconds}")
 }
 
 /// Runs an nsys that hangs once, and returns the message about its first start.
 async fn message_of_hang(hang: &str, is_before: bool, stall: StallLimits) -> String {
-    let mut host = TestHost::new(&long_runner(), Some(&hangs_once(hang, is_before)));
+    let mut host = TestHost::new(&long_runner(3), Some(&hangs_once(hang, is_before)));
     host.collector.stall = stall;
     let recorded = host.timeline().await.unwrap();
     let [again] = &recorded.findings[..] else { panic!("{:?}", recorded.findings) };
@@ -49,18 +55,20 @@ async fn message_of_hang(hang: &str, is_before: bool, stall: StallLimits) -> Str
 
 #[tokio::test]
 async fn an_nsys_that_hangs_after_its_program_is_ended_and_started_again() {
-    let (short, long) = (Duration::from_secs(5), Duration::from_secs(600));
-    let (idle, busy) = ((short, long, "made no progress"), (long, short, "wrote nothing"));
-    for (hang, (idle, busy, failed)) in [("exec sleep 600", idle), (SPIN, idle), (COMPUTE, busy)] {
-        let text = message_of_hang(hang, false, StallLimits { idle, busy }).await;
+    let (sleeps, spins, computes) = tokio::join!(
+        message_of_hang("exec sleep 600", false, IDLE),
+        message_of_hang(SPIN, false, IDLE),
+        message_of_hang(COMPUTE, false, BUSY),
+    );
+    let (idle, busy) = ("made no progress", "wrote nothing");
+    for (text, failed) in [(sleeps, idle), (spins, idle), (computes, busy)] {
         assert!(text.contains(&format!("{failed} for 5 s after the program had ended")), "{text}");
     }
 }
 
 #[tokio::test]
 async fn an_nsys_that_hangs_before_its_program_is_not_reported_as_one_that_hangs_after_it() {
-    let (idle, busy) = (Duration::from_secs(5), Duration::from_secs(600));
-    let text = message_of_hang("exec sleep 600", true, StallLimits { idle, busy }).await;
+    let text = message_of_hang("exec sleep 600", true, IDLE).await;
     assert!(text.contains("for 5 s, and its program was not seen running"), "{text}");
 }
 
@@ -71,19 +79,19 @@ while [ "$1" != --output ]; do shift; done; stem=$2; shift 2; echo start >> "$st
 LLMPROF_TARGET=1 "$@" || exit $?
 exec sleep 600"#;
 
+/// Checks that the hang of a program of `runner_s` is stated after this number of starts.
+async fn assert_stated(runner_s: u64, deadline_s: u64, starts: usize) {
+    let mut host = TestHost::new(&long_runner(runner_s), Some(HANGS_THEN_EXITS));
+    host.collector.stall = IDLE;
+    host.limits.deadline = tokio::time::Instant::now() + Duration::from_secs(deadline_s);
+    let text = host.timeline().await.unwrap_err().to_string();
+    assert!(text.contains("made no progress for 5 s after the program had ended"), "{text}");
+    let started = read_own(&host.run().join("nsys/run.starts")).unwrap();
+    assert_eq!(started.split(|byte| *byte == b'\n').count() - 1, starts, "{text}");
+}
+
 #[tokio::test]
 async fn a_hang_is_stated_if_the_next_start_fails_or_cannot_end_before_the_deadline() {
-    let stall = StallLimits { idle: Duration::from_secs(5), busy: Duration::from_secs(600) };
-    // A program of 5 s cannot run again in the 5 s that its hang leaves.
-    for (runner_s, deadline_s, starts) in [(1, 60, 2), (5, 15, 1)] {
-        let mut host =
-            TestHost::new(&format!("{RUNNER}\nsleep {runner_s}"), Some(HANGS_THEN_EXITS));
-        host.collector.stall = stall;
-        let deadline = Duration::from_secs(deadline_s);
-        host.limits.deadline = tokio::time::Instant::now() + deadline;
-        let text = host.timeline().await.unwrap_err().to_string();
-        assert!(text.contains("made no progress for 5 s after the program had ended"), "{text}");
-        let started = read_own(&host.run().join("nsys/run.starts")).unwrap();
-        assert_eq!(started.split(|byte| *byte == b'\n').count() - 1, starts, "{text}");
-    }
+    // A program of 10 s cannot run again in the 9 s that its hang leaves.
+    tokio::join!(assert_stated(3, 60, 2), assert_stated(10, 24, 1));
 }

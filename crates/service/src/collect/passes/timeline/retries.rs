@@ -1,4 +1,4 @@
-//! Attempts to record that failed: those that are repeated, and the error if none succeeds.
+//! Failed attempts to record: whether another one is made, and the error if none succeeds.
 
 use std::time::{Duration, Instant};
 

@@ -56,23 +56,25 @@ impl Case {
 #[tokio::test]
 async fn a_program_that_clears_its_environment_is_running_until_it_ends() {
     let program = "env -i /bin/sh -c 'echo started; read line < go'";
-    let mut case = Case::new(&format!("{program}; exec sleep 60"));
-    mkfifo(&case.path("go"), Mode::S_IRWXU).unwrap();
+    let mut case = Case::new(&format!("{program}; echo ended; read line < never"));
+    for pipe in ["go", "never"] {
+        mkfifo(&case.path(pipe), Mode::S_IRWXU).unwrap();
+    }
     let (to, mut from) = mpsc::unbounded_channel();
     case.limits.lines = Some(to);
     let (run, stop, go) = (case.limits.run, case.limits.stop.clone(), case.path("go"));
-    tokio::join!(case.run(), async {
+    let count = || (marked(run).len(), targets(run).len(), programs(run).len());
+    let (_, found) = tokio::join!(case.run(), async {
         from.recv().await;
-        let found = (targets(run).len(), programs(run).len());
+        let during = count();
         let end = move || std::fs::write(go, "\n");
         runtime::blocking(end).await.unwrap().unwrap();
-        while !programs(run).is_empty() {
-            tokio::task::yield_now().await;
-        }
-        assert!(!marked(run).is_empty(), "the profiler is still running");
+        from.recv().await;
+        let after = count();
         stop.cancel();
-        assert_eq!(found, (0, 1));
+        [during, after]
     });
+    assert_eq!(found, [(1, 0, 1), (1, 0, 0)], "the profiler is still running");
 }
 
 #[tokio::test]

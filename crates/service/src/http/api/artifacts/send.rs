@@ -66,7 +66,7 @@ pub(crate) async fn file(
 }
 
 /// Checks the files of `folder` that the store lists, before the header of a response with all of
-/// them; `deleted` as for one file.
+/// them.
 pub(super) async fn check_files(
     folder: &Path,
     artifacts: &[ArtifactRecord],
@@ -85,8 +85,9 @@ pub(super) async fn check_files(
     }
 }
 
-/// The error of a file that cannot be read.
-async fn unreadable(
+/// The error of a file of `folder` that the store lists by `path` and that cannot be read;
+/// `deleted` if the folder was deleted meanwhile.
+pub(crate) async fn unreadable(
     folder: &Path,
     path: &str,
     error: &io::Error,
@@ -97,7 +98,7 @@ async fn unreadable(
 
 /// Returns true if a file of `folder` could not be read because the folder was deleted after the
 /// store listed the file.
-pub(crate) async fn is_deleted(folder: &Path, error: &io::Error) -> bool {
+async fn is_deleted(folder: &Path, error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound && !tokio::fs::try_exists(folder).await.unwrap_or(true)
 }
 

@@ -251,8 +251,7 @@ pub(crate) async fn read_listed(app: &App, id: RunId, name: &str) -> Result<Vec<
     let read = runtime::blocking(move || read_own(&path)).await;
     match read.map_err(|error| ApiError::internal(&error))? {
         Ok(bytes) => Ok(bytes),
-        Err(error) if send::is_deleted(&folder, &error).await => Err(not_found(id)),
-        Err(error) => Err(ApiError::internal(&error)),
+        Err(error) => Err(send::unreadable(&folder, name, &error, || not_found(id)).await),
     }
 }
 
