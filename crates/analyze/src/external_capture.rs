@@ -153,8 +153,8 @@ impl CaptureEvents {
         steps
     }
 
-    /// Adds the decode steps, numbered within their stage instances, and their tokens. Steps
-    /// without known times, and those that are not whole, are counted alone.
+    /// Adds the decode steps, numbered within their stage instances, and their tokens. A step
+    /// that is not whole, or whose time is unknown, is counted and has no time.
     fn add_steps(
         &mut self,
         capture: &Capture,

@@ -172,10 +172,15 @@ pub struct KernelTimes {
     pub orphans: u64,
 }
 
+/// True for the stages of ranges whose work is not measured: warm-up, and steps that are left out.
+pub fn is_unmeasured_range(stage: &str) -> bool {
+    [WARMUP, LEFT_OUT].contains(&stage)
+}
+
 /// Returns true for a stage of measured work: not warm-up, set-up, outside the included ranges or
 /// of steps that are left out.
 pub fn is_measured(stage: &str) -> bool {
-    ![WARMUP, SETUP, OUTSIDE, LEFT_OUT].contains(&stage)
+    !is_unmeasured_range(stage) && ![SETUP, OUTSIDE].contains(&stage)
 }
 
 impl KernelTimes {

@@ -215,9 +215,14 @@ impl Ledger {
         self.rows.iter().filter(move |it| it.stage == stage)
     }
 
+    /// The named wait of a stage.
+    pub fn named_wait(&self, stage: &str) -> Option<&LedgerRow> {
+        self.rows.iter().find(|it| it.stage == stage && it.is_named_wait())
+    }
+
     /// Part of a stage without its named wait, above 0 to 1: shares and savings are of this part.
     pub fn own_part(&self, stage: &str) -> f64 {
-        let wait = self.of_stage(stage).find(|it| it.is_named_wait());
+        let wait = self.named_wait(stage);
         let pct = wait.and_then(|it| it.share_pct).filter(|pct| *pct < 100.0);
         1.0 - pct.unwrap_or(0.0) / 100.0
     }
@@ -260,15 +265,14 @@ pub struct LedgerInput<'a> {
     pub waits: &'a BTreeMap<(String, u32), KernelWait>,
     /// Share of the tiles of GEMM kernels with results, percent, by stage, kernel and grid.
     pub tile_fill: evidence::TileFills,
-    /// Time that a launch of a kernel takes at least, nanoseconds: no change of its work saves it.
+    /// Least time of a kernel launch, nanoseconds: no change of the kernel saves it.
     pub launch_ns: i64,
 }
 
-/// Max time that every launch of a kernel is assumed to take at least, nanoseconds.
+/// Upper limit of [`launch_ns`], nanoseconds.
 const MAX_LAUNCH_NS: i64 = 1_000;
 
-/// The time of a capture's shortest kernel: the launch of one that does next to nothing, in a clock
-/// that shows no less.
+/// Least time of a kernel launch: the time of the capture's shortest kernel, up to a limit.
 pub fn launch_ns(nsys: &Timeline) -> i64 {
     let times = nsys.kernels.iter().map(|it| it.end_ns - it.start_ns).filter(|ns| *ns > 0);
     times.min().unwrap_or(0).min(MAX_LAUNCH_NS)

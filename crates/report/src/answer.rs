@@ -158,7 +158,7 @@ struct AnswerRecords<'a> {
     step_times: &'a [StepTimes],
     decode_steps: Option<u64>,
     per_token_ms: Option<Spread>,
-    /// Steps of a decode that costs are of.
+    /// Steps of one decode for which the costs are computed.
     stated_steps: Option<u64>,
     step_batches: &'a [StepBatch],
     stage_shares: &'a [StageShare],

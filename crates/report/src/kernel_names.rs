@@ -37,7 +37,8 @@ pub fn distinct(kernels: &[KernelName]) -> Vec<String> {
     kernels.iter().map(|it| names.get(it).cloned().unwrap_or_default()).collect()
 }
 
-/// Names of the kernels of one report, the same in its sentences, tables and charts.
+/// Names of the kernels of one list of records. Tables and charts have all records, and sentences
+/// the records of `report.json`: only with more kernels, a table may show more arguments.
 #[derive(Debug, Clone, Default)]
 pub struct KernelNames {
     /// Unique name by short and full name.
@@ -80,7 +81,7 @@ impl KernelNames {
     }
 }
 
-/// The short name with those template arguments of each full name that differ.
+/// The short name with the template arguments that differ between the full names.
 fn with_arguments(short: &str, full_names: &[&str]) -> Vec<String> {
     if full_names.len() == 1 && !is_generic(short) {
         return vec![short.to_owned()];

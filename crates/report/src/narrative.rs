@@ -71,7 +71,7 @@ fn whole(analysis: &Analysis) -> Option<String> {
     let stages = &analysis.stages;
     let wall = stages.wall_ms.filter(|_| !Waits::of(&analysis.ledger).any())?;
     // A capture may have one prefill and hundreds of decode steps: no pass has one of each. Means
-    // over other instances than those of the passes are not their parts.
+    // over other instances are not parts of a pass.
     if stages.rows.iter().any(|row| row.ms.n != wall.n) {
         return None;
     }

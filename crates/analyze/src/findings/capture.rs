@@ -60,13 +60,12 @@ pub const RULES: &[Rule] = &[
 
 fn calls_unknown(_: &Analysis, trace: &Trace) -> Vec<Finding> {
     let Some(nsys) = &trace.nsys else { return vec![] };
-    let is_unknown: Vec<bool> =
-        nsys.call_kinds().iter().map(|kind| *kind == CallKind::Unknown).collect();
-    let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
     // Calls whose names the export lacks have a finding of its reader.
-    let sites = nsys.cuda_calls.sites().iter().zip(is_unknown);
-    let is_unknown: Vec<bool> =
-        sites.map(|(site, it)| it && !is_absent_name(nsys.text(site.0))).collect();
+    let sites = nsys.cuda_calls.sites().iter().zip(nsys.call_kinds());
+    let is_unknown: Vec<bool> = sites
+        .map(|(site, kind)| kind == CallKind::Unknown && !is_absent_name(nsys.text(site.0)))
+        .collect();
+    let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
     for (_, _, call) in nsys.cuda_calls.at_sites(&is_unknown) {
         *counts.entry(nsys.text(call.name)).or_default() += 1;
     }
@@ -229,8 +228,8 @@ fn decode_cut(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         Some(row) => {
             let whole = quantity(u64::from(row.ms.n), "whole decode");
             format!(
-                "The recording has {recorded} of decodes that are not whole; the time of decode is \
-                 that of {whole}."
+                "The recording has {recorded} of decodes that are not whole; decode is timed by \
+                 {whole}."
             )
         }
         None => format!("The recording has {recorded} of decodes, and no whole decode."),

@@ -85,7 +85,7 @@ fn causes(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
 
 fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
     let stage = analysis.ledger.stages.iter().find(|it| it.stage == row.stage)?;
-    let pct = saving_pct(&analysis.ledger, stage, row).filter(|pct| *pct >= MIN_SAVING_PCT)?;
+    let pct = saving_pct(&analysis.ledger, stage, row)?;
     let saving =
         Saving { stage: row.stage.clone(), ms: Some(Nanos(row.max_saving_ns).as_ms()), pct };
     // The same time as on the first page.
@@ -141,11 +141,12 @@ fn own_share_pct(ledger: &Ledger, row: &LedgerRow) -> Option<f64> {
     ratio(row.share_pct?, ledger.own_part(&row.stage))
 }
 
-/// The stage as it stands in a sentence, with the wait that shares are without.
+/// The stage as it stands in a sentence, with the wait that its shares leave out.
 fn own_name(ledger: &Ledger, stage: &str) -> String {
-    let has_wait = ledger.of_stage(stage).any(LedgerRow::is_named_wait);
-    let without = if has_wait { " without its unrecorded wait" } else { "" };
-    format!("{}{without}", in_sentence(stage))
+    match ledger.named_wait(stage) {
+        Some(_) => format!("{} without its unrecorded wait", in_sentence(stage)),
+        None => in_sentence(stage).to_owned(),
+    }
 }
 
 /// True if the remedy of a cause can save enough of its stage.

@@ -165,16 +165,15 @@ fn gpu_name_doubted(_: &Analysis, trace: &Trace) -> Vec<Finding> {
         return vec![];
     };
     let message = format!(
-        "The capture names its GPU {name}, and its calls are those of {calls}: one of the two is \
-         not of this recording. Peaks and figures that need them are those of the named GPU."
+        "The capture names its GPU {name}, and it has calls of {calls}: one of the two is not of \
+         this recording. Peaks, and figures that need them, are for the named GPU."
     );
     vec![
         Finding::new(catalogue::GPU_NAME_DOUBTED, message)
             .with("GPU", name)
             .with("calls", calls)
             .advise(
-                "Check that the names of the GPUs in the file are those of the host that recorded \
-                 it.",
+                "Check whether the host that recorded the file has the GPUs that the file names.",
             ),
     ]
 }

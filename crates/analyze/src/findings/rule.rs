@@ -19,7 +19,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// The rule's findings, without those whose advice saves too little.
+    /// The rule's findings whose advice saves enough.
     pub fn apply(&self, analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         let mut found = (self.find)(analysis, trace);
         found.retain(|finding| finding.id == self.id && is_worth(finding));

@@ -12,8 +12,8 @@ use crate::{
     stats::{percent, ratio},
 };
 
-/// Min share of its stage, percent, of the time that an advice saves at most: a rule whose advice
-/// saves less states nothing.
+/// Min share of its stage, percent, that an advice can save: a rule whose advice saves less states
+/// nothing.
 pub const MIN_SAVING_PCT: f64 = 3.0;
 
 /// False for a finding whose advice saves too little of its stage.
@@ -61,7 +61,8 @@ struct TracedGpu {
     graph_launches: u64,
 }
 
-/// Whole decodes, and decodes that are not whole by their part of the steps, if there are both.
+/// Number of decodes if some are whole and others are not: each of the others counts as its part of
+/// the steps.
 fn whole_and_parts(stages: &Stages, stage: &str) -> Option<f64> {
     let has_parts = stage == DECODE && stages.cut_steps > 0;
     let (row, steps) = stages.row(stage).filter(|_| has_parts).zip(stages.decode_steps)?;

@@ -186,11 +186,14 @@ fn unread_names(trace: &Timeline) -> (u64, Option<&'static Engine>, Option<&str>
 
 /// The finding on stages that a range filter leaves out, if it leaves out all of them.
 pub fn excluded(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
-    let Some(nsys) = trace.nsys.as_ref().filter(|it| it.rules.narrowed()) else { return vec![] };
-    let named = nsys.ranges.iter().filter_map(|it| nsys.rules.stage(&it.name, &it.domain));
+    let may_exclude = |it: &&Timeline| it.rules.narrowed() && analysis.stages.rows.is_empty();
+    let Some(nsys) = trace.nsys.as_ref().filter(may_exclude) else { return vec![] };
+    let mut stage_of =
+        ByLabel::new(|label: &RangeLabel| nsys.rules.stage(&label.name, &label.domain));
+    let named = nsys.ranges.iter().filter_map(|it| stage_of.get(it));
     let inferred = nsys.inferred.stages().into_iter().map(|it| it.0);
     let stages: BTreeSet<&str> = named.chain(inferred).collect();
-    if !analysis.stages.rows.is_empty() || stages.is_empty() {
+    if stages.is_empty() {
         return vec![];
     }
     let stages: Vec<&str> = stages.into_iter().map(in_sentence).collect();

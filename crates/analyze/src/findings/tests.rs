@@ -89,8 +89,8 @@ fn decodes_that_a_recording_cuts_are_counted_unless_an_open_range_names_them() {
     let found = fires("decode_cut", (cut(7), no_trace()), (cut(0), no_trace()));
     assert_eq!(
         found.message,
-        "The recording has 7 steps of decodes that are not whole; the time of decode is that of 2 \
-         whole decodes."
+        "The recording has 7 steps of decodes that are not whole; decode is timed by 2 whole \
+         decodes."
     );
     let open = Range::new(("", DECODE), (1, None), (1, true));
     let open = Timeline { ranges: vec![open], ..Timeline::default() };

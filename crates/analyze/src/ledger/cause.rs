@@ -93,7 +93,7 @@ impl LedgerCause {
         matches!(self, Self::ProfilerOverhead | Self::UnrecordedWait)
     }
 
-    /// True if a kernel without this cause still runs: a launch of it takes some time.
+    /// True if a kernel still runs without this cause: its launch still takes time.
     pub const fn keeps_kernel(self) -> bool {
         matches!(
             self,

@@ -1,5 +1,5 @@
-//! Copies between host and device: the share of large ones of pageable memory, and the time that
-//! pinned memory saves of them at most.
+//! Copies between host and device: the number of large ones of pageable memory, and an upper bound
+//! of the time that pinned memory saves.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +12,9 @@ use crate::{
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct HostCopies {
     pub calls: u64,
-    /// Large ones of pageable memory.
+    /// Large copies of pageable memory.
     pub staged: u64,
-    /// Share of the stage that pinned memory saves of their time at most, percent.
+    /// Upper bound of the time that pinned memory saves, percent of the stage.
     pub saving_pct: f64,
 }
 

@@ -31,7 +31,7 @@ pub struct StageRows<'a> {
     pub floors: &'a Floors,
     pub evidence: &'a KernelEvidence<'a>,
     pub rates: &'a Rates,
-    /// Time of a launch at least.
+    /// Least time of a kernel launch, nanoseconds.
     pub launch_ns: i64,
 }
 

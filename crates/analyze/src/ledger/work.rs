@@ -270,7 +270,7 @@ impl StageRows<'_> {
     }
 
     /// Adds the parts of one kernel's time with their savings: at most the time in which it runs
-    /// alone, and of a kernel that stays, the time above that of its launches.
+    /// alone. A kernel that stays saves at most its time above its launches.
     fn add_causes(
         &self,
         operator: Option<&String>,

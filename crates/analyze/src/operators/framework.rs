@@ -23,7 +23,7 @@ use super::{
     rolled_paths::collapse,
 };
 use crate::{
-    kernels::{OUTSIDE, WARMUP},
+    kernels::{OUTSIDE, is_unmeasured_range},
     stages::{STAGES, Stages, coverage::StageCoverage},
     stats::percent,
     timeline::{
@@ -32,7 +32,6 @@ use crate::{
         interval::covered_ns,
         launches::Cursor,
         open_ranges::EXCLUDED,
-        step_states::LEFT_OUT,
     },
 };
 
@@ -60,7 +59,7 @@ pub fn framework<'a>(
         let own = own_times(thread, capture.trace);
         for (entry, item) in thread.items.iter().enumerate() {
             let stage = stage_of[entry];
-            if [WARMUP, LEFT_OUT].contains(&stage) {
+            if is_unmeasured_range(stage) {
                 continue;
             }
             let call = calls.of(*item, capture.trace);
@@ -117,7 +116,7 @@ fn replayed<'a>(
         // Operators outside every stage have an empty stage.
         let stage = if number == 0 { "" } else { capture.stage_label(number) };
         let at = index.hosts + graph as usize;
-        if [WARMUP, LEFT_OUT].contains(&stage) {
+        if is_unmeasured_range(stage) {
             continue;
         }
         let count: u64 = replays.values().sum();
@@ -142,12 +141,15 @@ fn replays_by_stage(
     index: &FrameworkIndex,
     works: &Works,
 ) -> BTreeMap<(u32, usize), StepReplays> {
-    let mut lookup = works.lookup();
+    let (mut lookup, mut cursor) = (works.lookup(), Cursor::default());
     let mut found: BTreeMap<(u32, usize), StepReplays> = BTreeMap::new();
     for it in &index.replays.joined {
         let call = capture.trace.cuda_calls.get(it.call as usize);
         let step = lookup.step(call.global_tid, call.start_ns);
-        let of_stage = found.entry((it.graph, capture.stage_number(it.instance))).or_default();
+        // Steps that are taken out of a decode change the numbers of instances.
+        let on = |thread| capture.stages.on(thread);
+        let instance = cursor.at(call.global_tid, call.start_ns, on);
+        let of_stage = found.entry((it.graph, capture.stage_number(instance))).or_default();
         *of_stage.entry(step).or_default() += 1;
     }
     found

@@ -16,7 +16,7 @@ use llmprof_core::{
     },
 };
 
-use super::{ParseError, requests};
+use super::{ParseError, json, requests};
 use crate::parse::stored;
 
 /// Longest line of an event.
@@ -123,20 +123,6 @@ fn repeat(event: &Event) -> Option<u32> {
         Event::Op(it) => Some(it.repeat),
         Event::Output(it) => Some(it.repeat),
         _ => None,
-    }
-}
-
-fn json<T: serde::de::DeserializeOwned>(
-    path: &Path,
-    what: &'static str,
-) -> Result<Option<T>, ParseError> {
-    match stored::read_own(path) {
-        Ok(bytes) => {
-            let read = serde_json::from_slice(&bytes);
-            read.map(Some).map_err(|source| ParseError::Json { path: path.into(), what, source })
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(ParseError::Read { path: path.into(), source }),
     }
 }
 

@@ -111,20 +111,16 @@ pub fn read_parsed(dir: &Path, timeline: Option<Timeline>) -> Result<Trace, Pars
     }
     let export = dir.join(layout::NSYS_EXPORT);
     let parsed = match timeline {
-        None if stored::exists(&export) => Some(nsys::read(inside(dir, &export)?)?),
+        None if stored::exists(&export) => Some(own_export(dir, &export)?),
         None => match imported_traces(dir) {
             traces if traces.is_empty() => None,
-            traces => {
-                traces.iter().try_for_each(|path| inside(dir, path).map(|_| ()))?;
-                Some(named_as_imported(dir, kineto::read(&traces)?)?)
-            }
+            traces => Some(named_as_imported(dir, own_traces(dir, &traces)?)?),
         },
         parsed => parsed,
     };
     let profiled = torch_traces(dir)?;
     if !profiled.is_empty() {
-        profiled.iter().try_for_each(|path| inside(dir, path).map(|_| ()))?;
-        let pytorch = kineto::read(&profiled)?;
+        let pytorch = own_traces(dir, &profiled)?;
         trace.findings.extend_from_slice(&pytorch.findings);
         trace.pytorch = Some(pytorch);
     }
@@ -134,7 +130,7 @@ pub fn read_parsed(dir: &Path, timeline: Option<Timeline>) -> Result<Trace, Pars
         trace.nsys = Some(nsys);
     }
     for path in sampled_exports(dir)? {
-        let sampled = nsys::read(inside(dir, &path)?)?;
+        let sampled = own_export(dir, &path)?;
         trace.findings.extend_from_slice(&sampled.findings);
         trace.sampled.push(sampled);
     }
@@ -219,15 +215,27 @@ fn sampled_exports(dir: &Path) -> Result<Vec<PathBuf>, ParseError> {
     Ok(rates.into_iter().map(export).filter(|path| stored::exists(path)).collect())
 }
 
-/// The path of a capture in the folder `dir`; an error if it is a link out of the folder.
-fn inside<'a>(dir: &Path, path: &'a Path) -> Result<&'a Path, ParseError> {
+/// Reads an export in the folder `dir`.
+fn own_export(dir: &Path, path: &Path) -> Result<Timeline, ParseError> {
+    check_inside(dir, path)?;
+    nsys::read(path)
+}
+
+/// Reads the traces of one program in the folder `dir`.
+fn own_traces(dir: &Path, paths: &[PathBuf]) -> Result<Timeline, ParseError> {
+    paths.iter().try_for_each(|path| check_inside(dir, path))?;
+    kineto::read(paths)
+}
+
+/// Refuses a capture that is a link out of the folder `dir`.
+fn check_inside(dir: &Path, path: &Path) -> Result<(), ParseError> {
     // A packed file has another path; its reader follows no link.
     match (dir.canonicalize(), path.canonicalize()) {
         (Ok(folder), Ok(real)) if !real.starts_with(&folder) => Err(ParseError::Foreign {
             path: path.into(),
             what: "a link that leads out of the folder; put the file itself there".into(),
         }),
-        _ => Ok(path),
+        _ => Ok(()),
     }
 }
 

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::displacement::displacement;
 use crate::{
     kernels::is_measured,
-    stats::percent,
+    stats::{median_of, percent},
     timeline::{
         capture::Capture,
         interval::{Interval, union},
@@ -86,9 +86,7 @@ pub fn period_ns(samples: &GpuSamples, device: &DeviceSamples) -> Option<f64> {
     if let Some(rate) = samples.rate_hz {
         return Some(1e9 / f64::from(rate));
     }
-    let mut steps: Vec<i64> = device.times().windows(2).map(|pair| pair[1] - pair[0]).collect();
-    let middle = steps.len() / 2;
-    (!steps.is_empty()).then(|| *steps.select_nth_unstable(middle).1 as f64)
+    median_of(device.times().windows(2).map(|pair| pair[1] - pair[0])).map(|ns| ns as f64)
 }
 
 /// Device time of each measured stage on one device: an interval for each instance, from the start

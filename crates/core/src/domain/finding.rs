@@ -85,7 +85,7 @@ impl Finding {
         self
     }
 
-    /// Adds the finding to `findings`, unless those of its id have all of its evidence.
+    /// Adds the finding to `findings`, unless findings with its id have all of its evidence.
     pub fn add_to(self, findings: &mut Vec<Self>) {
         let same: Vec<&Self> = findings.iter().filter(|it| it.id == self.id).collect();
         let has = |name: &String| same.iter().any(|it| it.evidence.contains_key(name));

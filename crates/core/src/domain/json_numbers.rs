@@ -63,7 +63,7 @@ impl<const MIN: i64, const MAX: i64> Within<MIN, MAX> {
         text.map(|text| Self::of_text(&text)).transpose()
     }
 
-    /// Parses an integer of which the caller states the name.
+    /// Parses an integer; the caller names it in the error.
     pub fn text<T: TryFrom<i64>>(text: &str) -> Result<T, String> {
         Self::of_text::<T, value::Error>(text).map_err(|error| plain_words(&error.to_string()))
     }

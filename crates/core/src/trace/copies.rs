@@ -25,9 +25,9 @@ pub struct MemoryOp {
 }
 
 impl MemoryOp {
-    /// Upper bound of the time that pinned memory saves, nanoseconds: the duration above that of
-    /// the bytes on the link. `None` for a copy without a side on the host, of memory that is not
-    /// known to be pageable, or of few bytes.
+    /// Upper bound of the time that pinned memory saves, nanoseconds: the duration, less the time
+    /// that the link takes for the bytes. `None` for a copy without a side on the host, for memory
+    /// that is not known to be pageable, and for few bytes.
     pub fn staged_ns(&self) -> Option<i64> {
         let is_staged = self.kind.is_of_host()
             && self.is_pageable == Some(true)

@@ -1,5 +1,5 @@
-//! The time of a stage that its causes are shares of and its savings are parts of: the mean, named
-//! if the page states another time.
+//! The mean time of a stage, to which shares of causes and savings refer. It is named if the page
+//! states another time.
 
 use llmprof_analyze::{
     ledger::LedgerStage,

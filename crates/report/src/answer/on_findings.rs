@@ -27,6 +27,14 @@ const CONDITIONS: [FindingId; 7] = [
     catalogue::STATED_STEPS_DIFFER,
     catalogue::STATED_MODEL_ON_SEVERAL_GPUS,
 ];
+/// Findings on shown times that are corrected, or lack some work.
+const ON_SHOWN_TIMES: [FindingId; 5] = [
+    catalogue::COLD_FIRST_INSTANCE,
+    catalogue::STEPS_INFERRED,
+    catalogue::WORK_BEFORE_RECORDING,
+    catalogue::EVENTS_CUT,
+    catalogue::EVENTS_WITHOUT_END,
+];
 
 fn is_one_of(finding: &Finding, ids: &[FindingId]) -> bool {
     ids.iter().any(|id| finding.id == *id)
@@ -63,13 +71,8 @@ pub fn withheld(findings: &[Finding]) -> impl Iterator<Item = String> + '_ {
 pub fn conditions(findings: &[Finding]) -> impl Iterator<Item = Cited> + '_ {
     let stated =
         findings.iter().filter(|it| is_one_of(it, &CONDITIONS)).map(|it| Cited::name(text(it)));
-    // Shown times that are corrected, or lack some work.
     let is_shown = |it: &&Finding| {
-        it.id == catalogue::COLD_FIRST_INSTANCE
-            || it.id == catalogue::STEPS_INFERRED
-            || it.id == catalogue::WORK_BEFORE_RECORDING
-            || it.id == catalogue::EVENTS_CUT
-            || it.id == catalogue::EVENTS_WITHOUT_END
+        is_one_of(it, &ON_SHOWN_TIMES)
             || it.severity == Severity::Warning && is_one_of(it, &ON_TIMES)
     };
     let shown = |it: &Finding| match it.id == catalogue::STEPS_INFERRED {

@@ -18,7 +18,7 @@ use crate::waits::Waits;
 
 /// Words after a time that contains a wait named before.
 pub const WITH_WAIT: &str = ", with this wait";
-/// The same of a wait that no sentence names.
+/// Words after a time that contains a wait that no sentence names.
 pub const WITH_UNNAMED_WAIT: &str = ", with a wait whose reason is not recorded";
 
 /// Sentences on each stage: in the order of the ledger, then the stages that it lacks.

@@ -31,12 +31,12 @@ pub fn sentence(records: &AnswerRecords) -> Option<Cited> {
     Some(Cited::of("With {} stated, decode takes {} ms per step on average.", parts))
 }
 
-/// The remedy for a decode of which neither the capture nor its reader has the steps.
+/// The remedy if neither the capture nor its reader states the steps of decode.
 pub fn unknown(records: &AnswerRecords) -> Option<String> {
     unmarked(records).filter(|_| records.stated_steps.is_none())?;
     Some(
         "How long a token takes is unknown: the capture does not mark the steps of decode. Have \
-         the program open a range called decode_step around each, name the ranges that do so \
+         the program open a range called decode_step around each, name its own ranges of steps \
          (`--stage decode_step=RANGE`), or state the model and the steps of a decode \
          (`--model-config FILE --prompt-tokens N --new-tokens N`, or the import's fields of these \
          names)."

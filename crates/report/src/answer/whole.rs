@@ -214,7 +214,7 @@ fn longest_ranges(ranges: &[RangeSum], work: u64) -> Vec<String> {
         sums[at].1 = sums[at].1.saturating_add(it.gpu_ops);
     }
     // Without launches in any range, other threads launch the work of all.
-    if sums.iter().any(|it| it.1 > 0) {
+    if ranges.iter().any(|it| it.gpu_ops > 0) {
         let is_much = |ops: u64| percent(ops as f64, work as f64).is_none_or(|it| it >= STAGE_PCT);
         sums.retain(|it| is_much(it.1));
     }
@@ -224,7 +224,7 @@ fn longest_ranges(ranges: &[RangeSum], work: u64) -> Vec<String> {
     named.take(RANGES).map(RangeNames::in_sentence).collect()
 }
 
-/// True if the capture has no work of a GPU, with a valid time or without.
+/// True if the capture has no work of a GPU, whether its time is valid or not.
 fn is_without_work(records: &AnswerRecords, totals: &DeviceTotals) -> bool {
     let is_untimed = || records.findings.iter().any(|it| it.id == catalogue::WORK_UNTIMED);
     totals.devices == 0 && totals.untimed_kernels == 0 && !is_untimed()
@@ -288,6 +288,8 @@ mod tests {
             range("", "load_weights", 0),
         ];
         assert!(longest_ranges(&ranges, 100).is_empty());
+        let idle = [range("", "aten::to", 90), range("", "detach_", 0)];
+        assert!(longest_ranges(&idle, 100).is_empty(), "no other thread launches the work");
         let own = [("Model::forward", 60), ("token_1", 5), ("token_2", 5)];
         let own = own.map(|(name, ops)| range("", name, ops));
         let all: Vec<RangeSum> = ranges.into_iter().chain(own).collect();

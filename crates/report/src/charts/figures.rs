@@ -130,11 +130,8 @@ fn steps(analysis: &Analysis) -> String {
 
 /// Kernels of all stages, longest first.
 fn kernels(analysis: &Analysis) -> String {
-    let drawn_kernels = analysis.kernels.measured();
-    let drawn_kernels = drawn_kernels.filter(|it| STAGES.contains(&it.stage.as_str()));
-    let drawn_kernels: Vec<&KernelRecord> = drawn_kernels.take(KERNELS).collect();
     let names = KernelNames::of(analysis.kernels.measured());
-    let bar = |it: &&KernelRecord| Bar {
+    let bar = |it: &KernelRecord| Bar {
         label: names.of_record(it),
         shown: format!("{} ms", short_ms(it.total_ms))
             + &it.share_pct.map(|share| format!(" · {}", pct(share))).unwrap_or_default(),
@@ -142,7 +139,8 @@ fn kernels(analysis: &Analysis) -> String {
         class: class(&it.stage),
         ..Bar::default()
     };
-    let bars: Vec<Bar> = drawn_kernels.iter().map(bar).collect();
+    let of_stages = analysis.kernels.measured().filter(|it| STAGES.contains(&it.stage.as_str()));
+    let bars: Vec<Bar> = of_stages.take(KERNELS).map(bar).collect();
     let description = format!(
         "The {} longest kernels of the traced pass; the table below has the same figures.",
         bars.len()

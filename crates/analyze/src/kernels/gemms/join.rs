@@ -259,9 +259,9 @@ impl<'a> TimelineGemms<'a> {
         let inside = |start_ns: i64| (it.start_ns..it.end_ns).contains(&start_ns);
         let rules = &self.capture.trace.rules;
         let steps = self.capture.trace.ranges.iter().filter(|range| {
-            rules.is_step_in_decode(&range.name, &range.domain)
-                && inside(range.start_ns)
+            inside(range.start_ns)
                 && process_of(range.global_tid) == process_of(it.place)
+                && rules.is_step_in_decode(&range.name, &range.domain)
         });
         Some(steps.count()).filter(|count| *count > 0)
     }

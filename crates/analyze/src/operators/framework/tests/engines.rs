@@ -4,11 +4,16 @@ use llmprof_core::trace::graph_capture::CapturedOperator;
 
 use super::*;
 use crate::{
-    operators::framework::works::{Counted, StepReplays, Works},
+    operators::framework::{
+        replays_by_stage,
+        works::{Counted, StepReplays, Works},
+    },
     timeline::{
         capture::Capture,
-        framework_nests::{NestItem, ThreadNest},
-        open_ranges::{NONE, OpenNest},
+        framework_nests::{FrameworkIndex, NestItem, ThreadNest},
+        graph_replays::JoinedReplay,
+        open_ranges::{NONE, OpenNest, StepInside},
+        step_states::LEFT_OUT,
     },
 };
 
@@ -35,7 +40,7 @@ fn flops_and_bytes_each_count_for_the_innermost_call_that_has_them() {
     assert_eq!(found.work["prefill"].flops, flops);
 }
 
-/// A decode step of two requests with 39 keys, and one with known tokens alone.
+/// A decode step of two requests with 39 keys, and one whose tokens are known and keys are not.
 const STEP: &str = "execute_2_context_0(sq0sk0sqsq0sqsk0)_generation_2(sq2sk39sqsq2sqsk39)";
 const BARE_STEP: &str = "execute_context_0(0)_generation_2(2)";
 
@@ -93,6 +98,22 @@ fn replays_of_a_graph_have_the_work_of_each_of_their_steps() {
     let replays = StepReplays::from([(Some(0), 3), (Some(1), 2), (Some(2), 7), (None, 5)]);
     let flops = 2 * 4 * (8 + 8) * (3 * 39 + 2 * 50);
     assert_eq!(works.of_replays(Some(0), &replays).flops, flops);
+}
+
+#[test]
+fn a_replay_has_the_stage_of_its_call_after_a_step_is_taken_out_of_a_decode() {
+    let trace = capture(
+        "range 1 prefill 0..10\nrange 1 decode_all 20..80\nrange 1 prefill 90..100
+         call 1 1 1..2\ncall 1 2 30..31\ncall 1 3 50..51\ncall 1 4 91..92",
+    );
+    let mut capture = Capture::of(&trace);
+    let place = capture.stages.instances[1].place;
+    capture.take_out(&[StepInside { range: (45, 60), place, span: (45, 60) }]);
+    let mut index = FrameworkIndex::default();
+    index.replays.joined.extend((0..4).map(|call| JoinedReplay { graph: call, call }));
+    let found = replays_by_stage(&capture, &index, &Works::of(&capture, &index));
+    let stages = found.keys().map(|(_, number)| capture.stage_label(*number));
+    assert_eq!(stages.collect::<Vec<_>>(), ["prefill", "decode_all", LEFT_OUT, "prefill"]);
 }
 
 const FLASH: &str = "_vllm_fa2_C::varlen_fwd";

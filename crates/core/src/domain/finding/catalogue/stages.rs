@@ -33,8 +33,7 @@ findings! {
     GPU_NAME_DOUBTED = "gpu_name_doubted", [Warning],
         fires_on: "a trace names a GPU of NVIDIA and has calls of HIP, or a GPU of AMD and calls \
                    of CUDA",
-        advice: "Check that the names of the GPUs in the file are those of the host that recorded \
-                 it.";
+        advice: "Check whether the host that recorded the file has the GPUs that the file names.";
     NO_KERNEL_DATA = "no_kernel_data", [Info],
         fires_on: "there are no kernels",
         advice: "Run on a host with an NVIDIA GPU and nsys.";
