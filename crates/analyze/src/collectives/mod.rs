@@ -21,7 +21,10 @@ pub use self::{clocks::ClockOffset, join::NotJoined, verdict::RankVerdict};
 use llmprof_core::trace::collectives::CollectiveKind;
 
 use self::{join::JoinedGroup, members::MemberGroup};
-use super::timeline::capture::Capture;
+use super::timeline::{
+    capture::Capture,
+    withheld::{TimelineFigure, Withheld},
+};
 
 /// Ranks start together within this part of an operation's time: one in 10.
 const TOGETHER: i64 = 10;
@@ -142,12 +145,15 @@ pub struct CollectiveTables {
 }
 
 impl CollectiveTables {
-    /// Removes the figures of stages that lost kernels, and sums that include these.
-    pub fn withhold(&mut self, is_partial: impl Fn(&str) -> bool) {
-        self.records.retain(|it| !is_partial(&it.stage));
-        self.steps.retain(|it| !is_partial(&it.stage));
-        self.waits.retain(|(stage, _), _| !is_partial(stage));
-        self.ranks.clear();
+    /// Removes the figures of stages that are withheld, and sums that include these.
+    pub fn withhold(&mut self, withheld: &Withheld) {
+        let is_kept = |stage: &str| !withheld.has(stage, TimelineFigure::Collectives);
+        self.records.retain(|it| is_kept(&it.stage));
+        self.steps.retain(|it| is_kept(&it.stage));
+        self.waits.retain(|(stage, _), _| is_kept(stage));
+        if withheld.has_in_capture(TimelineFigure::Ranks) {
+            self.ranks.clear();
+        }
     }
 }
 

@@ -17,6 +17,8 @@ pub use self::{
 };
 use llmprof_core::{domain::units::Nanos, trace::timeline::Timeline};
 
+use crate::timeline::withheld::{TimelineFigure, Withheld};
+
 /// Min share of calls that start while their thread is on a core, percent: below it, the calls
 /// contradict the switches.
 const PROVEN_PCT: f64 = 95.0;
@@ -63,8 +65,9 @@ impl HostCpuTables {
         }
     }
 
-    /// Keeps the rows of some stages.
-    pub fn retain_stages(&mut self, is_kept: impl Fn(&str) -> bool) {
+    /// Removes the rows of stages whose idle time is withheld.
+    pub fn withhold(&mut self, withheld: &Withheld) {
+        let is_kept = |stage: &str| !withheld.has(stage, TimelineFigure::HostThreads);
         self.stages.retain(|it| is_kept(&it.stage));
         self.takers.retain(|it| is_kept(&it.stage));
         self.functions.retain(|it| is_kept(&it.stage));

@@ -20,6 +20,7 @@ use super::{
     capture::Capture,
     framework_nests,
     open_at::{OpenAt, operator_nests},
+    withheld::{TimelineFigure, Withheld},
 };
 use crate::{
     kernels::WARMUP,
@@ -53,6 +54,13 @@ pub struct DeviceTimes {
     pub replayed_ns: i64,
     /// Part of `replayed_ns` whose operator is known.
     pub replayed_known_ns: i64,
+}
+
+impl DeviceTimes {
+    /// Removes the operators of stages whose figures are withheld.
+    pub fn withhold(&mut self, withheld: &Withheld) {
+        self.operators.retain(|(stage, _), _| !withheld.has(stage, TimelineFigure::OperatorTime));
+    }
 }
 
 /// Rule for which ranges of a timeline are operators.

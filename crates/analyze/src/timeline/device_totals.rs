@@ -13,6 +13,7 @@ use super::{
     capture::Capture,
     interval::Interval,
     stage_spans::extended,
+    withheld::{TimelineFigure, Withheld},
 };
 use crate::stats::percent;
 
@@ -42,6 +43,15 @@ pub struct DeviceTotals {
     pub whole_graphs: u64,
     /// Copies and fills, longest first.
     pub transfers: Vec<TransferTotal>,
+}
+
+impl DeviceTotals {
+    /// Removes the figures that are withheld.
+    pub fn withhold(&mut self, withheld: &Withheld) {
+        if withheld.has_in_capture(TimelineFigure::DevicesBusy) {
+            self.busy_pct = None;
+        }
+    }
 }
 
 /// Copies of one direction, or fills.

@@ -24,6 +24,7 @@ use super::{
     stage_spans::{self, HostRange},
     step_states::StepState,
     steps::{Step, StepSource},
+    withheld::{TimelineFigure, Withheld},
 };
 
 /// One step of a server or of a generating program.
@@ -137,6 +138,14 @@ impl EngineStepRecord {
     /// True if it launched recorded work on a device.
     pub const fn has_work(&self) -> bool {
         self.kernels + self.graphs > 0
+    }
+
+    /// Removes its times on the devices, if those of its stage are withheld.
+    pub fn withhold(&mut self, withheld: &Withheld) {
+        let stage = self.class.and_then(|it| it.stage());
+        if stage.is_some_and(|it| withheld.has(it, TimelineFigure::StepWork)) {
+            (self.device_ms, self.gap_ms) = (None, None);
+        }
     }
 }
 

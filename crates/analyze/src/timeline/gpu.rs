@@ -34,7 +34,12 @@ use self::{
     cells::GpuCells,
     split::{SplitSums, WindowSplits},
 };
-use super::{capture::Capture, open_at::operator_nests, step_states::LEFT_OUT};
+use super::{
+    capture::Capture,
+    open_at::operator_nests,
+    step_states::LEFT_OUT,
+    withheld::{ReasonSet, TimelineFigure, Withheld, WithheldReason},
+};
 use crate::{
     host_cpu::{Cores, GapTables, HostGaps},
     stats::{percent, ratio},
@@ -141,28 +146,25 @@ pub struct StageGpus {
     pub devices: Vec<StageGpu>,
     /// Stages with work that starts before its launching call.
     pub early: Vec<EarlyStart>,
-    /// Stages without busy time, because a kernel, copy or graph without a launching call ran
-    /// meanwhile.
-    pub unattributed: Vec<String>,
-    /// Stages without busy and idle time, because a graph ran meanwhile whose GPU is unknown.
-    pub unplaced: Vec<String>,
+    /// Reasons to withhold figures, by stage with instances, in the order of stages.
+    pub reasons: Vec<(String, ReasonSet)>,
 }
 
 impl StageGpus {
-    /// Keeps the rows of some stages.
-    pub fn retain(&mut self, is_kept: impl Fn(&str) -> bool) {
+    /// Removes the rows of stages that are withheld.
+    pub fn withhold(&mut self, withheld: &Withheld) {
+        let is_kept = |stage: &str| !withheld.has(stage, TimelineFigure::row_of(stage));
         self.totals.retain(|it| is_kept(&it.stage));
         self.devices.retain(|it| is_kept(&it.stage));
     }
 
     /// Adds the rows of other stages.
     pub fn append(&mut self, other: Self) {
-        let Self { totals, devices, early, unattributed, unplaced } = other;
+        let Self { totals, devices, early, reasons } = other;
         self.totals.extend(totals);
         self.devices.extend(devices);
         self.early.extend(early);
-        self.unattributed.extend(unattributed);
-        self.unplaced.extend(unplaced);
+        self.reasons.extend(reasons);
     }
 }
 
@@ -192,16 +194,15 @@ fn stage_gpu(capture: &Capture, cells: &GpuCells) -> StageGpus {
     }
     for (label, stage) in capture.stages.labels.iter().enumerate() {
         let instances = cells.instances[label];
-        let used: Vec<(u32, &GpuCell)> = cells.of_stage(label).collect();
-        if instances == 0 || !has_own_windows(capture, stage, &used) {
+        if instances == 0 {
             continue;
         }
-        if used.iter().any(|(_, cell)| cell.unattributed) {
-            found.unattributed.push(stage.clone());
+        let used: Vec<(u32, &GpuCell)> = cells.of_stage(label).collect();
+        if !has_own_windows(capture, stage, &used) {
+            found.reasons.push((stage.clone(), [WithheldReason::NoOwnWindows].into()));
+            continue;
         }
-        if used.iter().any(|(_, cell)| cell.unplaced) {
-            found.unplaced.push(stage.clone());
-        }
+        found.reasons.push((stage.clone(), reasons(&used)));
         let graph_launches = Some(cells.graph_calls[label]);
         let total = row(stage, instances, &used);
         let whole_graphs = total.whole_graphs + cells.unplaced[label];
@@ -222,17 +223,33 @@ fn has_own_windows(capture: &Capture, stage: &str, cells: &[(u32, &GpuCell)]) ->
     stage != LEFT_OUT && !is_crossed
 }
 
+/// Reasons to withhold figures over some cells.
+fn reasons(cells: &[(u32, &GpuCell)]) -> ReasonSet {
+    if cells.is_empty() {
+        return [WithheldReason::NoDeviceWork].into();
+    }
+    let of_cell = |(_, cell): &(u32, &GpuCell)| {
+        [
+            (cell.is_unequal, WithheldReason::ClocksDiffer),
+            (cell.early > 0, WithheldReason::EarlyWork),
+            (cell.unplaced, WithheldReason::UnplacedGraph),
+            (cell.unattributed, WithheldReason::UnattributedWork),
+        ]
+    };
+    cells.iter().flat_map(of_cell).filter(|it| it.0).map(|it| it.1).collect()
+}
+
 /// Sums the cells of one stage.
 fn row(stage: &str, instances: u64, cells: &[(u32, &GpuCell)]) -> StageGpu {
     let sum = |of: fn(&GpuCell) -> i64| {
         cells.iter().fold(0i64, |sum, (_, cell)| sum.saturating_add(of(cell)))
     };
     let count = |of: fn(&GpuCell) -> u64| cells.iter().map(|(_, cell)| of(cell)).sum::<u64>();
-    // Times of host and device are comparable only when no work starts before its launch.
-    let is_comparable = |(_, cell): &(u32, &GpuCell)| cell.early == 0 && !cell.is_unequal;
-    let timed = !cells.is_empty() && cells.iter().all(is_comparable);
-    let placed = timed && cells.iter().all(|(_, cell)| !cell.unplaced);
-    let attributed = placed && cells.iter().all(|(_, cell)| !cell.unattributed);
+    let reasons = reasons(cells);
+    let is_known = |figure: TimelineFigure| !figure.is_withheld_by(&reasons, stage);
+    let timed = is_known(TimelineFigure::Window);
+    let placed = is_known(TimelineFigure::Idle);
+    let attributed = is_known(TimelineFigure::Busy);
     let ms = |ns: i64| timed.then(|| Nanos(ns).as_ms());
     let (window, busy, idle) =
         (sum(|it| it.window_ns()), sum(|it| it.busy_ns), sum(|it| it.idle.ns()));

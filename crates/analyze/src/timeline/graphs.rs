@@ -15,7 +15,10 @@ use llmprof_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::capture::{Capture, Join};
+use super::{
+    capture::{Capture, Join},
+    withheld::WithheldReason,
+};
 use crate::{
     Analysis, kernels::is_unmeasured_range, stages::in_sentence,
     timeline::duration_stats::DurationStats,
@@ -116,7 +119,7 @@ pub fn unplaced(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
          no other work shows its GPU: which GPU runs them is not recorded."
     );
     let found = Finding::new(catalogue::GRAPH_DEVICE_UNKNOWN, message);
-    let stages = analysis.stage_gpu.unplaced.join(", ");
+    let stages = analysis.withheld.stages_with(WithheldReason::UnplacedGraph).join(", ");
     let found =
         if stages.is_empty() { found } else { found.with("omitted busy and idle time", stages) };
     vec![found.with("launches", count)]

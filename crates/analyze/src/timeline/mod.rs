@@ -28,5 +28,6 @@ pub mod steps_at;
 pub mod tables;
 pub mod time_shares;
 pub mod unnamed;
+pub mod withheld;
 
 pub use llmprof_core::trace::interval;

@@ -16,11 +16,11 @@ use serde::{Deserialize, Serialize};
 use super::{
     activity::{Activity, Busy, DeviceWork, activities},
     capture::{Capture, Join},
+    duration_stats::DurationStats,
+    range_groups::RangeGroups,
+    withheld::{TimelineFigure, Withheld},
 };
-use crate::{
-    limited::{Limited, Summed},
-    timeline::{duration_stats::DurationStats, range_groups::RangeGroups},
-};
+use crate::limited::{Limited, Summed};
 
 /// Work of one process on one device in one stage of the traced pass.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -79,8 +79,7 @@ pub struct ProcessKernel {
     pub mean_ms: f64,
 }
 
-/// Host time of the ranges of one name and domain in one process; ranges cut off by the capture are
-/// ignored.
+/// Host time of the whole ranges of one name and domain in one process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ProcessRange {
@@ -99,8 +98,7 @@ pub struct ProcessRange {
 pub struct Processes {
     /// In order of process, device and stage.
     pub stages: Vec<ProcessStage>,
-    /// Longest first; empty with a single process and device, whose kernels are in the other
-    /// tables.
+    /// Longest first; empty with one process and device, whose kernels are in other tables.
     pub kernels: Vec<ProcessKernel>,
     /// Longest first; empty when only one process has ranges.
     pub ranges: Limited<ProcessRange>,
@@ -111,6 +109,14 @@ impl Processes {
     /// different devices may number them alike.
     pub fn devices(&self) -> usize {
         self.stages.iter().map(|it| (it.process, it.device)).collect::<BTreeSet<_>>().len()
+    }
+
+    /// Removes the sums over kernels that are withheld.
+    pub fn withhold(&mut self, withheld: &Withheld) {
+        let lacks = |it: &&mut ProcessStage| withheld.has(&it.stage, TimelineFigure::KernelTime);
+        for it in self.stages.iter_mut().filter(lacks) {
+            (it.kernel_ms, it.busy_ms) = (None, None);
+        }
     }
 }
 

@@ -10,12 +10,12 @@ use super::{
     engine_steps::{self, EngineStepRecord},
     gpu::{self, StageGpus, split::WindowSplits},
     graphs::{self, WholeGraph},
-    open_ranges::{Extent, StageInstance, TooDeep},
+    open_ranges::TooDeep,
     processes::{self, Processes},
     regions::{self, Region},
-    step_states::LEFT_OUT,
     time_shares::{self, StageWalls},
     unnamed,
+    withheld::{TimelineFigure, Withheld},
 };
 use crate::{
     collectives::{self, CollectiveTables},
@@ -27,7 +27,7 @@ use crate::{
     },
     limited::Limited,
     stages::{
-        BETWEEN_STEPS, DECODE, NO_STAGE,
+        DECODE,
         coverage::{self, StageCoverage},
         launched_elsewhere,
         stage_calls::{self, StageCalls},
@@ -57,17 +57,17 @@ pub struct TimelineTables {
     pub walls: StageWalls,
     /// Kernels that other threads launched during stages without a launch, by stage.
     pub launched_elsewhere: BTreeMap<String, u64>,
+    /// Figures that the tables lack, with the reasons.
+    pub withheld: Withheld,
 }
 
 impl TimelineTables {
     /// Computes the tables of a capture.
     pub fn of(capture: &Capture, counters: &[CounterRecord]) -> Self {
         let mut tables = Self::compute(capture, counters);
-        tables.remove_partial_stages();
-        tables.remove_estimated_windows(capture);
-        tables.remove_stages_launched_elsewhere();
-        tables.remove_unequal_clocks(capture);
-        tables.remove_untimed_gaps();
+        let (coverage, elsewhere) = (&tables.coverage, &tables.launched_elsewhere);
+        tables.withheld = Withheld::of(capture, coverage, elsewhere, &tables.stage_gpu.reasons);
+        tables.withhold();
         tables
     }
 
@@ -93,6 +93,7 @@ impl TimelineTables {
             coverage,
             walls,
             launched_elsewhere,
+            withheld: _,
         } = &mut tables;
         let (whole, between) =
             rayon::join(|| unnamed::whole(capture), || unnamed::between_steps(capture));
@@ -132,85 +133,48 @@ impl TimelineTables {
         tables
     }
 
-    /// Removes figures that need all kernels of a stage, for stages that lost some.
-    fn remove_partial_stages(&mut self) {
-        let partial: Vec<&str> =
-            self.coverage.iter().filter(|it| !it.complete()).map(|it| it.stage.as_str()).collect();
-        if partial.is_empty() {
-            return;
+    /// Removes the figures that are withheld.
+    fn withhold(&mut self) {
+        let Self {
+            withheld,
+            device,
+            kernels,
+            regions,
+            stage_gpu,
+            splits,
+            host_cpu,
+            step,
+            sums,
+            processes,
+            engine_steps,
+            collectives,
+            // No reason withholds a figure of these.
+            too_deep: _,
+            stage_calls: _,
+            alone: _,
+            graphs: _,
+            coverage: _,
+            walls: _,
+            launched_elsewhere: _,
+        } = self;
+        let withheld: &Withheld = withheld;
+        stage_gpu.withhold(withheld);
+        splits.stages.retain(|it| !withheld.has(&it.stage, TimelineFigure::Division));
+        if withheld.has_in_capture(TimelineFigure::LongCalls) {
+            splits.long_gaps.clear();
         }
-        let is_partial = |stage: &str| partial.contains(&stage);
-        // All work without a launching call is of the recording as a whole. The end of a step that
-        // lost work is unknown, and so is the time after it, unless the step is left out.
-        let is_whole = self.coverage.iter().any(|it| it.stage == NO_STAGE && !it.lost());
-        let has_lost_others = partial.iter().any(|it| *it != LEFT_OUT);
-        self.stage_gpu.retain(|stage| match stage {
-            NO_STAGE => is_whole || !is_partial(stage),
-            BETWEEN_STEPS => !has_lost_others,
-            _ => !is_partial(stage),
-        });
-        self.device.operators.retain(|(stage, _), _| !is_partial(stage));
-        self.step = self.step.take().filter(|_| !is_partial(DECODE));
-        // A range may launch into any stage, but regions have no work of steps that are left out.
-        if has_lost_others {
-            self.regions = Limited::default();
+        host_cpu.iter_mut().for_each(|it| it.withhold(withheld));
+        kernels.withhold(withheld);
+        processes.withhold(withheld);
+        device.withhold(withheld);
+        collectives.withhold(withheld);
+        sums.withhold(withheld);
+        engine_steps.iter_mut().for_each(|it| it.withhold(withheld));
+        if withheld.has_in_capture(TimelineFigure::Regions) {
+            *regions = Limited::default();
         }
-        let rest = self.sums.ranges.rest.iter_mut().map(|it| &mut it.0);
-        self.sums.ranges.rows.iter_mut().chain(rest).for_each(|it| it.projected_ns = None);
-        self.kernels.withhold(is_partial);
-        for it in self.processes.stages.iter_mut().filter(|it| is_partial(&it.stage)) {
-            (it.kernel_ms, it.busy_ms) = (None, None);
+        if withheld.has(DECODE, TimelineFigure::DecodeTimeline) {
+            *step = None;
         }
-        self.collectives.withhold(is_partial);
-        for it in self
-            .engine_steps
-            .iter_mut()
-            .filter(|it| it.class.and_then(|it| it.stage()).is_some_and(is_partial))
-        {
-            (it.device_ms, it.gap_ms) = (None, None);
-        }
-    }
-
-    /// Removes the reasons of gaps if host and device have no common clock.
-    fn remove_unequal_clocks(&mut self, capture: &Capture) {
-        if capture.trace.unequal_clocks.is_empty() {
-            return;
-        }
-        let untimed: Vec<&str> = self
-            .stage_gpu
-            .totals
-            .iter()
-            .filter(|it| it.window_ms.is_none())
-            .map(|it| it.stage.as_str())
-            .collect();
-        self.splits.stages.retain(|it| !untimed.contains(&it.stage.as_str()));
-        self.splits.long_gaps.clear();
-    }
-
-    /// Removes what the host did in idle time of stages whose idle time is unknown.
-    fn remove_untimed_gaps(&mut self) {
-        let totals = &self.stage_gpu.totals;
-        let is_timed =
-            |stage: &str| totals.iter().any(|it| it.stage == stage && it.idle_host_ms.is_some());
-        if let Some(host) = &mut self.host_cpu {
-            host.retain_stages(is_timed);
-        }
-    }
-
-    /// Removes GPU times of stages whose work other threads launched.
-    fn remove_stages_launched_elsewhere(&mut self) {
-        let elsewhere = &self.launched_elsewhere;
-        let is_other = |stage: &str| stage == BETWEEN_STEPS && !elsewhere.is_empty();
-        self.stage_gpu.retain(|stage| !elsewhere.contains_key(stage) && !is_other(stage));
-    }
-
-    /// Removes figures of stage windows whose end is estimated.
-    fn remove_estimated_windows(&mut self, capture: &Capture) {
-        let stages = &capture.stages;
-        let is_estimated = |stage: &str| {
-            let is_it = |it: &StageInstance| stages.labels[it.label] == stage;
-            stages.instances.iter().any(|it| it.extent == Extent::EstimatedEnd && is_it(it))
-        };
-        self.stage_gpu.retain(|stage| !is_estimated(stage));
     }
 }

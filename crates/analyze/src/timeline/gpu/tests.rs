@@ -232,7 +232,9 @@ fn a_graph_whose_gpu_is_unknown_is_of_no_gpu_and_hides_the_busy_time_of_its_stag
     assert_eq!((prefill.devices, prefill.busy_ms), (1, Some(10e-6)));
     assert_eq!((decode.devices, decode.window_ms, decode.whole_graphs), (1, Some(40e-6), 1));
     assert_eq!((decode.busy_ms, decode.idle_ms, decode.other_ms), (None, None, None));
-    assert_eq!((gpus.devices.len(), gpus.unplaced), (0, vec!["decode_all".to_owned()]));
+    let unplaced = ReasonSet::from([WithheldReason::UnplacedGraph]);
+    assert_eq!(gpus.devices.len(), 0);
+    assert_eq!(gpus.reasons.last(), Some(&("decode_all".to_owned(), unplaced)));
     assert_eq!(splits.stages.iter().map(|it| it.stage.as_str()).collect::<Vec<_>>(), ["prefill"]);
     let kernels = crate::kernels::kernels(&timeline).stages;
     let busy = kernels.iter().map(|it| (it.stage.as_str(), it.busy_ms));

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::kernels::{
     gemm_tiles::tile_of,
-    kernel_classes::{Pattern, classify},
+    kernel_classes::{Pattern, classify, computes_products},
 };
 
 /// Sides of a tile up to which a GEMM is of few rows.
@@ -133,7 +133,7 @@ pub fn role(name: &str, kind: &LaunchKind) -> KernelRole {
     let is_split = full.contains("splitkreduce") || full.contains("split_k_kernel");
     let is_softmax = class == "softmax";
     KernelRole {
-        is_compute: is_softmax || ["gemm", "attention", "moe", "conv"].contains(&class),
+        is_compute: is_softmax || computes_products(class),
         is_layer: is_softmax || class == "attention",
         is_attention: class == "attention",
         gemm: (class == "gemm" && !is_split).then(|| gemm_rows(base, &full)),

@@ -5,7 +5,7 @@ use llmprof_core::trace::{Trace, stage::StageRules, timeline::ApiCall};
 use super::*;
 use crate::{
     Analysis, analyze,
-    kernels::tests::capture,
+    kernels::tests::{capture, launching},
     ledger::{LedgerCause, LedgerStage},
 };
 
@@ -74,16 +74,8 @@ fn a_capture_without_work_has_no_ledger() {
 /// A step of 100 ns every 300 ns, whose kernel ends with it; `between` is launched outside.
 fn steps(between: &str) -> String {
     let step = |at: i64| {
-        let (start, id) = (300 * at, at + 1);
-        let name = "execute_context_0(0)_generation_8(8)";
-        format!(
-            "range 1 {name} {start}..{}\ncall 1 {id} {}..{}\nkernel {id} k {}..{} 7",
-            start + 100,
-            start + 5,
-            start + 10,
-            start + 20,
-            start + 100,
-        )
+        let times = [(0, 100), (5, 10), (20, 100)].map(|it| (300 * at + it.0, 300 * at + it.1));
+        launching("execute_context_0(0)_generation_8(8)", at + 1, times)
     };
     let steps: Vec<String> = (0..4).map(step).collect();
     format!("{}\n{between}\n{}", steps[0], steps[1..].join("\n"))
