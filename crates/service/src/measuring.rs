@@ -98,7 +98,7 @@ impl QuietWait {
         if !self.measuring.is_active() {
             return !stop.is_cancelled();
         }
-        if self.left.is_zero() {
+        if self.is_used_up() {
             return !stop.is_cancelled();
         }
         let started = Instant::now();
@@ -112,9 +112,14 @@ impl QuietWait {
         !stop.is_cancelled()
     }
 
+    /// Returns true once the work has waited for the limit: it runs next to a pass.
+    pub fn is_used_up(&self) -> bool {
+        self.left.is_zero()
+    }
+
     /// Waits until a pass measures; forever once the limit is used up.
     pub async fn disturbs(&self) {
-        if self.left.is_zero() {
+        if self.is_used_up() {
             std::future::pending::<()>().await;
         }
         self.measuring.becomes(true).await;
@@ -153,7 +158,7 @@ mod tests {
         let mut wait = QuietWait::new(&measuring, Duration::from_millis(2));
         assert!(wait.wait(&stop).await && measuring.is_active());
         assert!(is_ready(wait.wait(&stop)).await, "the limit is of all waits together");
-        assert!(!is_ready(wait.disturbs()).await);
+        assert!(!is_ready(wait.disturbs()).await && wait.is_used_up());
         stop.cancel();
         let mut stopped = QuietWait::new(&measuring, Duration::from_secs(600));
         assert!(!stopped.wait(&stop).await);

@@ -156,19 +156,21 @@ async fn no_path_leads_out_of_the_run() {
 }
 
 #[tokio::test]
-async fn a_file_that_became_a_link_is_not_followed() {
-    let (api, path) = with_log().await;
-    let id = path.split('/').nth(2).unwrap();
-    let log = api.folder(id).join("logs/baseline.stderr.log");
-    fs::remove_file(&log).unwrap();
-    std::os::unix::fs::symlink("/etc/passwd", &log).unwrap();
-    let answer = api.get(&path).await;
-    assert_eq!(answer.error(), (500, "file_damaged".to_owned()));
-    assert!(
-        !answer.text().contains("passwd") && !answer.text().contains("link"),
-        "{}",
-        answer.text()
-    );
+async fn a_file_or_a_folder_that_became_a_link_is_not_followed() {
+    for planted in ["logs/baseline.stderr.log", "logs"] {
+        let (api, path) = with_log().await;
+        let id = path.split('/').nth(2).unwrap();
+        let (link, aside) = (api.folder(id).join(planted), api.folder("aside"));
+        fs::rename(&link, &aside).unwrap();
+        std::os::unix::fs::symlink(&aside, &link).unwrap();
+        let answer = api.get(&path).await;
+        assert_eq!(answer.error(), (500, "file_damaged".to_owned()), "{planted}");
+        assert!(
+            !answer.text().contains("aside") && !answer.text().contains("link"),
+            "{}",
+            answer.text()
+        );
+    }
 }
 
 #[tokio::test]

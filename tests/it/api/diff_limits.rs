@@ -60,12 +60,13 @@ fn a_limit_sets_the_exit_code_by_the_verdict_on_stages_and_latencies() -> Result
 #[test]
 fn a_limit_judges_the_time_from_one_step_of_an_engine_to_the_next() -> Result<()> {
     let [run, _] = slower_pair()?;
-    let [steps, late] = [1.0, 2.0].map(|every| with_steps(&run, every));
+    let [steps, close, late] = [1.0, 1.04, 2.0].map(|every| with_steps(&run, every));
     let row = "from one decode step to the next of 32 requests, contexts of 512 to 1,023 tokens";
     check_limits(
-        &[("run", &run), ("steps", &steps), ("late", &late)],
+        &[("run", &run), ("steps", &steps), ("close", &close), ("late", &late)],
         &[
             ("steps", "late", Some("slower=3%"), 1, &format!("{row} +1.00 ms")),
+            ("steps", "close", Some("slower=3%"), 2, "runs may differ by 5 %"),
             ("steps", "steps", Some("slower=1000%"), 0, "passed: nothing is slower by 1000 %\n"),
             ("steps", "run", Some("slower=1000%"), 2, &format!("{row}: absent in run B")),
         ],

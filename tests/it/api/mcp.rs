@@ -103,6 +103,36 @@ async fn a_request_is_small_json_and_posted() {
 }
 
 #[tokio::test]
+async fn a_message_that_is_not_a_request_and_wrong_params_have_the_codes_of_json_rpc() {
+    let api = Api::new().await;
+    let ping = json!({ "jsonrpc": "2.0", "id": 3, "method": "ping" });
+    let request = |method: &str, params: Value| {
+        json!({ "jsonrpc": "2.0", "id": 3, "method": method, "params": params }).to_string()
+    };
+    let (id, none) = (json!(3), Value::Null);
+    for (body, status, id, code) in [
+        (String::new(), 400, &none, -32700),
+        ("{".to_owned(), 400, &none, -32700),
+        (json!([ping, ping]).to_string(), 400, &none, -32600),
+        (json!(7).to_string(), 400, &none, -32600),
+        (json!({ "jsonrpc": "2.0", "id": 3 }).to_string(), 200, &id, -32600),
+        (request("tools/call", json!({ "name": "table", "arguments": "x" })), 200, &id, -32602),
+        (request("tools/call", json!({ "name": "table", "arguments": [] })), 200, &id, -32602),
+        (request("tools/call", json!({ "arguments": {} })), 200, &id, -32602),
+        (request("tools/call", json!({ "name": "none" })), 200, &id, -32602),
+        (request("tools/list", json!([])), 200, &id, -32602),
+        (request("no/such", json!({})), 200, &id, -32601),
+    ] {
+        let answer = send(&api, "", body.clone()).await;
+        assert_eq!(answer.status.as_u16(), status, "{body}: {}", answer.text());
+        let answer = answer.json();
+        assert_eq!((&answer["id"], answer["error"]["code"].as_i64()), (id, Some(code)), "{body}");
+    }
+    let wrong = call(&api, "", "table", json!({ "run_id": 3 })).await;
+    assert!(error(&wrong).contains("run_id"), "an argument of a tool is for the agent: {wrong}");
+}
+
+#[tokio::test]
 async fn errors_of_tools_are_one_line_with_the_code_of_the_api() {
     let api = Api::new().await;
     let missing = json!({ "run_id": "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10" });

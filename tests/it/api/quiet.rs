@@ -64,13 +64,22 @@ async fn an_import_and_an_alignment_wait_while_a_pass_measures() {
     assert_eq!(import["message"], Value::Null);
 }
 
-/// States of the processes of a run.
-fn states(id: &str) -> Vec<String> {
-    let state = |pid: String| {
+/// A value of `/proc/PID/stat` after the name, counted from the state, of each process of a run.
+fn values(id: &str, place: usize) -> Vec<String> {
+    let value = |pid: String| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        Some(stat.rsplit_once(") ")?.1.split(' ').next()?.to_owned())
+        Some(stat.rsplit_once(") ")?.1.split(' ').nth(place)?.to_owned())
     };
-    processes_of(id).into_iter().filter_map(state).collect()
+    processes_of(id).into_iter().filter_map(value).collect()
+}
+
+fn states(id: &str) -> Vec<String> {
+    values(id, 0)
+}
+
+/// Nice values of the processes of a run.
+fn priorities(id: &str) -> Vec<String> {
+    values(id, 16)
 }
 
 #[tokio::test]
@@ -88,8 +97,9 @@ async fn a_running_import_is_stopped_while_a_pass_measures_and_for_a_bounded_tim
     }
     let view = service.json(&format!("/runs/{run}")).await;
     assert_eq!((&view["state"], &view["message"]), (&json!("running"), &json!(WAITING)));
-    // The pass does not end; the import continues.
-    while stopped(&states(&run)) {
+    assert!(priorities(&run).iter().all(|it| it == "5"), "{:?}", priorities(&run));
+    // The pass does not end; the import continues, on idle CPUs.
+    while stopped(&states(&run)) || !priorities(&run).iter().all(|it| it == "19") {
         pause().await;
     }
     service.post(&format!("/runs/{run}/cancel"), &json!({})).await;

@@ -101,7 +101,7 @@ async fn an_argument_of_a_tool_given_twice_is_refused_by_name() {
             "params": {{"name": "submit_run", "arguments": {arguments}}}}}"#
     );
     let answer = api.ask(Method::POST, "/mcp", &headers, body).await;
-    assert_eq!(answer.error(), (422, "invalid_request".into()), "{}", answer.text());
-    let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
-    assert_eq!(message, "params.arguments: `repeats` is given more than once");
+    let (answer, text) = (answer.json(), "params.arguments: `repeats` is given more than once");
+    let error = json!({ "code": -32602, "message": text });
+    assert_eq!((&answer["id"], &answer["error"]), (&json!(1), &error));
 }

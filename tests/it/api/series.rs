@@ -1,17 +1,23 @@
 //! Series, baselines and gates over the API.
 
+use std::collections::BTreeSet;
+
 use axum::http::{Method, StatusCode};
 use llmprof_core::domain::{
-    headline::{FigureName, Headline, SeriesPoint},
+    headline::{FigureName, Headline, SeriesPoint, series_id},
     ids::RunId,
     outcome::Outcome,
     state::RunState,
 };
+use llmprof_report::headline;
 use llmprof_service::store::StoredChange;
 use serde_json::{Value, json};
 
 use crate::{
-    api::router::{Answer, Api},
+    api::{
+        diff::golden,
+        router::{Answer, Api},
+    },
     support::service::{Service, Setup, command},
 };
 
@@ -25,6 +31,19 @@ pub fn point(device: &str, tpot: Option<f64>) -> SeriesPoint {
         device: Some(device.into()),
         ..SeriesPoint::default()
     }
+}
+
+#[test]
+fn runs_that_differ_in_their_seed_alone_are_of_two_series_and_the_default_seed_is_not_a_fact() {
+    let of = |seed: u64| {
+        let mut run = golden("cpu-report.json").unwrap();
+        run["spec"]["subject"]["workload"]["seed"] = json!(seed);
+        headline::point(&serde_json::from_value(run).unwrap()).identity
+    };
+    assert_eq!(of(0).get("seed"), None);
+    let ids: BTreeSet<String> = [0, 7, 8].into_iter().map(|seed| series_id(&of(seed))).collect();
+    assert_eq!(ids.len(), 3);
+    assert_eq!(of(7), of(7));
 }
 
 /// Runs `settings` to its end with this time per token.

@@ -291,7 +291,10 @@ fn what_the_request_asks_in_vain_is_said_in_one_line() -> Result<()> {
     refused(&bench, &["--model", "odd.toml"], "head_dim 7 is odd")?;
     fs::write(
         bench.path().join("vast.toml"),
-        DECODER.replace("layers = 2", "layers = 1000").replace("hidden = 16", "hidden = 65536"),
+        DECODER
+            .replace("layers = 2", "layers = 1000")
+            .replace("hidden = 16", "hidden = 65536")
+            .replace("intermediate = 8", "intermediate = 4000"),
     )?;
     refused(&bench, &["--model", "vast.toml"], "GiB of memory")?;
     fs::write(bench.path().join("strange.toml"), "description = 3")?;

@@ -10,9 +10,12 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use glob::Pattern;
-use llmprof_analyze::parse::{foreign, stored::read_own};
+use llmprof_analyze::parse::{
+    foreign,
+    stored::{read_own, resolved},
+};
 use llmprof_core::{
-    domain::ids::RunId,
+    domain::{ids::RunId, stated_model::CaptureStatement},
     layout,
     trace::stage::{StageRule, StageRules, check_stages},
 };
@@ -124,7 +127,8 @@ fn analyze(options: &AnalyzeOptions) -> Result<(RunId, Analyzed)> {
         options.exclude_ranges.clone(),
     )
     .with_regions(options.include.clone(), options.exclude.clone());
-    let stated = Statements { rules, model: options.computes.resolve()? };
+    let CaptureStatement { model, steps } = options.computes.resolve()?;
+    let stated = Statements { rules, model, steps };
     let files = match options.paths.as_slice() {
         [path] => capture(path)?,
         paths => several(paths)?,
@@ -172,7 +176,7 @@ fn exported(files: &[PathBuf]) -> Result<Option<(TempDir, PathBuf)>> {
                 stopped.signalled().await;
                 stop.cancel();
             });
-            anyhow::Ok(collector.export(folder.path(), &limits).await?)
+            anyhow::Ok(collector.export(&resolved(folder.path()), &limits).await?)
         })
         .with_context(cannot)?;
     // The report is named after its file.

@@ -22,6 +22,7 @@ use llmprof_service::{
         backup::{self, BackupOutcome},
         data_folder::FolderLock,
         durable, folder,
+        packed::resolved,
     },
     config::Config,
     runtime::work::SlicedWork,
@@ -75,7 +76,7 @@ pub struct RestoreOptions {
 
 fn data_folder(data: Option<&PathBuf>, config: Option<&Path>) -> Result<PathBuf> {
     let config = Config::load(config)?;
-    Ok(data.cloned().unwrap_or(config.server.data))
+    Ok(resolved(&data.cloned().unwrap_or(config.server.data)))
 }
 
 pub fn backup(options: &BackupOptions) -> Result<()> {
@@ -87,14 +88,15 @@ pub fn backup(options: &BackupOptions) -> Result<()> {
     let to = &options.to;
     fs::create_dir_all(to.join(backup::OBJECTS))
         .with_context(|| format!("cannot make the folder {}", to.display()))?;
+    let to = &resolved(to);
     serve::runtime()?.block_on(async {
         let store = Store::open(&data.join(DATABASE)).await?;
-        let runs = data.join("runs");
+        let [runs, alignments] = ["runs", "alignments"].map(|it| resolved(&data.join(it)));
         let mut copied = CopyCounts { work: progress::work("backed up"), ..Default::default() };
         // Files first, so that the database never lists a missing one; again after it, for runs
         // ended meanwhile.
         copied.runs(&store, &runs, to).await?;
-        copied.alignments(&store, &data.join("alignments"), to).await?;
+        copied.alignments(&store, &alignments, to).await?;
         copied.inputs(&store, &data, to).await?;
         let new = to.join("llmprof.db.new");
         match fs::remove_file(&new) {
@@ -104,7 +106,7 @@ pub fn backup(options: &BackupOptions) -> Result<()> {
             _ => store.copy_to(&new).await?,
         }
         copied.runs(&store, &runs, to).await?;
-        copied.alignments(&store, &data.join("alignments"), to).await?;
+        copied.alignments(&store, &alignments, to).await?;
         copied.inputs(&store, &data, to).await?;
         copy_audit_log(&data, to).context("cannot copy the audit log")?;
         // The contents are durable before the database lists them.
@@ -222,8 +224,8 @@ fn mark_as_restored(data: &Path) -> io::Result<()> {
 
 pub fn restore(options: &RestoreOptions) -> Result<()> {
     serve::create_private_files();
-    let (from, data) =
-        (&options.from, data_folder(options.data.as_ref(), options.config.as_deref())?);
+    let from = &resolved(&options.from);
+    let data = data_folder(options.data.as_ref(), options.config.as_deref())?;
     if !from.join(DATABASE).is_file() {
         bail!("{} is not a backup: it does not contain {DATABASE}", from.display());
     }

@@ -23,6 +23,7 @@ use llmprof_service::{
         folder,
         inputs::storage,
         manifest,
+        packed::resolved,
         verify::{self, FileFault},
     },
     config::Config,
@@ -66,7 +67,7 @@ pub struct CheckOptions {
 
 pub fn run(options: &CheckOptions) -> Result<ExitCode> {
     let config = Config::load(options.config.as_deref())?;
-    let data = options.data.clone().unwrap_or(config.server.data);
+    let data = resolved(&options.data.clone().unwrap_or(config.server.data));
     let database = data.join("llmprof.db");
     if !database.is_file() {
         bail!("{} holds no database of llmprof", data.display());
@@ -91,7 +92,8 @@ async fn check(
     in_use: bool,
 ) -> Result<ExitCode> {
     let store = Store::open(database).await?;
-    let (runs, alignments) = (data.join("runs"), data.join("alignments"));
+    let [runs, alignments, stored_inputs] =
+        ["runs", "alignments", storage::FOLDER].map(|it| resolved(&data.join(it)));
     if options.repair {
         retention::recover(&store, &runs, &alignments, &SlicedWork::default()).await?;
     }
@@ -100,7 +102,7 @@ async fn check(
         store,
         runs,
         alignments,
-        stored_inputs: data.join(storage::FOLDER),
+        stored_inputs,
         options,
         work: progress::work("checked"),
         in_use,

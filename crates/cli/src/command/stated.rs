@@ -1,10 +1,13 @@
 //! Options that state the model of a capture.
 
-use std::path::{MAIN_SEPARATOR, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{MAIN_SEPARATOR, PathBuf},
+};
 
 use anyhow::{Result, bail};
 use clap::Args;
-use llmprof_core::domain::stated_model::{ModelStatement, StatedModel};
+use llmprof_core::domain::stated_model::{CaptureStatement, ModelStatement};
 
 use super::{local_file, models};
 
@@ -18,8 +21,9 @@ pub struct StatedOptions {
     /// Prompt tokens of each sequence
     #[arg(long, value_name = "N", requires = "model_config")]
     prompt_tokens: Option<String>,
-    /// Decode steps of one repeat [default: as many as in the capture]
-    #[arg(long, value_name = "N", requires = "model_config", requires = "prompt_tokens")]
+    /// Decode steps of one repeat [default: as many as in the capture]; without --model-config,
+    /// for the time of a step
+    #[arg(long, value_name = "N")]
     new_tokens: Option<String>,
     /// Sequences computed at the same time [default: 1]
     #[arg(long, value_name = "N", requires = "model_config")]
@@ -33,19 +37,21 @@ pub struct StatedOptions {
 }
 
 impl StatedOptions {
-    /// The stated model; `None` if no option is given.
-    pub fn resolve(&self) -> Result<Option<StatedModel>> {
-        let Some(config) = &self.model_config else { return Ok(None) };
-        let text = config_text(config)?;
-        let models = models(self.models.as_deref())?.models;
+    /// The stated model, or the decode steps that are stated without one.
+    pub fn resolve(&self) -> Result<CaptureStatement> {
+        let model_config = self.model_config.as_deref().map(config_text).transpose()?;
+        let models = match &model_config {
+            Some(_) => models(self.models.as_deref())?.models,
+            None => BTreeMap::new(),
+        };
         let statement = ModelStatement {
-            model_config: Some(text),
+            model_config,
             prompt_tokens: self.prompt_tokens.clone(),
             new_tokens: self.new_tokens.clone(),
             batch: self.batch.clone(),
             dtype: self.dtype.clone(),
         };
-        Ok(statement.resolve(&models)?)
+        Ok(statement.of_capture(&models)?)
     }
 }
 

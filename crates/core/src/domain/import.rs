@@ -53,6 +53,9 @@ pub struct Import {
     /// The model that ran, with the sizes of its inputs, as the sender states them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub computes: Option<Box<StatedModel>>,
+    /// Decode steps of one repeat, as the sender states them without the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub new_tokens: Option<u64>,
 }
 
 impl Import {

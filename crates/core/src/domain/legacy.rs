@@ -102,6 +102,7 @@ impl From<FlatSpec> for RunSpec {
                     include_ranges,
                     exclude_ranges,
                     computes: None,
+                    new_tokens: None,
                 })
             }
             (None, Some(FlatTarget::Command(call))) => {

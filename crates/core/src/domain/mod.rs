@@ -18,6 +18,7 @@ pub mod input_manifest;
 pub mod inputs;
 pub mod json_numbers;
 pub mod legacy;
+pub mod median;
 pub mod mode;
 pub mod model;
 pub mod named_values;

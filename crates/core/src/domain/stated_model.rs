@@ -1,7 +1,7 @@
 //! The model that a command or an imported capture runs, as its operator or sender states it.
 //!
 //! Plain values. With them, `analyze` counts the FLOPs and bytes of one repeat of a program that
-//! llmprof did not write.
+//! llmprof did not write, or the time of a decode step by the number of steps alone.
 
 use std::collections::BTreeMap;
 
@@ -15,9 +15,9 @@ use super::{
 };
 
 /// Maximum number of tokens of a sequence.
-const MAX_TOKENS: i64 = 1 << 24;
+pub const MAX_TOKENS: i64 = 1 << 24;
 /// Maximum number of sequences.
-const MAX_BATCH: i64 = 1 << 16;
+pub const MAX_BATCH: i64 = 1 << 16;
 
 /// A model and the sizes of its inputs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -66,10 +66,21 @@ fn text_or_number<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, 
     }))
 }
 
+/// A statement about a capture.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct CaptureStatement {
+    pub model: Option<StatedModel>,
+    /// Decode steps of one repeat, stated without a model.
+    pub steps: Option<u64>,
+}
+
 /// A statement that names no model, or impossible sizes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StatementError {
-    #[error("{0}: given without model_config, the model whose costs to count")]
+    #[error(
+        "{0}: given without model_config, the model whose costs to count; only a capture takes \
+         new_tokens alone, for the time of a decode step"
+    )]
     WithoutModel(&'static str),
     #[error("prompt_tokens: missing; the costs of a model depend on its prompt's length")]
     WithoutPrompt,
@@ -116,6 +127,22 @@ impl ModelStatement {
             [&self.model_config, &self.prompt_tokens, &self.new_tokens, &self.batch, &self.dtype];
         let given = Self::FIELDS.into_iter().zip(texts);
         given.filter_map(|(name, text)| Some((name, text.as_deref()?)))
+    }
+
+    /// Resolves the statement about a capture. The steps of its decodes need no model: a decode
+    /// over its steps is the time of a step.
+    pub fn of_capture(
+        &self,
+        models: &BTreeMap<String, ModelSpec>,
+    ) -> Result<CaptureStatement, StatementError> {
+        match &self.new_tokens {
+            Some(text) if self.texts().count() == 1 => {
+                let steps: u64 = Within::<1, MAX_TOKENS>::named("new_tokens", text)
+                    .map_err(StatementError::Number)?;
+                Ok(CaptureStatement { model: None, steps: Some(steps) })
+            }
+            _ => Ok(CaptureStatement { model: self.resolve(models)?, steps: None }),
+        }
     }
 
     /// Resolves the statement with the configured models; `None` if nothing is stated.
@@ -272,6 +299,31 @@ mod tests {
         refused(&with("new_tokens", "-1"), "new_tokens: -1 is not between 0 and 16777216");
         refused(&with("new_tokens", "99999999999999999999"), "new_tokens");
         refused(&with("dtype", "fp8"), "expected f32, f16 or bf16");
+    }
+
+    #[test]
+    fn a_capture_takes_the_steps_of_a_decode_without_a_model() {
+        let of = |fields: &[(&str, &str)]| {
+            statement(fields).of_capture(&models()).map_err(|error| error.to_string())
+        };
+        let alone = of(&[("new_tokens", "24")]).unwrap();
+        assert_eq!(alone, CaptureStatement { model: None, steps: Some(24) });
+        assert_eq!(of(&[]).unwrap(), CaptureStatement::default());
+        let model = [("model_config", "qwen3-0.6b"), ("prompt_tokens", "1"), ("new_tokens", "24")];
+        let stated = of(&model).unwrap();
+        assert_eq!((stated.model.unwrap().new_tokens, stated.steps), (Some(24), None));
+        for (fields, part) in [
+            (&[("new_tokens", "0")][..], "new_tokens: 0 is not between 1 and 16777216"),
+            (&[("new_tokens", "many")], "new_tokens"),
+            (&[("new_tokens", "24"), ("batch", "2")], "given without model_config"),
+            (&[("new_tokens", "24"), ("prompt_tokens", "2")], "given without model_config"),
+            (&[("batch", "2")], "only a capture takes new_tokens alone"),
+        ] {
+            let error = of(fields).unwrap_err();
+            assert!(error.contains(part), "{error}");
+        }
+        let command = resolve(&[("new_tokens", "24")]).unwrap_err();
+        assert!(command.starts_with("new_tokens: given without model_config"), "{command}");
     }
 
     #[test]

@@ -332,6 +332,7 @@ impl RunSpec {
             include_ranges: vec![],
             exclude_ranges: vec![],
             computes: None,
+            new_tokens: None,
         };
         let common = Common { timeout_s: 60, ..Common::default() };
         Self { subject: Subject::Import(import), common }

@@ -71,6 +71,9 @@ pub struct Trace {
     pub gemms: Option<GemmTrace>,
     /// Power and clocks sampled during the unprofiled pass.
     pub power: Option<PowerLog>,
+    /// Decode steps of one repeat, as a reader or the sender of a capture states them without the
+    /// model.
+    pub stated_steps: Option<u64>,
     /// Gaps in the collected data, recorded by the steps that noticed them.
     pub findings: Vec<Finding>,
 }

@@ -12,7 +12,7 @@ use std::{
 };
 
 pub use llmprof_analyze::parse::stored::{
-    exists, open, open_named, open_own, open_stored, packed_path, read_own, stored,
+    exists, open, open_named, open_own, open_stored, packed_path, read_own, resolved, stored,
 };
 use llmprof_core::{domain::run_files::ArtifactRecord, layout};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};

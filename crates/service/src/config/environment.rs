@@ -142,9 +142,10 @@ pub fn search_path() -> Vec<PathBuf> {
     env::var_os("PATH").map(|path| env::split_paths(&path).collect()).unwrap_or_default()
 }
 
-/// Folder for temporary files.
+/// Folder for temporary files, without links in its path.
 pub fn temp_dir() -> PathBuf {
-    env::temp_dir()
+    let folder = env::temp_dir();
+    folder.canonicalize().unwrap_or(folder)
 }
 
 /// Path of model-runner, if the environment sets it.

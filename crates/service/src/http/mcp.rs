@@ -7,10 +7,10 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use axum::{
-    Router,
+    Json, Router,
     body::{Body, Bytes, to_bytes},
     extract::{ConnectInfo, Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, Method, header},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header},
     response::{IntoResponse, Response},
     routing::post,
 };
@@ -22,11 +22,8 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 use crate::{
-    http::{
-        error::ErrorBody,
-        extract::body::{check_unique, read_json},
-    },
-    mcp::{AgentServer, ApiCall, ApiMethod, ApiRefusal, MAX_MESSAGE, ServiceApi},
+    http::{error::ErrorBody, extract::body::read_json},
+    mcp::{AgentServer, ApiCall, ApiMethod, ApiRefusal, MAX_MESSAGE, ServiceApi, refuse},
 };
 
 /// Bytes of an answer that a tool reads.
@@ -69,11 +66,16 @@ pub fn router(calls: Router, closing: CancellationToken) -> Router {
 
 async fn serve(State(state): State<McpState>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
-    let body = read_json(&parts.headers, body, MAX_MESSAGE).await;
-    let body = match body.and_then(|body| check_unique(&body).map(|()| body)) {
+    let body = match read_json(&parts.headers, body, MAX_MESSAGE).await {
         Ok(body) => body,
         Err(error) => return error.into_response(),
     };
+    if let Some(answer) = refuse(&body) {
+        // A request with an id has its answer, as the error of any other request has.
+        let has_id = !answer["id"].is_null();
+        let status = if has_id { StatusCode::OK } else { StatusCode::BAD_REQUEST };
+        return (status, Json(answer)).into_response();
+    }
     let named = |name: HeaderName| Some((name.clone(), parts.headers.get(name)?.clone()));
     let api = CallerApi {
         calls: state.calls,

@@ -1,5 +1,6 @@
 //! Children of llmprof that read uploaded files: llmprof itself, with limits on memory and CPU
-//! time, at the lowest priority, and stopped while a pass measures.
+//! time, at a low priority, and stopped while a pass measures; one that has waited its time goes on
+//! next to the pass, on idle CPUs.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -163,9 +164,13 @@ impl LimitedChildren {
     }
 }
 
-/// Stops the processes while a pass measures; returns when `stop` fires.
+/// Stops the processes while a pass measures, until their wait is used up; returns when `stop`
+/// fires.
 async fn yield_to_passes(freezer: Freezer, mut wait: QuietWait, stop: &CancellationToken) {
     loop {
+        if wait.is_used_up() {
+            let _ = runtime::blocking(move || freezer.run_when_idle()).await;
+        }
         wait.disturbs().await;
         tracing::debug!("stopping a child while a pass measures");
         // A failed task is a panic there; the child then continues.

@@ -239,8 +239,8 @@ impl<E: Executor> Execution<'_, E> {
         Ok(())
     }
 
-    /// Returns true if the run is in one of its passes on this host, or prepares them: a pass starts
-    /// between two polls, so background work already waits for the preflight.
+    /// Returns true if the run is in one of its passes on this host, or prepares them: a pass
+    /// starts between two polls, so background work already waits for the preflight.
     fn measures(&self, steps: &[StepRecord]) -> bool {
         let is_pass = |it: &StepRecord| !matches!(it.step, Step::Analyze | Step::Report);
         let here = !E::JOBS_OUTLIVE_SERVICE && self.run.spec.kind() != SubjectKind::Import;

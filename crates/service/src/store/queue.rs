@@ -1,6 +1,6 @@
 //! The queue: order of runs, durations of earlier runs, and figures of all stored runs.
 
-use llmprof_core::domain::{ids::RunId, mode::Mode, subject::RunSpec};
+use llmprof_core::domain::{ids::RunId, median::median_of, mode::Mode, subject::RunSpec};
 
 use super::{ScrubFigures, Store, StoreError, StoredRun, column, during, json, read};
 
@@ -92,7 +92,7 @@ impl Store {
     pub async fn history(&self, kinds: &[RunKind]) -> Result<Vec<History>, StoreError> {
         let mut found = Vec::new();
         for kind in kinds {
-            let mut took: Vec<i64> = sqlx::query_scalar(
+            let took: Vec<i64> = sqlx::query_scalar(
                 "select ended_at - started_at from runs indexed by runs_done
                  where name = ? and kind <> 'import' and state in ('succeeded', 'partial')
                       and mode = ? and part is ?
@@ -105,9 +105,8 @@ impl Store {
             .fetch_all(&mut *self.reader().await?)
             .await
             .map_err(during("list earlier runs"))?;
-            took.sort_unstable();
-            if let Some(median_ms) = took.get(took.len() / 2) {
-                found.push(History { kind: kind.clone(), median_ms: *median_ms });
+            if let Some(median_ms) = median_of(took) {
+                found.push(History { kind: kind.clone(), median_ms });
             }
         }
         Ok(found)

@@ -9,6 +9,7 @@ use llmprof_service::{
     artifact::{
         backup::{self, BackupOutcome},
         inputs::storage::{FOLDER, InputStorage},
+        packed::resolved,
     },
     runtime::work::SlicedWork,
     store::Store,
@@ -31,7 +32,7 @@ fn artifact(image: &StoredImage) -> ArtifactRecord {
 impl CopyCounts {
     /// Keeps the contents of all stored inputs.
     pub(super) async fn inputs(&mut self, store: &Store, data: &Path, to: &Path) -> Result<()> {
-        let folder = data.join(FOLDER);
+        let folder = resolved(&data.join(FOLDER));
         for id in store.input_files().await?.0 {
             let Some((_, set)) = store.inputs(id).await? else { continue };
             for image in &set.images {

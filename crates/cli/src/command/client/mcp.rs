@@ -66,8 +66,8 @@ async fn serve(client: ServiceClient) -> Result<ExitCode> {
     }
 }
 
-/// Passes an agent's messages on, and answers a message that the server would misread. An answer
-/// is one write, so it is not mixed with the answers of the server.
+/// Passes an agent's messages on without blank lines, and answers a message that the server would
+/// misread. An answer is one write, so it is not mixed with the answers of the server.
 async fn pass_on(
     from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
@@ -83,6 +83,9 @@ async fn pass_on(
         if line.last() != Some(&b'\n') {
             skip_line(&mut from).await?;
             line.push(b'\n');
+        }
+        if line.trim_ascii().is_empty() {
+            continue;
         }
         match refuse(&line) {
             Some(answer) => {

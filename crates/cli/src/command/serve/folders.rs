@@ -15,6 +15,7 @@ use llmprof_service::{
             InputFolders,
             storage::{self, InputStorage},
         },
+        packed::resolved,
         samples,
     },
     config,
@@ -56,7 +57,7 @@ impl ServiceFolders {
                 data.display()
             );
         }
-        let stored = data.join(storage::FOLDER);
+        let stored = resolved(&data.join(storage::FOLDER));
         let input_storage = InputStorage::open(&stored)
             .with_context(|| format!("cannot use the folder {}", stored.display()))?;
         let inputs = Arc::new(input_folders(&data, &server.inputs, stored)?);

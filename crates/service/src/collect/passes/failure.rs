@@ -13,8 +13,8 @@ use crate::collect::{
 /// Remedy if nsys hangs, recorded or not.
 const SAMPLE_LESS: &str =
     "if it samples the CPU, set nsys.sample and nsys.cpuctxsw to none, or update nsys";
-/// Further remedy if nsys does not finish the report of a recorded program.
-const TRACE_LESS: &str = "else record less (nsys.trace, nsys.duration_s)";
+/// Remedy if nsys does not finish the report of a recorded program, or its export.
+const RECORD_LESS: &str = "record less (nsys.trace, nsys.duration_s)";
 /// Time after the end of a program from which the deadline of a run counts as its profiler's.
 const ALONE: Duration = Duration::from_secs(5);
 
@@ -27,9 +27,11 @@ pub enum CollectError {
     SamplingForbidden { refusal: String },
     #[error("nsys did not finish its report: {}", describe_stall(*stall, *target_seen))]
     Hung { stall: Stall, target_seen: bool },
+    #[error("{what} did not finish: {}; update nsys, or {RECORD_LESS}", stalled(*stall))]
+    HungReader { what: &'static str, stall: Stall },
     #[error(
         "nsys did not finish its report: the run's deadline was {} s after the end of the program; \
-         raise timeout_s; {SAMPLE_LESS}; {TRACE_LESS}",
+         raise timeout_s; {SAMPLE_LESS}; else {RECORD_LESS}",
         alone.as_secs()
     )]
     Unfinished { alone: Duration },
@@ -107,15 +109,20 @@ fn describe_exit(ended: ExitReason, last_words: &[String]) -> String {
         .map_or_else(|| format!("{ended}{}", quote(words)), |why| format!("cannot start: {why}"))
 }
 
-/// Describes a hang with its remedy; `target_seen`: the program was seen running before.
-fn describe_stall(stall: Stall, target_seen: bool) -> String {
+/// Describes an exceeded limit.
+fn stalled(stall: Stall) -> String {
     let (failed, after) = match stall {
         Stall::Idle(after) => ("made no progress", after),
         Stall::Busy(after) => ("used the CPU and wrote nothing", after),
     };
-    let failed = format!("it {failed} for {} s", after.as_secs_f64());
+    format!("it {failed} for {} s", after.as_secs_f64())
+}
+
+/// Describes a hang with its remedy; `target_seen`: the program was seen running before.
+fn describe_stall(stall: Stall, target_seen: bool) -> String {
+    let failed = stalled(stall);
     match target_seen {
-        true => format!("{failed} after the program had ended; {SAMPLE_LESS}; {TRACE_LESS}"),
+        true => format!("{failed} after the program had ended; {SAMPLE_LESS}; else {RECORD_LESS}"),
         false => format!("{failed}, and its program was not seen running; {SAMPLE_LESS}"),
     }
 }
@@ -201,7 +208,7 @@ impl CollectError {
             }
             Self::Unfinished { .. } => {
                 Some(Finding::new(catalogue::RUN_OUT_OF_TIME, message).advise(format!(
-                    "raise timeout_s up to limits.run_s; {SAMPLE_LESS}; {TRACE_LESS}"
+                    "raise timeout_s up to limits.run_s; {SAMPLE_LESS}; else {RECORD_LESS}"
                 )))
             }
             Self::Ended { ended: ExitReason::DeadlinePassed, .. } => {

@@ -22,7 +22,7 @@ use super::{
     pass::{CollectError, Pass, PassFolder},
 };
 use crate::{
-    artifact::packed::open_own,
+    artifact::packed::{open_own, resolved},
     collect::{Collector, ProcessLimits},
     runtime::{self, work::SlicedWork},
 };
@@ -151,7 +151,10 @@ fn unpack(from: &Path, to: &Path, max_bytes: u64, work: &SlicedWork) -> io::Resu
     if let Some(folder) = to.parent() {
         fs::create_dir_all(folder)?;
     }
-    let (mut file, mut to) = (open_own(from)?, File::create(to)?);
+    // The operator names the folder, and the server writes the file.
+    let own = from.parent().map(resolved).unwrap_or_default();
+    let own = own.join(from.file_name().unwrap_or_default());
+    let (mut file, mut to) = (open_own(&own)?, File::create(to)?);
     let is_packed = from.extension().is_some_and(|it| it == "gz");
     let mut from: Box<dyn Read> =
         if is_packed { Box::new(MultiGzDecoder::new(file)) } else { Box::new(&mut file) };

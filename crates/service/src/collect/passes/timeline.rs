@@ -253,11 +253,28 @@ impl Collector {
         let exported = async {
             folder.require(layout::NSYS_REPORT_FILE, "nsys profile", &name)?;
             let command = nsys::export(nsys, &report, &export);
-            folder.run("nsys export", &of_export, &command, limits).await?;
+            self.run_reader(folder, ("nsys export", &of_export), &command, limits).await?;
             folder.require(layout::NSYS_EXPORT_FILE, "nsys export", &of_export)
         };
         exported.await.map_err(|error| (log("export"), error))?;
         Ok(pass)
+    }
+
+    /// Runs a tool of nsys that reads what was recorded, with the name of its log. It hangs by the
+    /// limits of a profiler whose program has ended.
+    async fn run_reader(
+        &self,
+        folder: &PassFolder<'_>,
+        (what, log): (&'static str, &str),
+        command: &Argv,
+        limits: &ProcessLimits,
+    ) -> Result<Pass, CollectError> {
+        let (watch, limits) = StallWatch::start(limits, folder.path(), self.stall);
+        let ran = folder.run(what, log, command, &limits).await;
+        match watch.stop().await.stall {
+            Some(stall) if ran.is_err() => Err(CollectError::HungReader { what, stall }),
+            _ => ran,
+        }
     }
 
     /// Exports the report in the run's `nsys/`, possibly of another nsys, to SQLite next to it.
@@ -267,7 +284,8 @@ impl Collector {
         let command =
             nsys::export(nsys, &dir.join(layout::NSYS_REPORT), &dir.join(layout::NSYS_EXPORT));
         let exported = async {
-            let pass = folder.run("nsys export", "nsys-export", &command, limits).await?;
+            let named = ("nsys export", "nsys-export");
+            let pass = self.run_reader(&folder, named, &command, limits).await?;
             folder.require(layout::NSYS_EXPORT_FILE, "nsys export", "nsys-export")?;
             Ok(pass)
         };
@@ -351,7 +369,7 @@ impl Collector {
         };
         let log = format!("{}-import", folder.log());
         let command = nsys::import(&importer, qdstrm, report);
-        folder.run("QdstrmImporter", &log, &command, limits).await?;
+        self.run_reader(folder, ("QdstrmImporter", &log), &command, limits).await?;
         folder.require(layout::NSYS_REPORT_FILE, "QdstrmImporter", &log)?;
         let _ = std::fs::remove_file(qdstrm); // the report contains it
         let message = "nsys did not find its importer and left raw data, which llmprof imported";

@@ -31,7 +31,7 @@ use crate::{
         disk_quota::{DiskQuota, QuotaLimit},
         line_stream::{ChildLine, Lines},
         orphans::{StartedProcess, end_with, make_scratch, marked, scratch, targets},
-        resources::ResourceLimits,
+        resources::{self, ResourceLimits},
         start::{command, spawn},
     },
     runtime,
@@ -231,7 +231,7 @@ impl RunningChild {
         Ok(Self { child, group, scratch, outputs, _process: process, _scratch_in_use: lock })
     }
 
-    /// Stops and continues its processes.
+    /// Stops and slows down its processes.
     pub fn freezer(&self) -> Freezer {
         Freezer { run: self.group.run, leader: self.group.leader }
     }
@@ -298,7 +298,7 @@ impl RunningChild {
     }
 }
 
-/// Stops and continues the processes of a run.
+/// Stops and continues the processes of a run, or lets them run only on idle CPUs.
 #[derive(Debug, Clone, Copy)]
 pub struct Freezer {
     run: RunMark,
@@ -313,6 +313,11 @@ impl Freezer {
 
     pub fn thaw(self) {
         self.signal(Signal::SIGCONT);
+    }
+
+    /// Gives the processes only time that no other process needs. Blocks while it searches them.
+    pub fn run_when_idle(self) {
+        resources::run_when_idle(&marked(self.run));
     }
 
     fn signal(self, sig: Signal) {

@@ -78,11 +78,10 @@ pub fn parse_object<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 
 /// Refuses a repeated field of any object: a map would keep the last one. Errors of syntax are left
 /// to the parser.
-pub fn check_unique(body: &[u8]) -> Result<(), ApiError> {
+fn check_unique(body: &[u8]) -> Result<(), ApiError> {
     let mut reader = serde_json::Deserializer::from_slice(body);
     let read: Result<UniqueKeys, _> = serde_path_to_error::deserialize(&mut reader);
     match read {
-        // Also in a list, which a batch of messages is.
         Err(error) if error.inner().is_data() => {
             let value = serde_json::from_slice(body).unwrap_or_default();
             Err(ApiError::new(ErrorCode::InvalidRequest, of_field(&value, &error)))

@@ -56,6 +56,7 @@ pub fn source(table: &str, column: &str) -> FigureSource {
         "roofline.points" | "mfu" | "operator_mfu" | "ledger" | "ledger_members"
         | "ledger_stages" | "overhead" | "findings" | "requests" | "request_latency"
         | "request_loads" => FigureSource::Derived,
+        "step_batches" if matches!(column, "floor_ms" | "times_floor") => FigureSource::Derived,
         "gpu_sample_coverage" => FigureSource::Samples,
         _ if table.starts_with("sampled") => FigureSource::Samples,
         _ => FigureSource::Traced,
@@ -80,6 +81,11 @@ pub fn formula(table: &str, column: &str, cause: Option<&str>) -> Option<&'stati
              each at most the time of its kernels",
         ),
         ("ledger_stages", "times_floor") => Some("measured_ns / floor_ns"),
+        ("step_batches", "floor_ms") => Some(
+            "sum over operators of max(FLOPs / ceiling of the dtype, necessary bytes / bandwidth), \
+             for one decode step of the row's requests and mean context",
+        ),
+        ("step_batches", "times_floor") => Some("p50_ms / floor_ms"),
         ("ledger_stages", "measured_ns") => Some(
             "mean over the unprofiled repeats = floor + causes + unexplained + difference of the \
              passes",
@@ -138,7 +144,7 @@ fn of_cause(cause: &str) -> Option<&'static str> {
             "use of the SMs' busiest unit x min(time, duration of the replay), above floor, bytes \
              and tensor cores"
         }
-        "memory_traffic" => {
+        "operand_traffic" | "memory_traffic" => {
             "use of the memory system's busiest unit x min(time, duration of the replay), above \
              floor, bytes and tensor cores"
         }
@@ -209,6 +215,8 @@ mod tests {
             ("samples", "wall_ms.mean", FigureSource::Timed),
             ("transfers", "bytes", FigureSource::Traced),
             ("engine_steps", "ms", FigureSource::Traced),
+            ("step_batches", "p50_ms", FigureSource::Traced),
+            ("step_batches", "times_floor", FigureSource::Derived),
             ("costs.modules", "prefill_flops", FigureSource::Stated),
             ("steps", "duration_ms", FigureSource::Stated),
             ("counters", "profiled", FigureSource::Counters),

@@ -52,6 +52,12 @@ findings! {
                  exponentials.",
         saving: "the cause's time in which its kernels run alone, above the time of their \
                  launches";
+    LEDGER_OPERAND_TRAFFIC = "ledger_operand_traffic", [Warning],
+        fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
+        advice: "Read fewer bytes for each result: quantise the weights or the KV cache to a \
+                 smaller dtype, or raise the batch, whose sequences share the weights.",
+        saving: "the cause's time in which its kernels run alone, above the time of their \
+                 launches";
     LEDGER_MEMORY_TRAFFIC = "ledger_memory_traffic", [Warning],
         fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
         advice: "Fuse the kernel with its neighbours, so that activations stay on the SM.",

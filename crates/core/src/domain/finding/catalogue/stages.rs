@@ -38,7 +38,8 @@ findings! {
         fires_on: "there are no kernels",
         advice: "Run on a host with an NVIDIA GPU and nsys.";
     STATED_MODEL_ON_SEVERAL_GPUS = "stated_model_on_several_gpus", [Warning],
-        fires_on: "a model is stated, and the capture has work of several GPUs or processes",
+        fires_on: "a model is stated, and the capture has work of several GPUs or processes, or is \
+                   of one of several ranks",
         advice: "Run it on one GPU for floors and MFU.";
     STATED_MODEL_REFUTED = "stated_model_refuted", [Critical],
         fires_on: "the stated model, its dtype or its sizes need more than the device can do, or \

@@ -72,6 +72,44 @@ async fn an_nsys_that_hangs_before_its_program_is_not_reported_as_one_that_hangs
     assert!(text.contains("for 5 s, and its program was not seen running"), "{text}");
 }
 
+/// An nsys that records its program, and whose export hangs.
+const EXPORT_HANGS: &str = r#"
+case $1 in
+profile) while [ "$1" != --output ]; do shift; done; stem=$2; shift 2
+  LLMPROF_TARGET=1 "$@" || exit $?; echo report > "$stem.nsys-rep";;
+export) HANG;;
+esac"#;
+
+/// Returns the error of a pass, or of an import, whose export hangs.
+async fn error_of_export(hang: &str, is_import: bool, stall: StallLimits) -> String {
+    let mut host = TestHost::new(RUNNER, Some(&EXPORT_HANGS.replace("HANG", hang)));
+    host.collector.stall = stall;
+    let ended = match is_import {
+        true => {
+            // The folder of an upload.
+            std::fs::create_dir_all(host.run().join("nsys")).unwrap();
+            host.collector.export(&host.run(), &host.limits).await
+        }
+        false => host.timeline().await,
+    };
+    ended.unwrap_err().to_string()
+}
+
+#[tokio::test]
+async fn an_export_that_hangs_is_ended_by_the_limits_of_a_pass() {
+    let ended = tokio::join!(
+        error_of_export("exec sleep 600", false, IDLE),
+        error_of_export(COMPUTE, false, BUSY),
+        error_of_export(SPIN, true, IDLE),
+        error_of_export(COMPUTE, true, BUSY),
+    );
+    let (idle, busy) = ("made no progress", "used the CPU and wrote nothing");
+    for (text, failed) in [(ended.0, idle), (ended.1, busy), (ended.2, idle), (ended.3, busy)] {
+        assert!(text.starts_with(&format!("nsys export did not finish: it {failed} ")), "{text}");
+        assert!(text.contains(" for 5 s; update nsys"), "{text}");
+    }
+}
+
 /// An nsys that records its program and hangs, and exits with code 1 if it is started again.
 const HANGS_THEN_EXITS: &str = r#"
 while [ "$1" != --output ]; do shift; done; stem=$2; shift 2; echo start >> "$stem.starts"

@@ -3,7 +3,7 @@
 use llmprof_core::{
     domain::{
         import::{Import, ImportedFile},
-        stated_model::{ModelStatement, StatedModel},
+        stated_model::{CaptureStatement, ModelStatement},
         subject::{Common, RunSpec, Subject},
     },
     trace::stage::parse_stages,
@@ -57,7 +57,7 @@ pub(super) struct UploadFields {
     exclude_ranges: Vec<String>,
     statement: ModelStatement,
     /// Resolved from `statement` by [`Self::check`].
-    computes: Option<Box<StatedModel>>,
+    stated: CaptureStatement,
     /// Check the files only.
     pub(super) dry_run: Option<bool>,
 }
@@ -113,11 +113,8 @@ impl UploadFields {
     /// Checks the fields against the contract and the configured models.
     pub(super) fn check(&mut self, models: &Models) -> Result<(), ApiError> {
         let invalid = |message: String| ApiError::new(ErrorCode::InvalidRequest, message);
-        self.computes = self
-            .statement
-            .resolve(models)
-            .map_err(|error| invalid(error.to_string()))?
-            .map(Box::new);
+        self.stated =
+            self.statement.of_capture(models).map_err(|error| invalid(error.to_string()))?;
         check_labels(&self.labels)?;
         check_revision(self.revision.as_deref())?;
         check_length("name", self.name.as_deref().unwrap_or_default(), 0..=MAX_TEXT)?;
@@ -142,9 +139,10 @@ impl UploadFields {
 
     /// An import of `files` with these rules.
     pub(super) fn import(&self, files: Vec<ImportedFile>) -> Import {
-        let Self { model, stages, include_ranges, exclude_ranges, computes, .. } = self.clone();
+        let Self { model, stages, include_ranges, exclude_ranges, stated, .. } = self.clone();
+        let (computes, new_tokens) = (stated.model.map(Box::new), stated.steps);
         let name = files.first().map(|file| file.name.clone()).unwrap_or_default();
-        Import { name, model, files, stages, include_ranges, exclude_ranges, computes }
+        Import { name, model, files, stages, include_ranges, exclude_ranges, computes, new_tokens }
     }
 
     pub(super) fn spec(self, import: Import) -> RunSpec {

@@ -4,6 +4,7 @@ use axum::{Json, http::StatusCode, response::IntoResponse};
 use llmprof_core::domain::{
     command::CommandKind,
     device::Device,
+    median::median_of,
     run_plan::{self, PlanFacts, PlannedStep},
     settings::Settings,
     subject::RunSpec,
@@ -101,17 +102,17 @@ pub(super) fn facts(app: &App, spec: &RunSpec) -> PlanFacts {
 
 pub(super) async fn estimate(app: &App, spec: &RunSpec) -> Result<DurationEstimate, ApiError> {
     let same = app.store.durations_of(spec, true).await?;
-    let (basis, mut durations) = if same.is_empty() {
+    let (basis, durations) = if same.is_empty() {
         (EstimateBasis::SameMode, app.store.durations_of(spec, false).await?)
     } else {
         (EstimateBasis::SameRequest, same)
     };
-    durations.sort_unstable();
-    let seconds = durations.get(durations.len() / 2).map(|ms| *ms as f64 / 1e3);
+    let runs = durations.len() as u64;
+    let seconds = median_of(durations).map(|ms| ms as f64 / 1e3);
     let basis = if seconds.is_some() { basis } else { EstimateBasis::None };
     let unknown_because = seconds.is_none().then(|| {
         let mode = spec.mode().map_or_else(String::new, |mode| format!(" in mode {mode}"));
         format!("no estimate: no run of {}{mode} has finished on this host", spec.title())
     });
-    Ok(DurationEstimate { seconds, basis, runs: durations.len() as u64, unknown_because })
+    Ok(DurationEstimate { seconds, basis, runs, unknown_because })
 }

@@ -9,7 +9,8 @@ use serde_json::Value;
 const PART: &str = "part";
 const COMMAND: &str = "command";
 /// Facts of the list of series, in their order.
-const LISTED: [&str; 6] = [COMMAND, "dtype", "prompt_tokens", "new_tokens", "decode_graph", "gpus"];
+const LISTED: [&str; 7] =
+    [COMMAND, "dtype", "prompt_tokens", "new_tokens", "seed", "decode_graph", "gpus"];
 
 /// Name of a series for readers: a part is named with its model.
 pub(super) fn title(name: &str, identity: &SeriesIdentity) -> String {
