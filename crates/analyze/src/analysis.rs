@@ -72,6 +72,7 @@ use crate::{
         step_states,
         tables::TimelineTables,
         time_shares::{self, StageShare},
+        withheld::Withheld,
     },
 };
 
@@ -105,6 +106,8 @@ pub struct Analysis {
     pub cost: Option<Cost>,
     /// The model that the operator of a command or the sender of a capture states.
     pub stated: Option<StatedModel>,
+    /// Decode steps of one repeat, stated without a model.
+    pub stated_steps: Option<u64>,
     /// Proofs that it is another model; no figure is of the stated one then.
     pub refutations: Vec<Refutation>,
     pub mfu: Mfu,
@@ -137,6 +140,8 @@ pub struct Analysis {
     pub cold: Vec<ColdInstance>,
     /// Recorded and launched kernels of the traced pass, by stage.
     pub coverage: Vec<StageCoverage>,
+    /// Figures of the traced pass that gaps of its capture make unknown, with the reasons.
+    pub withheld: Withheld,
     /// Kernels by the line of code that launched them; empty without stacks.
     pub call_sites: Vec<CallSite>,
     /// Work of the traced pass by process and device.
@@ -205,6 +210,7 @@ fn analyze_as(
         subject: trace.subject,
         tool: trace.nsys.as_ref().map(|it| it.tool).unwrap_or_default(),
         only_traced: only_traced && trace.nsys.is_some(),
+        stated_steps: trace.stated_steps,
         ..empty
     };
     let mut derived = CaptureEvents::default();
@@ -231,7 +237,7 @@ fn analyze_as(
     let own = capture.as_ref().filter(|_| only_traced);
     let devices = own.map(|capture| StepDevices { splits: &splits, capture });
     analysis.step_times = step_times::step_times(&baseline, devices.as_ref());
-    let work = analysis.model_work(model, &baseline);
+    let work = analysis.model_work(trace, model, &baseline);
     analysis.cost = work.as_ref().and_then(ModelWork::cost);
     analysis.step = analysis.step.take().or_else(|| decode_timeline::unprofiled_step(&baseline));
     analysis.add_utilisation(trace, &baseline, (work.as_ref(), peaks));
@@ -312,7 +318,7 @@ impl Analysis {
         let traced = (traced, self.only_traced);
         // After the tables, whose memory is free again.
         let sums = match capture.and_then(|it| Some((it, it.framework.as_ref()?))) {
-            Some((capture, index)) => framework(capture, index, &self.stages, &tables.coverage),
+            Some((capture, index)) => framework(capture, index, &self.stages, &tables.withheld),
             None => operators::operators(baseline, &self.stages),
         };
         self.operators = operators::attach(sums, &tables.device, traced, &self.kernels.stages);
@@ -331,9 +337,7 @@ impl Analysis {
         self.sums = tables.sums;
         if self.only_traced && self.stages.rows.is_empty() {
             self.device_totals = capture.map(device_totals::device_totals);
-            // A capture that lost work shows only a part of the busy time.
-            let is_partial = self.coverage.iter().any(|it| it.lost());
-            self.device_totals.iter_mut().filter(|_| is_partial).for_each(|it| it.busy_pct = None);
+            self.device_totals.iter_mut().for_each(|it| it.withhold(&tables.withheld));
         }
         if let Some(capture) = capture {
             self.call_sites = call_sites::call_sites(capture, &self.kernels.stages);
@@ -352,6 +356,7 @@ impl Analysis {
             requests::join(&mut self.engine_steps, nsys, &command.loads);
         }
         self.collectives = tables.collectives;
+        self.withheld = tables.withheld;
         tables.splits
     }
 

@@ -21,15 +21,20 @@ use crate::compare::student::{ALPHA, Difference, Estimate};
 /// that differ by less count as equal.
 pub const RUN_DRIFT_PCT: f64 = 5.0;
 
+/// Values of one run: of the few rows of stages, and of the many of operators or kernels.
+const INSTANCES: &str = "instances";
+const CALLS: &str = "calls";
+
 /// The rule of verdicts, for reports.
 pub const RULE: &str = "\
     A change is significant if Welch's t-test finds it at alpha 0.05. Host times are tested by \
-    their repeats, kernels by their own calls; if earlier runs are given, both also by the \
-    variation between those runs. Without earlier runs a change of a kernel by at most 5 % gets no \
-    verdict: its calls do not show the variation between runs. Within noise gives the smallest \
-    change that would have been found with probability 0.8. Of the operators or kernels that are \
-    called slower or faster, at most 5 % are expected to be unchanged (Benjamini and Hochberg); \
-    about 5 of 100 unchanged stages are significant by chance.";
+    their repeats, kernels by their own calls, steps of an engine and stages of its requests by \
+    their instances; if earlier runs are given, all also by the variation between those runs. \
+    Without earlier runs a change by at most 5 % that is tested by calls or instances gets no \
+    verdict: they do not show the variation between runs. Within noise gives the smallest change \
+    that would have been found with probability 0.8. Of the operators or kernels that are called \
+    slower or faster, at most 5 % are expected to be unchanged (Benjamini and Hochberg); about 5 \
+    of 100 unchanged stages are significant by chance.";
 
 /// One fact about both runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -192,21 +197,21 @@ pub fn diff(
     history: &[ComparedRun],
 ) -> Diff {
     let obstacles: Vec<String> = checks.iter().filter_map(ComparabilityCheck::obstacle).collect();
-    let all = |of: fn(&ComparedRun) -> &RunFigures, drift_pct: f64, are_many: bool| {
+    let all = |of: fn(&ComparedRun) -> &RunFigures, drift_pct: f64, unit: &'static str| {
         let history: Vec<&RunFigures> = history.iter().map(of).collect();
-        let of_each =
-            VerdictBasis { obstacles: &obstacles, history: &history, drift_pct, max_p: ALPHA };
+        let (obstacles, history) = (obstacles.as_slice(), history.as_slice());
+        let of_each = VerdictBasis { obstacles, history, drift_pct, unit, max_p: ALPHA };
         let rows = changes(of(a), of(b), &of_each);
-        if !are_many {
+        if unit == INSTANCES {
             return rows;
         }
         let max_p = max_p_of(rows.iter().filter_map(|it| it.p_value).collect());
         changes(of(a), of(b), &VerdictBasis { max_p, ..of_each })
     };
     Diff {
-        stages: all(|side| &side.stages, 0.0, false),
-        operators: all(|side| &side.operators, 0.0, true),
-        kernels: all(|side| &side.kernels, RUN_DRIFT_PCT, true),
+        stages: all(|side| &side.stages, 0.0, INSTANCES),
+        operators: all(|side| &side.operators, 0.0, CALLS),
+        kernels: all(|side| &side.kernels, RUN_DRIFT_PCT, CALLS),
         rule: RULE.into(),
         comparable: obstacles.is_empty(),
         checks,
@@ -239,8 +244,10 @@ struct VerdictBasis<'a> {
     /// Reasons why the runs are not comparable.
     obstacles: &'a [String],
     history: &'a [&'a RunFigures],
-    /// Accepted variation between runs without history, percent.
+    /// Accepted variation between runs without history, percent; of instances [`RUN_DRIFT_PCT`].
     drift_pct: f64,
+    /// Values of one run.
+    unit: &'static str,
     /// Greatest p-value of a significant row.
     max_p: f64,
 }
@@ -310,13 +317,14 @@ impl VerdictBasis<'_> {
             .between(key, a.ms)
             .map(|run| Difference { mean: within.mean, ..Difference::of(&run, &run) });
         let by_runs = between.filter(|it| it.std_error > within.std_error);
-        let drift_ms = if between.is_none() { a.ms.abs() * self.drift_pct / 100.0 } else { 0.0 };
+        let drift_pct = a.repeats.and(b.repeats).map_or(RUN_DRIFT_PCT, |_| self.drift_pct);
+        let drift_ms = if between.is_none() { a.ms.abs() * drift_pct / 100.0 } else { 0.0 };
         let test = by_runs.unwrap_or(within);
         let p = test.p();
         let apart = format!("{} ms apart ({})", figure(test.mean.abs()), p_text(p));
         let calls = match a.calls.zip(b.calls) {
             Some((x, y)) if x != y && a.repeats == b.repeats => {
-                format!("; calls: {x} in A, {y} in B")
+                format!("; {}: {x} in A, {y} in B", self.unit)
             }
             _ => String::new(),
         };
@@ -327,9 +335,8 @@ impl VerdictBasis<'_> {
         }
         let (verdict, reason) = if test.mean.abs() <= drift_ms {
             let reason = format!(
-                "{apart}, beyond the variation of its calls, but runs may differ by {} % if no \
-                 earlier runs show their variation{calls}",
-                self.drift_pct
+                "{apart}, beyond the variation in one run, but runs may differ by {drift_pct} % if \
+                 no earlier runs show their variation{calls}"
             );
             (ChangeVerdict::Unknown, reason)
         } else {
@@ -356,7 +363,7 @@ impl VerdictBasis<'_> {
             Some(repeats) => {
                 format!(
                     "{repeats} {} on each side would find half of it",
-                    if a.repeats.is_some() { "repeats" } else { "calls" }
+                    if a.repeats.is_some() { "repeats" } else { self.unit }
                 )
             }
             None if by_runs => {

@@ -22,7 +22,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     kernels::{counters::KernelCounters, durations::Tally, kernel_classes::ClassCache},
-    timeline::{capture::Capture, duration_stats::DurationStats, step_states::LEFT_OUT},
+    timeline::{
+        capture::Capture,
+        duration_stats::DurationStats,
+        step_states::LEFT_OUT,
+        withheld::{TimelineFigure, Withheld},
+    },
 };
 use llmprof_core::trace::kernel::TracedKernel;
 pub use llmprof_core::trace::stage::WARMUP;
@@ -194,21 +199,19 @@ impl KernelTimes {
         self.full.iter().filter(|record| is_measured(&record.stage))
     }
 
-    /// Removes figures that need all kernels of a stage, for the stages selected by `is_partial`.
-    pub fn withhold(&mut self, is_partial: impl Fn(&str) -> bool) {
-        self.classified_pct = None;
-        for it in self.stages.iter_mut().filter(|it| is_partial(&it.stage)) {
+    /// Removes sums over all kernels of a stage, and shares of them, that are withheld.
+    pub fn withhold(&mut self, withheld: &Withheld) {
+        if withheld.has_in_capture(TimelineFigure::ClassifiedShare) {
+            self.classified_pct = None;
+        }
+        let without: BTreeSet<&str> = withheld.stages_without(TimelineFigure::KernelTime).collect();
+        let lacks = |stage: &str| without.contains(stage);
+        for it in self.stages.iter_mut().filter(|it| lacks(&it.stage)) {
             (it.kernel_ms, it.busy_ms) = (None, None);
         }
-        self.records
-            .iter_mut()
-            .filter(|it| is_partial(&it.stage))
-            .for_each(|it| it.share_pct = None);
-        self.full.iter_mut().filter(|it| is_partial(&it.stage)).for_each(|it| it.share_pct = None);
-        self.classes
-            .iter_mut()
-            .filter(|it| is_partial(&it.stage))
-            .for_each(|it| it.share_pct = None);
+        self.records.iter_mut().filter(|it| lacks(&it.stage)).for_each(|it| it.share_pct = None);
+        self.full.iter_mut().filter(|it| lacks(&it.stage)).for_each(|it| it.share_pct = None);
+        self.classes.iter_mut().filter(|it| lacks(&it.stage)).for_each(|it| it.share_pct = None);
     }
 
     /// Kernel time of a stage; `None` if it launched nothing or kernels are missing.

@@ -15,13 +15,16 @@ mod necessary;
 mod rows;
 mod sampled_values;
 mod scale;
+mod step_floors;
 mod work;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::{cause::LedgerCause, evidence::tile_fills, necessary::work};
+pub use self::{
+    cause::LedgerCause, evidence::tile_fills, necessary::work, step_floors::step_floors,
+};
 
 use llmprof_core::{
     domain::{dtype::Dtype, finding::catalogue, named_values::named_values},
@@ -154,6 +157,9 @@ pub struct LedgerMember {
     pub operator: Option<String>,
     /// The kernel or copy; for a gap, the work that ended before it.
     pub kernel: Option<String>,
+    /// Name of the kernel with its arguments; `None` of a copy, graph or gap.
+    #[serde(default)]
+    pub full_name: Option<String>,
     pub grid: Option<[u32; 3]>,
     pub block: Option<[u32; 3]>,
     /// Launches or gaps of one repeat.

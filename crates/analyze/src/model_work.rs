@@ -129,6 +129,13 @@ impl<'a> ModelWork<'a> {
         self.samples.iter().map(|sample| self.cost_of(sample).modules).collect()
     }
 
+    /// The operators of one decode step of `requests` sequences, each of which attends to `context`
+    /// positions, its own included.
+    pub fn decode_step(&self, requests: u64, context: u64) -> Vec<ModuleCost> {
+        let prompts = Prompts::equal(context.saturating_sub(1), requests);
+        self.cost_of(&WorkSample { images: &[], prompts, steps: 1 }).modules
+    }
+
     /// FLOPs of prefill and decode, the mean over the samples; `None` for a part.
     pub fn flops(&self) -> Option<StageFlops> {
         if self.is_part {

@@ -34,6 +34,9 @@ pub struct StepBatch {
     /// less than a factor of two.
     pub context_min: Option<u64>,
     pub context_max: Option<u64>,
+    /// Sum of the key lengths of all steps over their requests, rounded.
+    #[serde(default)]
+    pub context_mean: Option<u64>,
     /// Steps of all processes: ranks that run one step together have one each.
     pub steps: u64,
     /// Processes with such steps.
@@ -70,6 +73,19 @@ pub struct StepBatch {
     /// True if unrecorded waits are a part of the times, which have no others.
     #[serde(default)]
     pub has_unrecorded_waits: bool,
+    /// Floor of a decode step of these requests with `context_mean`, milliseconds, if the model is
+    /// stated: the sum over its operators, as `floor_ns` of a stage. If the context is unknown, the
+    /// floor has no cache: a step needs at least this time. `null` if it is longer than the median
+    /// step, as all floors of other classes.
+    #[serde(default)]
+    pub floor_ms: Option<f64>,
+    /// `p50_ms / floor_ms`; `null` if the context is unknown.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(example = 2.4))]
+    pub times_floor: Option<f64>,
+    /// Reason why one of the two is `null`.
+    #[serde(default)]
+    pub floor_missing: Option<String>,
 }
 
 /// The only row, or the one with the most steps if it has several: no figure stands for steps of
@@ -131,9 +147,19 @@ pub fn step_batches(steps: &[EngineStepRecord]) -> Vec<StepBatch> {
 
 /// Mean key length of the requests of a step, rounded.
 fn context(it: &EngineStepRecord) -> Option<u64> {
-    let keys = [it.prefill_keys, it.decode_keys].into_iter().flatten().reduce(u64::saturating_add);
-    let requests = it.requests?;
-    keys?.saturating_add(requests / 2).checked_div(requests).filter(|it| *it > 0)
+    mean_context(std::iter::once(it))
+}
+
+/// Mean key length of the requests of all steps, rounded; `None` if one is unknown.
+fn mean_context<'a>(steps: impl Iterator<Item = &'a EngineStepRecord>) -> Option<u64> {
+    let (mut keys, mut requests) = (0_u128, 0_u128);
+    for it in steps {
+        let known = [it.prefill_keys, it.decode_keys].into_iter().flatten();
+        keys += known.map(u128::from).reduce(|sum, more| sum + more)?;
+        requests += u128::from(it.requests?);
+    }
+    let mean = (keys + requests / 2).checked_div(requests)?;
+    u64::try_from(mean).ok().filter(|it| *it > 0)
 }
 
 fn batch(
@@ -142,7 +168,10 @@ fn batch(
 ) -> Option<StepBatch> {
     let all = || steps.iter().copied();
     let times: Vec<f64> = all().map(|it| it.step_ms).collect();
-    let made: Option<u64> = all().map(|it| tokens(it).filter(|_| !it.has_unrecorded_wait())).sum();
+    let made = |it: &EngineStepRecord| {
+        tokens(it).filter(|_| !it.has_unrecorded_wait()).map(|made| made as f64)
+    };
+    let made: Option<f64> = all().map(made).sum();
     let busy =
         all().map(|it| ratio(100.0 * (it.device_ms? - it.gap_ms.unwrap_or(0.0)), it.step_ms));
     let busy: Option<Vec<f64>> = busy.collect();
@@ -157,7 +186,7 @@ fn batch(
         let sum = phases.filter(|it| it.phase == class).map(of).reduce(|sum, it| sum + it);
         ratio(sum?, steps.len() as f64)
     };
-    let each = made.and_then(|made| ratio(made as f64, steps.len() as f64));
+    let each = made.and_then(|made| ratio(made, steps.len() as f64));
     Some(StepBatch {
         class,
         mode: mode.map(str::to_owned),
@@ -166,6 +195,7 @@ fn batch(
         padded_max: padded().max(),
         context_min: contexts().min(),
         context_max: contexts().max(),
+        context_mean: mean_context(all()),
         steps: steps.len() as u64,
         processes: all().map(|it| it.process).collect::<BTreeSet<u32>>().len() as u64,
         ms: Spread::of(times.iter().copied())?,
@@ -178,6 +208,9 @@ fn batch(
         draft_ms: phases(StepClass::Draft, |it| it.host_ms),
         verify_ms: phases(StepClass::Verify, |it| it.host_ms),
         has_unrecorded_waits: all().any(EngineStepRecord::has_unrecorded_wait),
+        floor_ms: None,
+        times_floor: None,
+        floor_missing: None,
     })
 }
 
@@ -195,7 +228,7 @@ fn tokens(it: &EngineStepRecord) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::{
-        kernels::tests::capture,
+        kernels::tests::{capture, launching},
         timeline::{capture::Capture, engine_steps::engine_steps},
     };
 
@@ -211,14 +244,9 @@ mod tests {
                 "execute_{requests}_context_0(sq0sk0sqsq0sqsk0)\
                  _generation_{requests}(sq{requests}sk{keys}sqsq{requests}sqsk{keys})"
             );
-            let (start, id) = (1_000_000 * at, at + 1);
-            format!(
-                "range 1 {name} {start}..{}\ncall 1 {id} {start}..{}\nkernel {id} k {}..{} 7",
-                start + 900_000,
-                start + 10,
-                start + 100,
-                start + 500_000,
-            )
+            let times = [(0, 900_000), (0, 10), (100, 500_000)];
+            let start = 1_000_000 * at;
+            launching(&name, at + 1, times.map(|it| (start + it.0, start + it.1)))
         };
         let sketch = [
             step(0, 4, 4_000),
@@ -239,6 +267,7 @@ mod tests {
                 (Some(4), 1, Some(10_000), Some(10_000)),
             ]
         );
+        assert_eq!(rows[1].context_mean, Some(1_013), "16,202 keys of 16 requests");
         assert_eq!((rows[1].p50_ms, rows[1].period_ms), (0.9, Some(1.0)));
         let rate = |row: usize| rows[row].tokens_per_s.unwrap();
         assert!((rate(1) - 4.0 / 1e-3).abs() < 1e-6, "tokens come at the ends of steps");
@@ -251,16 +280,9 @@ mod tests {
     fn tokens_come_at_the_ends_of_steps_that_the_host_starts_early() {
         // Steps start every 100 ns, and their work takes 1,000 ns each, one after another.
         let step = |at: i64| {
-            let (start, id) = (100 * at, at + 1);
-            let name = "execute_context_0(0)_generation_8(8)";
-            format!(
-                "range 1 {name} {start}..{}\ncall 1 {id} {}..{}\nkernel {id} k {}..{} 7",
-                start + 90,
-                start + 10,
-                start + 20,
-                1_000 * at + 50,
-                1_000 * at + 1_050,
-            )
+            let (host, work) = (100 * at, 1_000 * at + 50);
+            let times = [(host, host + 90), (host + 10, host + 20), (work, work + 1_000)];
+            launching("execute_context_0(0)_generation_8(8)", at + 1, times)
         };
         let steps: Vec<String> = (0..6).map(step).collect();
         let row = &rows(&steps.join("\n"))[0];
@@ -294,12 +316,8 @@ mod tests {
     #[test]
     fn steps_of_a_warm_up_and_of_a_cold_first_instance_count_in_no_time() {
         let step = |at: i64, ns: i64| {
-            let name = "execute_context_0(0)_generation_2(2)";
-            let (from, to, call) = (at + 10, at + 60, at + 20);
-            format!(
-                "range 1 {name} {at}..{}\ncall 1 {at} {from}..{call}\nkernel {at} k {call}..{to} 7",
-                at + ns
-            )
+            let times = [(at, at + ns), (at + 10, at + 20), (at + 20, at + 60)];
+            launching("execute_context_0(0)_generation_2(2)", at, times)
         };
         let steps = [1_000, 2_000, 3_000].map(|at| step(at, 100)).join("\n");
         let all = rows(&format!("range 1 warmup 10..900\n{}\n{steps}", step(20, 800)));

@@ -16,6 +16,7 @@ mod ran;
 mod reasons;
 mod remedies;
 mod stage_time;
+mod step_floors;
 mod steps;
 mod times;
 mod unmarked;
@@ -46,7 +47,7 @@ use serde::{Deserialize, Serialize};
 
 use self::once::StatedSentences;
 pub use self::{
-    cited::{Cited, Source},
+    cited::{Cited, Figure, Source},
     reasons::Reason,
 };
 pub(crate) use self::{on_findings::why_unended, ran::is_on_cpu};
@@ -147,6 +148,7 @@ struct StoredAggregates {
     loads: Vec<LoadRecord>,
     devices: Option<DeviceTotals>,
     decode_steps: Option<u64>,
+    stated_steps: Option<u64>,
     per_token_ms: Option<Spread>,
 }
 
@@ -158,8 +160,8 @@ struct AnswerRecords<'a> {
     step_times: &'a [StepTimes],
     decode_steps: Option<u64>,
     per_token_ms: Option<Spread>,
-    /// Steps of one decode for which the costs are computed.
-    stated_steps: Option<u64>,
+    /// Steps of one decode that are stated, or for which the costs are computed.
+    stated_steps: Option<Figure>,
     step_batches: &'a [StepBatch],
     stage_shares: &'a [StageShare],
     latencies: &'a [LatencyRecord],
@@ -195,7 +197,10 @@ pub fn of_analysis(facts: &RunFacts, analysis: &Analysis) -> Answer {
         step_times: &analysis.step_times,
         decode_steps: analysis.stages.decode_steps,
         per_token_ms: analysis.stages.per_token_ms,
-        stated_steps: analysis.cost.as_ref().map(|it| it.decode_steps).filter(|it| *it > 0),
+        stated_steps: unmarked::stated(
+            analysis.stated_steps,
+            analysis.cost.as_ref().map(|it| it.decode_steps),
+        ),
         step_batches: &analysis.step_batches,
         stage_shares: &analysis.stage_shares,
         latencies: &analysis.requests.latency,
@@ -248,7 +253,10 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
         step_times: &it.step_times,
         decode_steps: it.aggregates.decode_steps,
         per_token_ms: it.aggregates.per_token_ms,
-        stated_steps: it.costs.map(|it| it.decode_steps).filter(|it| *it > 0),
+        stated_steps: unmarked::stated(
+            it.aggregates.stated_steps,
+            it.costs.map(|it| it.decode_steps),
+        ),
         step_batches: &it.step_batches,
         stage_shares: &it.stage_shares,
         latencies: &it.request_latency,

@@ -161,28 +161,26 @@ fn side(
     let mut add = |stage: &str, name: &str, measured| {
         _ = stages.insert((stage.into(), name.into()), measured)
     };
+    let of_stage = steps::measure_of_stages(report);
     // A whole decode has nothing to be compared with if another recording cuts its decodes.
     for row in report.stages.iter().filter(|it| !is_cut(&it.stage)) {
-        add(&row.stage, &row.stage, Measured::over_repeats(&row.ms, None));
+        add(&row.stage, &row.stage, of_stage(&row.ms));
     }
     for it in report.step_times.iter().filter(|it| it.are_steps() && is_cut(&it.stage)) {
         let name = format!("{}, per step", it.stage);
-        add(&it.stage, &name, Measured::over_repeats(&it.ms, None));
+        add(&it.stage, &name, Measured::over_instances(&it.ms));
     }
     let is_whole = |note: &&StageNote| note.part != COLD_PART && !is_cut(&note.inside);
     for note in report.stage_notes.iter().filter(is_whole) {
-        add(
-            &note.inside,
-            &format!("{} (part of {})", note.part, note.inside),
-            Measured::over_repeats(&note.ms, None),
-        );
+        let name = format!("{} (part of {})", note.part, note.inside);
+        add(&note.inside, &name, of_stage(&note.ms));
     }
     let aggregates = &report.aggregates;
     let per_token_ms = aggregates.per_token_ms.filter(|_| has_per_token);
     let wall_ms = aggregates.wall_ms.filter(|_| !is_cut(DECODE));
     for (name, ms) in [(PER_TOKEN, per_token_ms), (WHOLE_PASS, wall_ms)] {
         if let Some(ms) = ms {
-            add("", name, Measured::over_repeats(&ms, None));
+            add("", name, of_stage(&ms));
         }
     }
     let recording = report.ledger_stages.iter().find(|it| it.stage == NO_STAGE);
@@ -190,7 +188,7 @@ fn side(
         add("", in_sentence(NO_STAGE), Measured::over_repeats(&ms, None));
     }
     for (name, ms) in steps::rows(&report.step_batches) {
-        add("", &name, Measured::over_repeats(&ms, None));
+        add("", &name, Measured::over_instances(&ms));
     }
     // Parts of decodes are not comparable with each other or with whole ones.
     let operators = report.operator_repeats.iter().filter(|it| !is_cut(&it.stage));

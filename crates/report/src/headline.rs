@@ -130,7 +130,8 @@ fn identity(report: &LLMProfileReport) -> SeriesIdentity {
     let inputs = report.inputs_sha256.clone().or(images);
     let graph = model.decode_graph.map(|it| if it { "replayed" } else { "eager" }.to_owned());
     let timed = timed_pass(report);
-    let facts: [(&str, Option<String>); 17] = [
+    let seed = workload.map(|it| it.seed).filter(|seed| *seed > 0);
+    let facts: [(&str, Option<String>); 18] = [
         ("kind", Some(spec.kind().to_string())),
         ("name", Some(spec.series_name().to_owned())),
         ("parameters", number(model.parameters)),
@@ -139,6 +140,8 @@ fn identity(report: &LLMProfileReport) -> SeriesIdentity {
         ("command", spec.call().and_then(|it| serde_json::to_string(it).ok())),
         ("import", spec.import().and_then(import)),
         ("inputs", inputs.map(|it| it.trim_end().to_owned())),
+        // It decides synthetic weights and the inputs of parts; absent at its default.
+        ("seed", number(seed)),
         ("samples", Some(report.samples.len().max(1).to_string())),
         ("prompt_tokens", number(model.prompt_tokens)),
         // Absent of one sequence: series that started before batches go on.

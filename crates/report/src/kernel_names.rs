@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_analyze::{kernels::KernelRecord, ledger::LedgerMember};
-use llmprof_core::trace::names::canonical;
+use llmprof_core::trace::{kernel::LaunchKind, names::canonical, timeline::Timeline};
 
 use crate::format::shortened;
 
@@ -27,10 +27,12 @@ pub fn distinct(kernels: &[KernelName]) -> Vec<String> {
         let named = with_arguments(short, &full_names);
         names.extend(full_names.into_iter().map(|full| (short, full)).zip(named));
     }
-    let mut times: BTreeMap<String, usize> = BTreeMap::new();
-    names.values().for_each(|name| *times.entry(name.clone()).or_default() += 1);
+    let mut kernels_of: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+    for (&(_, full), name) in &names {
+        kernels_of.entry(name.clone()).or_default().insert(full);
+    }
     for ((_, full), name) in &mut names {
-        if times.get(name).is_some_and(|times| *times > 1) {
+        if kernels_of.get(name).is_some_and(|kernels| kernels.len() > 1) {
             *name = format!("{name} #{:08x}", hash(full));
         }
     }
@@ -47,8 +49,19 @@ pub struct KernelNames {
 
 impl KernelNames {
     pub fn of<'a>(records: impl IntoIterator<Item = &'a KernelRecord>) -> Self {
-        let name = |it: &'a KernelRecord| (&*it.kernel_name, &*it.full_name);
-        Self::of_kernels(&records.into_iter().map(name).collect::<Vec<_>>())
+        Self::with_members(records, [])
+    }
+
+    /// Names of the kernels of records and of the ledger: a record may sum several kernels.
+    pub fn with_members<'a>(
+        records: impl IntoIterator<Item = &'a KernelRecord>,
+        members: impl IntoIterator<Item = &'a LedgerMember>,
+    ) -> Self {
+        let record = |it: &'a KernelRecord| (&*it.kernel_name, &*it.full_name);
+        let member = |it: &'a LedgerMember| it.kernel.as_deref().zip(it.full_name.as_deref());
+        let of_members = members.into_iter().filter_map(member);
+        let kernels: Vec<KernelName> = records.into_iter().map(record).chain(of_members).collect();
+        Self::of_kernels(&kernels)
     }
 
     fn of_kernels(kernels: &[KernelName]) -> Self {
@@ -62,23 +75,40 @@ impl KernelNames {
 
     /// The name of one kernel.
     pub fn of_record(&self, it: &KernelRecord) -> String {
-        let of_short = self.of_kernel.get(&it.kernel_name);
-        let known = of_short.and_then(|names| names.get(&it.full_name));
-        known.unwrap_or(&it.kernel_name).clone()
+        self.known(&it.kernel_name, &it.full_name).unwrap_or_else(|| it.kernel_name.clone())
     }
 
-    /// A member of the ledger, which has all kernels of a short name, with the name of its kernel.
+    fn known(&self, short: &str, full: &str) -> Option<String> {
+        self.of_kernel.get(short)?.get(full).cloned()
+    }
+
+    /// A member of the ledger with the unique name of its kernel.
     pub fn of_member(&self, it: &LedgerMember) -> LedgerMember {
-        let short = it.kernel.as_ref().filter(|kernel| it.operator.as_ref() != Some(*kernel));
-        let named = short.and_then(|short| {
-            let names = self.of_kernel.get(short)?;
-            Some(match names.len() {
-                1 => names.values().next()?.clone(),
-                _ => format!("{short} (several kernels)"),
-            })
+        // A compiled kernel has the name of its operator.
+        let short = it.kernel.as_deref().filter(|kernel| it.operator.as_deref() != Some(*kernel));
+        let named = short.and_then(|short| match &it.full_name {
+            Some(full) => {
+                self.known(short, full).or_else(|| distinct(&[(short, full.as_str())]).pop())
+            }
+            None => self.of_short(short),
         });
         LedgerMember { kernel: named.or_else(|| it.kernel.clone()), ..it.clone() }
     }
+
+    /// The work before a gap, or a kernel of a stored report without full names.
+    fn of_short(&self, short: &str) -> Option<String> {
+        let names = self.of_kernel.get(short)?;
+        match names.len() {
+            1 => names.values().next().cloned(),
+            _ => Some(format!("{short} (several kernels)")),
+        }
+    }
+}
+
+/// A unique name of each kind of kernel of a capture.
+pub fn of_kinds(nsys: &Timeline) -> Vec<String> {
+    let name = |it: &LaunchKind| (nsys.text(it.name), nsys.text(it.full_name));
+    distinct(&nsys.kernels.kinds().iter().map(name).collect::<Vec<_>>())
 }
 
 /// The short name with the template arguments that differ between the full names.
@@ -205,12 +235,13 @@ mod tests {
         let mul = "void at::elementwise<Mul>(T1)";
         let kernels = [gemm, add, mul].map(|it| (base_name(it), it));
         let names = KernelNames::of_kernels(&kernels);
-        let named = |kernel: &str, operator: Option<&str>| {
+        let named = |kernel: &str, full_name: Option<&str>, operator: Option<&str>| {
             let member = LedgerMember {
                 stage: "prefill".into(),
                 cause: LedgerCause::Unexplained,
                 operator: operator.map(str::to_owned),
                 kernel: Some(kernel.to_owned()),
+                full_name: full_name.map(str::to_owned),
                 grid: None,
                 block: None,
                 calls: 1.0,
@@ -223,10 +254,16 @@ mod tests {
             };
             names.of_member(&member).kernel.unwrap()
         };
-        assert_eq!(named("Kernel", None), "cutlass::Kernel<Gemm<float>>", "as in sentences");
-        assert_eq!(named("elementwise", Some("aten::add")), "elementwise (several kernels)");
-        assert_eq!(named("copy device_to_host", None), "copy device_to_host");
-        assert_eq!(named("Kernel", Some("Kernel")), "Kernel", "a compiled operator");
+        let add_op = Some("aten::add");
+        assert_eq!(named("elementwise", Some(add), add_op), "elementwise<Add>");
+        let sub = Some("void at::elementwise<Sub>(T1)");
+        assert_eq!(named("elementwise", sub, None), "elementwise", "of no record");
+        let sole = "cutlass::Kernel<Gemm<float>>";
+        assert_eq!(named("Kernel", Some(gemm), None), sole, "as in sentences");
+        assert_eq!(named("Kernel", None, None), sole, "of work before a gap");
+        assert_eq!(named("elementwise", None, add_op), "elementwise (several kernels)");
+        assert_eq!(named("copy device_to_host", None, None), "copy device_to_host");
+        assert_eq!(named("Kernel", Some(gemm), Some("Kernel")), "Kernel", "a compiled operator");
     }
 
     #[test]

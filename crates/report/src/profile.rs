@@ -326,6 +326,9 @@ pub struct Aggregates {
     /// All produced tokens per second of the whole pass.
     pub tokens_per_s: Option<Spread>,
     pub decode_steps: Option<u64>,
+    /// Decode steps of one repeat of a capture, stated without its model; absent without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stated_steps: Option<u64>,
     /// Requests and rates of each load of a server; absent without one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schema(value_type = Vec<Object>))]

@@ -1,7 +1,7 @@
 //! Randomly changed captures: no figure of their analysis contradicts another one or its own
 //! bounds.
 
-use std::sync::LazyLock;
+use std::{collections::BTreeSet, sync::LazyLock};
 
 use llmprof_analyze::{
     Analysis, analyze,
@@ -177,6 +177,12 @@ fn check_ledger(analysis: &Analysis, check: Check) {
         check(members == row.ns, format!("members of {members} ns: {row:?}"));
         let good = row.ns >= 0 || row.cause == LedgerCause::PassDifference;
         check(good && (0..=row.ns.max(0)).contains(&row.max_saving_ns), format!("{row:?}"));
+    }
+    let mut seen = BTreeSet::new();
+    for it in &ledger.members {
+        let name =
+            (&it.stage, it.cause, &it.operator, &it.kernel, &it.full_name, it.grid, it.block);
+        check(seen.insert(name), format!("a member like another one: {it:?}"));
     }
 }
 

@@ -1,12 +1,13 @@
 //! Real captures whose model is stated: costs, floors and MFU of a program that llmprof did not
 //! write.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, fs, io::Read as _, path::Path};
 
+use flate2::read::MultiGzDecoder;
 use llmprof_core::domain::{
     ids::RunId,
     model::{ModelSpec, PRESETS},
-    stated_model::ModelStatement,
+    stated_model::{CaptureStatement, ModelStatement},
 };
 use llmprof_report::{
     ReportForm,
@@ -38,7 +39,8 @@ fn analyzed(export: &Path, fields: &[(&str, &str)]) -> Value {
     for (name, text) in fields {
         *statement.field(name).unwrap() = Some((*text).to_owned());
     }
-    let stated = Statements { model: statement.resolve(&models).unwrap(), ..Statements::default() };
+    let CaptureStatement { model, steps } = statement.of_capture(&models).unwrap();
+    let stated = Statements { model, steps, ..Statements::default() };
     let devices = config::devices().unwrap();
     let analyzed = pipeline::analyze_capture(&[export.to_owned()], &[], stated, &devices).unwrap();
     let report = analyzed.render_one(ReportForm::Json, RunId(Uuid::nil()));
@@ -108,6 +110,59 @@ fn ranges_that_are_not_the_models_operators_share_its_floor_by_time() {
     }
 }
 
+/// The small engine of the captures: shapes of Qwen3, 16 layers.
+const ENGINE: &str = r#"{"model_type": "qwen3", "hidden_size": 2048, "intermediate_size": 6144,
+    "num_hidden_layers": 16, "vocab_size": 32000, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096,
+    "torch_dtype": "bfloat16"}"#;
+
+/// A window of the engine's steps, without the one that reads prompts: a statement has prompts of
+/// one length.
+fn decode_window(path: &Path) {
+    let packed = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/captures/engine-eager-window.json.gz");
+    let mut text = String::new();
+    MultiGzDecoder::new(fs::File::open(packed).unwrap()).read_to_string(&mut text).unwrap();
+    let prompts = "execute_363_context_2(sq363sk363sqsq67997sqsk67997)_generation_0(\
+                   sq0sk0sqsq0sqsk0)";
+    assert!(text.contains(prompts));
+    fs::write(path, text.replace(prompts, "prompts")).unwrap();
+}
+
+#[test]
+fn each_batch_of_an_engine_has_the_floor_of_its_requests_and_context() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("window.json");
+    decode_window(&path);
+    let of = |batch: &str| {
+        let fields = [("model_config", ENGINE), ("prompt_tokens", "175"), ("batch", batch)];
+        analyzed(&path, &fields)
+    };
+    let report = of("6");
+    assert!(!findings(&report).contains(&"stated_model_refuted"), "{}", report["findings"]);
+    let rows = report["step_batches"].as_array().unwrap();
+    let requests: Vec<u64> = rows.iter().map(|it| it["requests"].as_u64().unwrap()).collect();
+    assert_eq!(requests, [5, 6, 7, 8]);
+    // Projections, the MLP and lm_head, then 2 x 16 x 8 x 128 elements for each position, in bf16
+    // at the H100's 3,350 GB/s.
+    let weights = 2.0 * (16.0 * f64::from(2_048 * (4_096 + 2_048 + 3 * 6_144)) + 65_536_000.0);
+    for row in rows {
+        let number = |name: &str| row[name].as_f64().unwrap();
+        let bytes = weights + number("requests") * number("context_mean") * 65_536.0;
+        let floor = number("floor_ms");
+        assert!((floor / (bytes / 3.35e9) - 1.0).abs() < 0.01, "{row}");
+        assert!((number("times_floor") * floor - number("p50_ms")).abs() < 1e-9, "{row}");
+        assert!(number("times_floor") > 1.0 && row["floor_missing"].is_null(), "{row}");
+    }
+    // A refuted statement has no floor, and each row the reason.
+    let refuted = of("64");
+    assert!(is_refuted(&refuted));
+    for row in refuted["step_batches"].as_array().unwrap() {
+        assert!(row["floor_ms"].is_null() && row["times_floor"].is_null());
+        assert!(row["floor_missing"].as_str().unwrap().contains("stated_model_refuted"));
+    }
+}
+
 #[test]
 fn a_statement_that_contradicts_the_capture_is_reported() {
     let of = |tokens| {
@@ -120,6 +175,20 @@ fn a_statement_that_contradicts_the_capture_is_reported() {
     // The counted steps are used.
     assert_eq!(floor(&wrong, "decode_all"), floor(&right, "decode_all"));
     assert_eq!(wrong["costs"]["decode_steps"], 32);
+}
+
+#[test]
+fn steps_stated_without_a_model_give_the_time_of_a_step_unless_the_capture_marks_them() {
+    let unmarked = report("hf-llama-e2e", &[("new_tokens", "16")]);
+    assert_eq!(unmarked["aggregates"]["stated_steps"], 16);
+    assert_eq!(unmarked["spec"]["subject"]["new_tokens"], 16);
+    assert!(unmarked["costs"].is_null(), "costs need the model");
+    assert_eq!(findings(&unmarked).iter().filter(|id| id.starts_with("stated_")).count(), 0);
+    for (tokens, differs) in [("32", false), ("33", false), ("99", true)] {
+        let marked = report("torch-cuda-graph-node", &[("new_tokens", tokens)]);
+        assert_eq!(findings(&marked).contains(&"stated_steps_differ"), differs, "{tokens}");
+        assert_eq!(marked["aggregates"]["decode_steps"], 32);
+    }
 }
 
 /// True if no figure is of the stated model, and the reason stands where they would be.

@@ -21,7 +21,7 @@ use llmprof_core::trace::{
     range::Range,
     timeline::{ApiCall, Timeline},
 };
-use llmprof_report::perfetto;
+use llmprof_report::{kernel_names::of_kinds, perfetto};
 
 use crate::parse::perfetto::{Read, Slice, Wire, decode};
 
@@ -265,9 +265,15 @@ fn slices_of_a_row_nest_in_order_and_include_each_kernel() {
             .iter()
             .filter(|it| it.kind == "kernel")
             .map(|it| (it.name.as_str(), it.times.1 - it.times.0));
-        let ran =
-            nsys.kernels.iter().map(|it| (nsys.strings[it.name as usize].as_str(), it.ns() as u64));
+        let names = of_kinds(nsys);
+        let kernels = nsys.kernels.with_kinds();
+        let ran = kernels.map(|(kind, it)| (names[kind as usize].as_str(), it.ns() as u64));
         assert!(drawn.eq(ran), "{name}");
+        let kinds = nsys.kernels.kinds().iter();
+        let of_capture: HashSet<_> =
+            kinds.map(|it| (nsys.text(it.name), nsys.text(it.full_name))).collect();
+        let unique: HashSet<&String> = names.iter().collect();
+        assert_eq!(unique.len(), of_capture.len(), "{name}: one name for each kernel");
         check_calls_and_flows(&slices, nsys, name);
         assert_eq!(
             slices.iter().filter(|it| it.kind == "range").count(),

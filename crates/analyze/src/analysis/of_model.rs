@@ -16,16 +16,28 @@ use crate::{
 };
 
 impl Analysis {
+    /// GPUs, or processes of one, that share the work: those of the capture, or all ranks of the
+    /// program if the capture has fewer.
+    pub(crate) fn sharing_gpus(&self, trace: &Trace) -> u64 {
+        let ranks = trace.nsys.iter().flat_map(|it| {
+            let groups = it.collectives.groups.iter().filter_map(|group| group.size);
+            let processes = it.collectives.processes.values();
+            groups.chain(processes.filter_map(|process| process.world_size))
+        });
+        (self.processes.devices() as u64).max(ranks.max().map_or(0, u64::from))
+    }
+
     /// The work of one repeat; none of a stated model on several GPUs or in several processes,
     /// whose shares of it are not stated.
     pub(super) fn model_work<'a>(
         &mut self,
+        trace: &Trace,
         known: Option<KnownModel<'a>>,
         baseline: &Events<'a>,
     ) -> Option<ModelWork<'a>> {
         if let Some(KnownModel::Stated(stated)) = known {
             self.stated = Some(stated.clone());
-            if self.processes.devices() > 1 {
+            if self.sharing_gpus(trace) > 1 {
                 return None;
             }
         }
@@ -52,6 +64,7 @@ impl Analysis {
         };
         self.host_copies = ledger::host_copies::host_copies(splits);
         self.ledger = ledger::ledger(self, &input).recorded_by(self.tool);
+        self.step_batches = ledger::step_floors(self, work, &input);
     }
 
     /// Adds power, and the utilisation of the device's ceilings.

@@ -131,6 +131,7 @@ mod tests {
                 cause: *cause,
                 operator: Some(operator.into()),
                 kernel: Some(kernel.into()),
+                full_name: None,
                 grid: None,
                 block: None,
                 calls: 1.0,

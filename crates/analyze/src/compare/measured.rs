@@ -19,10 +19,11 @@ pub struct Measured {
     pub ms: f64,
     /// Half of the 95 % interval, milliseconds; `null` if noise is unknown.
     pub noise_ms: Option<f64>,
-    /// Calls of all repeats.
+    /// Calls of all repeats; instances of one run, if `repeats` is `null`.
     pub calls: Option<u64>,
     /// Repeats that `ms` is the mean of; `null` for a kernel outside every stage, whose `ms` is of
-    /// all its calls.
+    /// all its calls, and for instances of one run, such as the steps of an engine and the stages
+    /// of its requests, whose `ms` is of one instance.
     #[serde(default)]
     pub repeats: Option<u64>,
     /// Standard error of `ms`; `null` if noise is unknown.
@@ -37,6 +38,11 @@ impl Measured {
     /// A mean over repeats.
     pub fn over_repeats(ms: &Spread, calls: Option<u64>) -> Self {
         Self::from_estimate(ms.mean, Estimate::of(ms), calls, Some(u64::from(ms.n)))
+    }
+
+    /// A mean over instances of one run, which do not show the variation between runs.
+    pub fn over_instances(ms: &Spread) -> Self {
+        Self::from_estimate(ms.mean, Estimate::of(ms), Some(u64::from(ms.n)), None)
     }
 
     /// The time of a kernel in one repeat, with the noise of its own calls; of all its calls if

@@ -143,13 +143,51 @@ fn a_small_change_of_a_kernel_needs_earlier_runs_for_a_verdict() {
 }
 
 #[test]
+fn instances_of_one_run_are_not_repeats() {
+    let around = |mean: f64| Spread::of([mean, mean + 0.001, mean - 0.001]).unwrap();
+    let run = |measured| ComparedRun {
+        stages: [((String::new(), "decode step".to_owned()), measured)].into(),
+        ..ComparedRun::default()
+    };
+    let of = |measure: fn(&Spread) -> Measured, ms: f64, history: &[f64]| {
+        let side = |ms: f64| run(measure(&around(ms)));
+        let history: Vec<ComparedRun> = history.iter().map(|ms| side(*ms)).collect();
+        diff(vec![], &side(1.0), &side(ms), &history).stages.remove(0)
+    };
+    let steady = [1.0005, 0.9995, 1.0];
+    for (ms, history, of_repeats, of_instances) in [
+        (1.03, &[][..], ChangeVerdict::Slower, ChangeVerdict::Unknown),
+        (0.97, &[], ChangeVerdict::Faster, ChangeVerdict::Unknown),
+        (1.1, &[], ChangeVerdict::Slower, ChangeVerdict::Slower),
+        (1.0, &[], ChangeVerdict::WithinNoise, ChangeVerdict::WithinNoise),
+        (1.03, &steady, ChangeVerdict::Slower, ChangeVerdict::Slower),
+    ] {
+        let repeats = of(|ms| Measured::over_repeats(ms, None), ms, history);
+        let instances = of(Measured::over_instances, ms, history);
+        assert_eq!((repeats.verdict, instances.verdict), (of_repeats, of_instances), "{ms}");
+        let Measured { repeats, calls, .. } = instances.a.unwrap();
+        assert_eq!((repeats, calls), (None, Some(3)));
+        let drift = instances.reason.contains("runs may differ by 5 %");
+        assert_eq!(drift, of_instances == ChangeVerdict::Unknown, "{}", instances.reason);
+        let detectable = instances.detectable_ms.unwrap_or(f64::INFINITY);
+        assert!(detectable > 0.0499, "{detectable}");
+    }
+}
+
+#[test]
 fn every_verdict_has_its_reason() {
     let measured = |times: &[f64]| {
         Some(Measured::over_repeats(&Spread::of(times.iter().copied()).unwrap(), Some(4)))
     };
     let (steady, once) = (measured(&[1.0, 1.1, 0.9]), measured(&[1.0]));
     let obstacles = ["device of run A is unknown".to_owned()];
-    let judge = |obstacles| VerdictBasis { obstacles, history: &[], drift_pct: 0.0, max_p: ALPHA };
+    let judge = |obstacles| VerdictBasis {
+        obstacles,
+        history: &[],
+        drift_pct: 0.0,
+        unit: CALLS,
+        max_p: ALPHA,
+    };
     let key = (String::new(), "x".to_owned());
     let cases: [(_, _, &[String], _); 5] = [
         (steady, measured(&[2.0, 2.1, 1.9]), &[], "1.00 ms apart (p < 0.001), beyond noise"),

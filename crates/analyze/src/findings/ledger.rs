@@ -52,6 +52,7 @@ pub const RULES: &[Rule] = &[
     Rule { id: catalogue::LEDGER_TILES, find: causes },
     Rule { id: catalogue::LEDGER_WAVES, find: causes },
     Rule { id: catalogue::LEDGER_INSTRUCTIONS, find: causes },
+    Rule { id: catalogue::LEDGER_OPERAND_TRAFFIC, find: causes },
     Rule { id: catalogue::LEDGER_MEMORY_TRAFFIC, find: causes },
     Rule { id: catalogue::LEDGER_LATENCY, find: causes },
     Rule { id: catalogue::LEDGER_GAP_LONG_CALL, find: causes },

@@ -10,6 +10,13 @@ use serde::Deserialize;
 
 /// Class of kernels that match no pattern.
 pub const OTHER: &str = "other";
+/// Classes of kernels that compute products of operands: weights, or keys and values.
+const PRODUCTS: [&str; 4] = ["gemm", "attention", "conv", "moe"];
+
+/// True for a class of kernels that compute products.
+pub fn computes_products(class: &str) -> bool {
+    PRODUCTS.contains(&class)
+}
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -202,9 +209,57 @@ mod tests {
             ),
             ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(T1 *)", "collective vllm"),
             ("Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1_SN", "gemm tensile"),
-            ("void mul_mat_vec_q<(ggml_type)12, 1, false>(void const*)", "gemm -"),
         ] {
             assert_eq!(label(full), expected, "{full}");
+        }
+    }
+
+    #[test]
+    fn products_of_a_matrix_and_a_vector_are_products_in_every_library_and_dtype() {
+        for full in [
+            "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4, 4>(T13)",
+            "void gemvNSP_kernel<float, float, float, float, (int)1, (int)32, (int)4>(T5)",
+            "void internal::gemvx::kernel<int, int, __nv_bfloat16, float, (bool)0>(T13)",
+            "void cublasLt::splitKreduce_kernel<(int)32, (int)16, int, float>(T1)",
+            "void dot_kernel<float, (int)128, (int)0, cublasDotParams<float>>(T4)",
+            "cutlass_80_simt_sgemm_32x128_8x5_tn_align1",
+            "gemv_bf16",
+            "gemv_f32",
+            "void mul_mat_vec_q<(ggml_type)12, 1, false>(void const*)",
+            "void mul_mat_vec_f<__half, __half, 1, 128>(T1 const*, float const*)",
+            "dequantize_mul_mat_vec_q4_0_cuda",
+            "void dequantize_mul_mat_vec<1, 1, &convert_q8_0>(void const*, float const*)",
+            "void marlin::Marlin<__nv_bfloat16, 1125899906909960l, 256, 1, 8, 8, false>(int4)",
+            concat!(
+                "void tensorrt_llm::kernels::weight_only::kernel<tensorrt_llm::kernels::",
+                "weight_only::KernelDetails<T1>, (int)1, (int)8, (int)128>(T2)",
+            ),
+            "void awq_gemv_kernel<128>(float4 const*)",
+            "void kgemv_4bit_inference_naive<__nv_bfloat16, 128, 16>(int)",
+            "_w8a8_triton_block_scaled_mm",
+            "_w8a8_block_fp8_matmul",
+            "triton_tem_fused_addmm_t_view_3",
+            "triton_red_fused_mm_0",
+            "triton_per_fused_mv_2",
+            "Cijk_Alik_Bljk_BBS_BH_MT16x16x64_MI16x16x16x1_SN",
+            "void rocblas_gemvt_warp_reduce_kernel<false, 256, int, float const*>(T1)",
+            "void wvSplitK_hf_sml_<__hip_bfloat16, 64, 1, 16, 8, 4, 4>(int, int)",
+        ] {
+            assert_eq!(classify(full).class, "gemm", "{full}");
+            assert!(computes_products(classify(full).class), "{full}");
+        }
+        for (full, expected) in [
+            ("triton_poi_fused_addmm_relu_0", "elementwise"),
+            ("triton_red_fused_add_mean_mul_pow_rsqrt_1", "reduce"),
+            ("triton_tem_fused_flex_attention_0", "attention"),
+            ("triton_tem_fused__to_copy_convolution_view_2", "conv"),
+            ("void quantize_q8_1<256>(float const*, void*)", "elementwise"),
+            ("void marlin_moe_wna16::Marlin<__half, 1, 256>(int4)", "moe"),
+            ("_fwd_grouped_kernel_stage1", "attention"),
+            ("mla_a16w16_qh16_m16x4_n16x1_coex0_mask1_ps", "attention"),
+            ("void vllm::concat_and_cache_mla_kernel<__nv_bfloat16>(T1 const*)", "copy"),
+        ] {
+            assert_eq!(classify(full).class, expected, "{full}");
         }
     }
 

@@ -22,6 +22,7 @@ use crate::{
         open_at::{OpenAt, OpenEntry},
         open_ranges::{NONE, RangeNest, nest_ranges},
         range_groups::RangeGroups,
+        withheld::{TimelineFigure, Withheld},
     },
 };
 
@@ -30,6 +31,16 @@ use crate::{
 pub struct NsysSums {
     pub calls: Vec<CallSum>,
     pub ranges: Limited<RangeSum>,
+}
+
+impl NsysSums {
+    /// Removes the durations on the GPU, if they are withheld.
+    pub fn withhold(&mut self, withheld: &Withheld) {
+        if withheld.has_in_capture(TimelineFigure::ProjectedRanges) {
+            let rest = self.ranges.rest.iter_mut().map(|it| &mut it.0);
+            self.ranges.rows.iter_mut().chain(rest).for_each(|it| it.projected_ns = None);
+        }
+    }
 }
 
 /// Calls of one function of the CUDA runtime or driver.

@@ -78,30 +78,29 @@ impl KernelTallies<'_> {
     }
 
     /// Groups by short name; by full name if any of its full names is significant.
-    fn by_name(&self) -> CellGroups {
-        let mut times: BTreeMap<(usize, u32), BTreeMap<u32, i64>> = BTreeMap::new();
-        for (number, cell) in self.filled() {
-            let kind = self.kind(cell);
-            *times.entry((number, kind.name)).or_default().entry(kind.full_name).or_default() +=
-                self.cells[cell].ns;
+    fn by_name(&self, by_full_name: &CellGroups) -> CellGroups {
+        // Sum and longest of the full names of each short name in each stage.
+        let mut times: HashMap<(usize, u32), (i64, i64)> = HashMap::default();
+        for ((number, short, _), cells) in by_full_name {
+            let ns = cells.iter().fold(0i64, |sum, cell| sum.saturating_add(self.cells[*cell].ns));
+            let (all, longest) = times.entry((*number, *short)).or_default();
+            (*all, *longest) = (all.saturating_add(ns), ns.max(*longest));
         }
-        let has_variant = |times: &BTreeMap<u32, i64>| {
-            let all: i64 = times.values().sum();
-            let share =
-                |ns: &i64| percent(*ns as f64, all as f64).is_none_or(|pct| pct >= VARIANT_PCT);
-            times.values().any(share)
+        let has_variant = |(all, longest): (i64, i64)| {
+            percent(longest as f64, all as f64).is_none_or(|pct| pct >= VARIANT_PCT)
         };
         let mut groups = CellGroups::new();
-        for ((number, short, full), cells) in self.by_full_name() {
-            let full = full.filter(|_| has_variant(&times[&(number, short)]));
-            groups.entry((number, short, full)).or_default().extend(cells);
+        for ((number, short, full), cells) in by_full_name {
+            let full = full.filter(|_| has_variant(times[&(*number, *short)]));
+            groups.entry((*number, *short, full)).or_default().extend(cells);
         }
         groups
     }
 
     /// The kernels by short name and by full name, with the statistics of single launches.
     pub fn groups(&self) -> KernelGroups {
-        let groups = [self.by_name(), self.by_full_name()];
+        let full = self.by_full_name();
+        let groups = [self.by_name(&full), full];
         let group_of = |groups: &CellGroups| {
             let mut group_of = vec![NONE; self.cells.len()];
             for (group, cells) in groups.values().enumerate() {

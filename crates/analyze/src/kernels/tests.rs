@@ -28,6 +28,12 @@ pub(crate) fn capture(sketch: &str) -> Timeline {
     trace
 }
 
+/// Lines of a range with one launch: start and end of the range, its call and its kernel.
+pub(crate) fn launching(name: &str, id: i64, times: [(i64, i64); 3]) -> String {
+    let [range, call, kernel] = times.map(|(from, to)| format!("{from}..{to}"));
+    format!("range 1 {name} {range}\ncall 1 {id} {call}\nkernel {id} k {kernel} 7")
+}
+
 fn number<T: FromStr<Err = ParseIntError>>(text: &str) -> T {
     text.parse().unwrap()
 }

@@ -28,7 +28,9 @@ named_values! {
         Waves = "waves",
         /// Instructions other than the operator's products keep the SMs busy.
         Instructions = "instructions",
-        /// Traffic of caches and memory beyond the floor, such as activations between kernels.
+        /// Traffic of caches and memory beyond the floor in products: weights and other operands.
+        OperandTraffic = "operand_traffic",
+        /// The same of other kernels: activations between kernels.
         MemoryTraffic = "memory_traffic",
         /// Warps wait, and no unit is at its roof.
         Latency = "latency",
@@ -102,6 +104,7 @@ impl LedgerCause {
                 | Self::Tiles
                 | Self::Waves
                 | Self::Instructions
+                | Self::OperandTraffic
                 | Self::Latency
         )
     }
@@ -129,6 +132,7 @@ impl LedgerCause {
             Self::Tiles => "partial tiles",
             Self::Waves => "too few blocks to fill the GPU",
             Self::Instructions => "instructions besides the products",
+            Self::OperandTraffic => "reading of weights and other operands",
             Self::MemoryTraffic => "traffic of activations",
             Self::Latency => "latency that the warps do not hide",
             Self::ProfilerOverhead => "the profiler's own work",

@@ -10,7 +10,7 @@ use super::{
     evidence::{LaunchEvidence, SampledUse},
     floors::{OperatorFloor, Rates},
 };
-use crate::{roofline::AT_ROOF_PCT, stats::ratio};
+use crate::{kernels::kernel_classes::computes_products, roofline::AT_ROOF_PCT, stats::ratio};
 
 /// Tensor cores are unused below this activity, percent: sampled counters read at least 1 if
 /// anything runs.
@@ -74,6 +74,15 @@ impl KernelTime<'_> {
     pub fn multiplies_without_tensor_cores(&self) -> bool {
         let is_product = PRODUCTS.contains(&self.class);
         is_product && self.evidence.tensor_pct.is_some_and(|pct| pct < NO_TENSOR_PCT)
+    }
+
+    /// The cause of time in which memory is the busiest unit: products read weights, or keys and
+    /// values, and other kernels pass activations on.
+    fn traffic(&self) -> LedgerCause {
+        match computes_products(self.class) {
+            true => LedgerCause::OperandTraffic,
+            false => LedgerCause::MemoryTraffic,
+        }
     }
 }
 
@@ -250,7 +259,7 @@ fn busy_units(kernel: &KernelTime, values: &CounterValues, used_ns: i64, rest: &
         let dram = values.dram_pct.map(|pct| format!(", device memory {pct:.0} %"));
         let evidence = || format!("memory system {memory:.0} %{}", dram.unwrap_or_default());
         let sources = "memory_pct, sm_pct";
-        rest.take(LedgerCause::MemoryTraffic, busy_ns(memory), sources, evidence);
+        rest.take(kernel.traffic(), busy_ns(memory), sources, evidence);
     } else if let Some(tensor) = kernel.evidence.tensor_pct.filter(|tensor| sm > *tensor) {
         let evidence = || format!("SM {sm:.0} %, tensor cores {tensor:.0} %");
         let sources = "sm_pct, tensor_pct, memory_pct";
@@ -300,7 +309,7 @@ fn by_samples(kernel: &KernelTime, used_ns: i64, rest: &mut Rest) {
         rest.take(LedgerCause::Instructions, busy_ns(issue), sources, evidence);
     } else {
         let evidence = || format!("device memory {dram:.0} %, issue slots {issue:.0} % in use");
-        rest.take(LedgerCause::MemoryTraffic, busy_ns(dram), sources, evidence);
+        rest.take(kernel.traffic(), busy_ns(dram), sources, evidence);
     }
     let Some((tensor, occupancy)) = kernel.evidence.tensor_pct.zip(occupancy_pct) else { return };
     let busiest = issue.max(dram).max(tensor);

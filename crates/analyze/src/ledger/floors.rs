@@ -197,8 +197,10 @@ impl Floors {
 /// Bytes that calls have to move: weights and cache, and of the activations of each call those that
 /// the L2 cache cannot hold.
 fn needed_bytes(traffic: &Traffic, l2_bytes: Option<u64>) -> f64 {
-    let fixed = traffic.weight_bytes + traffic.kv_read_bytes + traffic.kv_written_bytes;
+    // Each may be saturated.
+    let fixed = [traffic.weight_bytes, traffic.kv_read_bytes, traffic.kv_written_bytes];
+    let fixed: f64 = fixed.into_iter().map(|bytes| bytes as f64).sum();
     let per_call = ratio(traffic.activation_bytes as f64, traffic.calls as f64).unwrap_or(0.0);
     let beyond = l2_bytes.map_or(0.0, |l2| (per_call - l2 as f64).max(0.0));
-    fixed as f64 + beyond * traffic.calls as f64
+    fixed + beyond * traffic.calls as f64
 }

@@ -56,7 +56,8 @@ impl StageRows<'_> {
         kernels: &mut [KernelTime],
         sums: &mut StageSums,
     ) {
-        for ((WorkName { name, launch, .. }, group), kernel) in groups.iter().zip(kernels) {
+        for ((work, group), kernel) in groups.iter().zip(kernels) {
+            let WorkName { name, full_name, launch, .. } = work;
             let it = &kernel.evidence;
             let floor = KernelFloor::of(it, self.rates, group.calls, group.ns);
             let is_sampled = |it: &KernelFloor| it.pass == SAMPLED_PASS;
@@ -75,6 +76,7 @@ impl StageRows<'_> {
             let operator = Some(path.to_owned()).filter(|path| !path.is_empty());
             let mut member = self.member(LedgerCause::Floor, operator, Some(name.clone()));
             (member.grid, member.block) = launch.unzip();
+            member.full_name = full_name.map(str::to_owned);
             member.calls = group.calls;
             member.ns = kernel.floor_ns;
             (member.samples, member.pass) = (floor.samples, floor.pass.into());

@@ -177,6 +177,7 @@ impl StageRows<'_> {
             cause,
             operator,
             kernel,
+            full_name: None,
             grid: None,
             block: None,
             calls: 0.0,
@@ -196,9 +197,7 @@ impl StageRows<'_> {
         let share = |ns: i64| percent(ns as f64, self.times.measured_ns as f64);
         members.iter_mut().for_each(|it| it.share_pct = share(it.ns));
         members.sort_by(|a, b| {
-            let name =
-                |it: &LedgerMember| (it.operator.clone(), it.kernel.clone(), it.grid, it.block);
-            (a.cause, b.ns).cmp(&(b.cause, a.ns)).then_with(|| name(a).cmp(&name(b)))
+            (a.cause, b.ns).cmp(&(b.cause, a.ns)).then_with(|| name_of(a).cmp(&name_of(b)))
         });
         for cause in LedgerCause::ALL {
             let of: Vec<&LedgerMember> = of_cause(&members, *cause).collect();
@@ -255,6 +254,11 @@ fn samples(members: &[&LedgerMember], stage_samples: Option<u64>) -> u64 {
     sum(false) + sum(true).min(stage_samples.unwrap_or(u64::MAX))
 }
 
+/// The fields that identify a member of a cause.
+fn name_of(it: &LedgerMember) -> impl Ord + '_ {
+    (&it.operator, &it.kernel, &it.full_name, it.grid, it.block)
+}
+
 /// Members beyond the limit as one.
 fn summed<'a>(members: impl Iterator<Item = &'a &'a LedgerMember>) -> Option<LedgerMember> {
     let mut all: Option<LedgerMember> = None;
@@ -272,7 +276,7 @@ fn summed<'a>(members: impl Iterator<Item = &'a &'a LedgerMember>) -> Option<Led
         sum.share_pct = sum.share_pct.zip(it.share_pct).map(|(a, b)| a + b);
     }
     let mut all = all?;
-    (all.operator, all.grid, all.block) = (None, None, None);
+    (all.operator, all.full_name, all.grid, all.block) = (None, None, None, None);
     all.kernel = Some(format!("{count} others"));
     all.evidence = String::new();
     Some(all)
@@ -362,8 +366,8 @@ const fn pass_of(cause: LedgerCause, is_only_traced: bool) -> &'static str {
         (Floor, false) => "unprofiled",
         (PassDifference, false) => "unprofiled, nsys",
         (
-            Floor | MoreBytes | TensorCores | Waves | Instructions | MemoryTraffic | Latency
-            | Unexplained,
+            Floor | MoreBytes | TensorCores | Waves | Instructions | OperandTraffic | MemoryTraffic
+            | Latency | Unexplained,
             _,
         ) => "",
         _ => "nsys",

@@ -7,6 +7,7 @@ use llmprof_core::trace::{names::signature, timeline::Timeline};
 use super::{
     LedgerCause, LedgerInput, LedgerMember,
     causes::{self, AcrossRanks, CausePart, KernelTime},
+    evidence::LaunchEvidence,
     floors::OperatorFloor,
     kernel_floors::place_floor,
     rows::{MODEL_SOURCES, StageRows, floor_text, gaps_text},
@@ -26,11 +27,11 @@ const CACHE_WRITES: [&str; 4] =
     ["reshape_and_cache", "index_copy", "store_kvcache", "concat_and_cache"];
 /// Identity of work of one operator.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct WorkName {
+pub struct WorkName<'a> {
     /// Name of a kernel without its template arguments, or of a copy.
     pub name: String,
-    /// Its signature, if ncu profiled an instantiation with this launch configuration.
-    signature: String,
+    /// Name of a kernel with its arguments.
+    pub full_name: Option<&'a str>,
     /// Grid and block; a copy or a graph has none.
     pub launch: Option<([u32; 3], [u32; 3])>,
     /// Class and whether it is a copy: kernels of one name differ in it by their arguments.
@@ -78,7 +79,7 @@ impl WorkGroup {
 }
 
 /// Groups of one operator; the empty path is outside all operators.
-pub type OperatorGroups = BTreeMap<WorkName, WorkGroup>;
+pub type OperatorGroups<'a> = BTreeMap<WorkName<'a>, WorkGroup>;
 
 /// Sums while the rows of a stage are built.
 #[derive(Default)]
@@ -126,8 +127,7 @@ impl StageRows<'_> {
             .work
             .iter()
             .map(|(of, time)| {
-                let mut group = group_of(of, nsys, &mut classes);
-                group.0.signature = self.signature(of, &group.0, nsys);
+                let group = group_of(of, nsys, &mut classes);
                 (path(of).unwrap_or_default(), group, of, time)
             })
             .collect();
@@ -173,17 +173,14 @@ impl StageRows<'_> {
         self.add_operators(&operators, sums);
     }
 
-    /// Signature of a kernel whose counters depend on it.
-    fn signature(&self, of: &WorkOf, name: &WorkName, nsys: &Timeline) -> String {
-        let (WorkKind::Kernel(at), Some((grid, block))) = (of.kind, name.launch) else {
-            return String::new();
-        };
-        let launch = (self.times.stage, name.name.as_str(), grid, block);
-        if !self.evidence.has_counters_by_signature(launch) {
-            return String::new();
-        }
-        let full = nsys.kernels.kinds()[at as usize].full_name as usize;
-        nsys.strings.get(full).map(|full| signature(full)).unwrap_or_default()
+    /// Evidence on work; empty of a copy or graph.
+    fn evidence_of(&self, of: &WorkName, mean_ns: i64) -> LaunchEvidence<'_> {
+        let Some((grid, block)) = of.launch else { return LaunchEvidence::default() };
+        let launch = (self.times.stage, of.name.as_str(), grid, block);
+        // Counters depend on it if ncu profiled an instantiation with this launch configuration.
+        let depends = self.evidence.has_counters_by_signature(launch);
+        let signature = of.full_name.filter(|_| depends).map(signature).unwrap_or_default();
+        self.evidence.launch(launch, &signature, mean_ns)
     }
 
     /// Divides the time of each operator. Floors of operators without kernels of their own count
@@ -224,22 +221,12 @@ impl StageRows<'_> {
         floor: Option<&OperatorFloor>,
         sums: &mut StageSums,
     ) {
-        let stage = self.times.stage;
-        let evidence: Vec<_> = groups
-            .iter()
-            .map(|(WorkName { name, signature, launch, .. }, group)| {
-                let launch = launch.map(|(grid, block)| (stage, name.as_str(), grid, block));
-                let of = |launch| self.evidence.launch(launch, signature, group.mean_ns());
-                launch.map(of).unwrap_or_default()
-            })
-            .collect();
         // A copy is needed if the operator has nothing else.
         let only_copies = groups.iter().all(|(name, it)| name.is_copy || it.is_collective);
         let has_floor = floor.is_some_and(|it| it.ns > 0.0);
         let mut kernels: Vec<KernelTime> = groups
             .iter()
-            .zip(&evidence)
-            .map(|((name, group), evidence)| KernelTime {
+            .map(|(name, group)| KernelTime {
                 ns: group.ns,
                 floor_ns: 0,
                 calls: group.calls,
@@ -248,7 +235,7 @@ impl StageRows<'_> {
                 across_ranks: group.across_ranks(),
                 is_needed: !name.is_copy || (only_copies && has_floor),
                 excess: None,
-                evidence: evidence.clone(),
+                evidence: self.evidence_of(name, group.mean_ns()),
             })
             .collect();
         if self.floors.is_model {
@@ -285,6 +272,7 @@ impl StageRows<'_> {
         for part in parts {
             let mut member = self.member(part.cause, operator.cloned(), Some(name.name.clone()));
             (member.grid, member.block) = name.launch.unzip();
+            member.full_name = name.full_name.map(str::to_owned);
             member.calls = group.calls;
             member.ns = part.ns;
             if part.by_timeline {
@@ -350,7 +338,11 @@ const fn gap_cause(reason: GapReason) -> LedgerCause {
 }
 
 /// Name of work, and an empty group for it.
-fn group_of(of: &WorkOf, nsys: &Timeline, classes: &mut ClassCache) -> (WorkName, WorkGroup) {
+fn group_of<'a>(
+    of: &WorkOf,
+    nsys: &'a Timeline,
+    classes: &mut ClassCache,
+) -> (WorkName<'a>, WorkGroup) {
     let text = |at: u32| nsys.text(at);
     let mut group = WorkGroup::default();
     let name = match of.kind {
@@ -362,7 +354,7 @@ fn group_of(of: &WorkOf, nsys: &Timeline, classes: &mut ClassCache) -> (WorkName
             group.is_collective = class.engine == Some("nccl");
             WorkName {
                 name: DeviceWork::Kernel(at).name(nsys),
-                signature: String::new(),
+                full_name: Some(text(kind.full_name)).filter(|name| !name.is_empty()),
                 launch: Some((kind.grid, kind.block)),
                 class: class.class,
                 is_copy: class.class == "copy" && !is_cache_write,
@@ -371,13 +363,11 @@ fn group_of(of: &WorkOf, nsys: &Timeline, classes: &mut ClassCache) -> (WorkName
         WorkKind::Graph => {
             group.is_graph = true;
             let name = DeviceWork::Graph.name(nsys);
-            let signature = String::new();
-            WorkName { name, signature, launch: None, class: "graph", is_copy: false }
+            WorkName { name, full_name: None, launch: None, class: "graph", is_copy: false }
         }
         WorkKind::Copy(kind) => {
             let name = DeviceWork::Copy(kind).name(nsys);
-            let signature = String::new();
-            WorkName { name, signature, launch: None, class: "copy", is_copy: true }
+            WorkName { name, full_name: None, launch: None, class: "copy", is_copy: true }
         }
     };
     (name, group)

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     kernels::{OUTSIDE, is_unmeasured_range},
-    stages::{STAGES, Stages, coverage::StageCoverage},
+    stages::{STAGES, Stages},
     stats::percent,
     timeline::{
         capture::Capture,
@@ -32,6 +32,7 @@ use crate::{
         interval::covered_ns,
         launches::Cursor,
         open_ranges::EXCLUDED,
+        withheld::{TimelineFigure, Withheld},
     },
 };
 
@@ -41,7 +42,7 @@ pub fn framework<'a>(
     capture: &Capture,
     index: &FrameworkIndex,
     stages: &'a Stages,
-    coverage: &[StageCoverage],
+    withheld: &Withheld,
 ) -> OperatorSums<'a> {
     let works = Works::of(capture, index);
     let launching = launching(index, capture.trace);
@@ -91,9 +92,8 @@ pub fn framework<'a>(
     replayed(capture, index, (&works, &counted, &products), &mut sums);
     let mut operators = sums.finish(stages);
     let calls = CountedCalls::new(capture, index, &counted, &works);
-    let lost = coverage.iter().filter(|it| it.lost() || it.lacks_times());
     let mut incomplete = calls.incomplete_stages();
-    incomplete.extend(lost.map(|it| it.stage.clone()));
+    incomplete.extend(withheld.stages_without(TimelineFigure::Flops).map(str::to_owned));
     for stage in incomplete {
         // The rest of the stage's work is unknown.
         operators.products.remove(&stage);

@@ -16,6 +16,8 @@ pub fn kind(name: &str) -> &'static str {
         it if it.contains("moe") || it.contains("experts") => "moe",
         it if it.contains("scaled_mm") || it.contains("gemm") => "matmul",
         it if it.contains("all_reduce") || it.contains("all_gather") => "collective",
+        // Attention that reads a cache.
+        it if it.starts_with("fwd_kvcache") || it.contains("mla_decode") => "attention",
         it if CACHES.iter().any(|part| it.contains(part)) => "cache",
         // Flash attention of engines has no other name.
         "fwd" | "varlen_fwd" => "attention",
@@ -45,6 +47,9 @@ mod tests {
             ("sglang::store_cache", "cache"),
             ("_vllm_fa2_C::varlen_fwd", "attention"),
             ("sgl_kernel::fwd", "attention"),
+            ("_flashmla_C::fwd_kvcache_mla", "attention"),
+            ("sgl_kernel::cutlass_mla_decode", "attention"),
+            ("_C_cache_ops::concat_and_cache_mla", "cache"),
             ("aiter::gemm_a16w16", "matmul"),
             ("vllm::moe_forward", "moe"),
             ("sglang::fused_experts", "moe"),

@@ -27,7 +27,7 @@ impl ProfiledOperators {
         let stages = stages::stages(&derived.by_kind(trace));
         let index = capture.framework.as_ref()?;
         let tables = TimelineTables::of(&capture, &[]);
-        let sums = framework(&capture, index, &stages, &tables.coverage);
+        let sums = framework(&capture, index, &stages, &tables.withheld);
         let events = (&derived.by_kind(trace), true);
         let operators = attach(sums, &tables.device, events, &tables.kernels.stages);
         Some(Self { operators, repeats: stages.repeats })

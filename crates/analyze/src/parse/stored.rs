@@ -1,13 +1,17 @@
 //! Files of a run as they are stored: `NAME`, or packed `NAME.zst`. All readers use this module.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::{self, Read},
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
-    path::{Path, PathBuf},
+    os::{fd::OwnedFd, unix::fs::MetadataExt},
+    path::{Component, Path, PathBuf},
 };
 
-use nix::libc;
+use nix::{
+    errno::Errno,
+    fcntl::{self, OFlag, openat},
+    sys::stat::Mode,
+};
 use tempfile::NamedTempFile;
 
 /// Suffix of a packed file.
@@ -50,13 +54,19 @@ pub fn stored(path: &Path) -> io::Result<(u64, bool)> {
 /// Opens a regular file that an argument names, or the file that a link leads to. A pipe or a
 /// device is an error: its reader could wait forever.
 pub fn open_named(path: &Path) -> io::Result<File> {
-    open_regular(path, 0)
+    regular(fcntl::open(path, READ, Mode::empty()))
 }
 
-/// Opens a regular file of a folder whose files a program may have written. A link is not followed,
-/// since it may lead out of the folder.
+/// Opens a regular file of a folder whose files and folders a program may have written. No part of
+/// the path is followed if it is a link, since it may lead out of the folder; the path of the
+/// folder itself is [`resolved`] where an argument or a setting names it.
 pub fn open_own(path: &Path) -> io::Result<File> {
-    open_regular(path, libc::O_NOFOLLOW)
+    regular(open_without_links(path, READ))
+}
+
+/// The path of a folder without links. A folder that does not exist keeps its path.
+pub fn resolved(folder: &Path) -> PathBuf {
+    folder.canonicalize().unwrap_or_else(|_| folder.to_owned())
 }
 
 /// Reads a file of such a folder.
@@ -66,16 +76,53 @@ pub fn read_own(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn open_regular(path: &Path, flags: i32) -> io::Result<File> {
-    // Without O_NONBLOCK, a pipe waits here for its writer.
-    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | flags).open(path);
-    let file = opened.map_err(|error| match error.raw_os_error() {
-        Some(libc::ELOOP) => irregular("a link, and links are not followed"),
+/// Without `O_NONBLOCK`, a pipe waits for its writer when it is opened.
+const READ: OFlag = OFlag::O_RDONLY.union(OFlag::O_NONBLOCK).union(OFlag::O_CLOEXEC);
+
+fn regular(opened: nix::Result<OwnedFd>) -> io::Result<File> {
+    let file = File::from(opened.map_err(|error| match error {
+        Errno::ELOOP => irregular("a link, and links are not followed"),
         // A socket.
-        Some(libc::ENXIO) => irregular("not a regular file"),
-        _ => error,
-    })?;
+        Errno::ENXIO => irregular("not a regular file"),
+        _ => error.into(),
+    })?);
     if file.metadata()?.is_file() { Ok(file) } else { Err(irregular("not a regular file")) }
+}
+
+fn open_without_links(path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
+    #[cfg(target_os = "linux")]
+    {
+        let how = fcntl::OpenHow::new().flags(flags);
+        let how = how.resolve(fcntl::ResolveFlag::RESOLVE_NO_SYMLINKS);
+        match fcntl::openat2(fcntl::AT_FDCWD, path, how) {
+            // Of Linux 5.6; filters of calls that do not know it refuse it.
+            Err(Errno::ENOSYS | Errno::EPERM) => {}
+            opened => return opened,
+        }
+    }
+    open_part_by_part(path, flags)
+}
+
+/// Opens each folder of the path from the one above it.
+fn open_part_by_part(path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
+    let folder = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    // Needs no permission to list the folder.
+    #[cfg(target_os = "linux")]
+    let folder = folder | OFlag::O_PATH;
+    let start = if path.is_absolute() { "/" } else { "." };
+    let mut opened = fcntl::open(start, folder, Mode::empty())?;
+    let is_named = |it: &Component| !matches!(it, Component::RootDir | Component::CurDir);
+    let mut parts = path.components().filter(is_named).peekable();
+    while let Some(part) = parts.next() {
+        let is_last = parts.peek().is_none();
+        let of_part = if is_last { flags | OFlag::O_NOFOLLOW } else { folder };
+        opened = match openat(&opened, part.as_os_str(), of_part, Mode::empty()) {
+            // The folder is a link or a file.
+            Err(Errno::ENOTDIR) if !is_last => return Err(Errno::ELOOP),
+            next => next?,
+        };
+    }
+    Ok(opened)
 }
 
 fn irregular(why: &str) -> io::Error {
@@ -155,7 +202,7 @@ pub fn is_locked(entry: &File, path: &Path) -> bool {
 mod tests {
     use std::os::unix::{fs::symlink, net::UnixListener};
 
-    use nix::{sys::stat::Mode, unistd::mkfifo};
+    use nix::unistd::mkfifo;
 
     use super::*;
 
@@ -186,5 +233,50 @@ mod tests {
         assert_eq!((error(open_named(&at("link"))), error(open_named(&at("file")))), (None, None));
         assert_eq!(read_own(&at("file")).unwrap(), b"text");
         assert_eq!(read_own(&at("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn no_part_of_the_path_of_a_run_s_file_is_a_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let (run, other) = (resolved(dir.path()).join("run"), resolved(dir.path()).join("other"));
+        for folder in [&run, &other] {
+            fs::create_dir_all(folder.join("nsys/window")).unwrap();
+            for file in ["file", "nsys/file", "nsys/window/file"] {
+                fs::write(folder.join(file), folder.as_os_str().as_encoded_bytes()).unwrap();
+            }
+        }
+        let open_each = |path: &Path| -> [Option<String>; 2] {
+            let read = |opened: io::Result<File>| {
+                let mut text = String::new();
+                opened.ok()?.read_to_string(&mut text).ok()?;
+                Some(text)
+            };
+            [read(open_own(path)), read(regular(open_part_by_part(path, READ)))]
+        };
+        let own = Some(run.display().to_string());
+        for file in ["file", "nsys/file", "nsys/window/file"] {
+            assert_eq!(open_each(&run.join(file)), [own.clone(), own.clone()], "{file}");
+        }
+        for (planted, file) in [
+            ("nsys/window/file", "nsys/window/file"),
+            ("nsys/window", "nsys/window/file"),
+            ("nsys", "nsys/window/file"),
+            ("nsys", "nsys/file"),
+        ] {
+            let (link, aside) = (run.join(planted), run.join("aside"));
+            fs::rename(&link, &aside).unwrap();
+            for to in [other.join(planted), aside.clone()] {
+                symlink(&to, &link).unwrap();
+                assert_eq!(open_each(&run.join(file)), [None, None], "{planted} to {to:?}");
+                fs::remove_file(&link).unwrap();
+            }
+            fs::rename(&aside, &link).unwrap();
+        }
+        // The folder itself may be named by a link.
+        let named = other.join("link");
+        symlink(&run, &named).unwrap();
+        assert_eq!(open_each(&named.join("nsys/file")), [None, None]);
+        assert_eq!(open_each(&resolved(&named).join("nsys/file")), [own.clone(), own]);
+        assert!(open_part_by_part(&run.join("none"), READ).is_err_and(|it| it == Errno::ENOENT));
     }
 }

@@ -19,6 +19,7 @@ pub const fn plain(cause: LedgerCause) -> &'static str {
         LedgerCause::Tiles => "computing parts of tiles that have no results",
         LedgerCause::Waves => "parts of the GPU have no work, because kernels start too few blocks",
         LedgerCause::Instructions => "instructions other than the matrix products",
+        LedgerCause::OperandTraffic => "reading weights, or the keys and values of attention",
         LedgerCause::MemoryTraffic => "moving intermediate results through caches and memory",
         LedgerCause::Latency => "waiting for data with too little other work",
         LedgerCause::ProfilerOverhead => "the profiler's own work, which an unprofiled run lacks",

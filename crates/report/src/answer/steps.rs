@@ -16,7 +16,7 @@ use super::{
     AnswerRecords,
     cited::{Cited, Figure, Row},
     on_findings::why_unended,
-    outliers, times,
+    outliers, step_floors, times,
 };
 use crate::{
     format::{count, share as short_share},
@@ -37,6 +37,7 @@ const STATED_WALL_PCT: f64 = 5.0;
 /// The steps by class, and the time outside them.
 pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     let mut all = of_batches(records.step_batches, records.ledger);
+    all.extend(step_floors::sentence(records.step_batches));
     all.extend(outliers::of_batches(records));
     let has_steps = !records.step_batches.is_empty();
     let stages = match why_unended(records.findings) {

@@ -13,6 +13,7 @@ use super::{
     on_findings::why_untimed,
     outliers,
     stage_time::{self, StageTime, cut_decode, is_mean_stated, named, row_of_steps},
+    step_floors,
 };
 use crate::waits::Waits;
 
@@ -180,8 +181,12 @@ pub fn row_of_cause(row: &LedgerRow) -> Row {
     Row::of("ledger").with("stage", &row.stage).with("cause", row.cause)
 }
 
-/// The floor, if it is of all work of the stage.
+/// The floor, if it is of all work of the stage. Decode steps of an engine have a sentence on the
+/// floor of their own requests and context.
 fn floor(records: &AnswerRecords, stage: &LedgerStage, steps: Option<&Figure>) -> Option<Cited> {
+    if stage.stage == DECODE && step_floors::sentence(records.step_batches).is_some() {
+        return None;
+    }
     let (floor, times) = (stage.floor_ns?, stage.times_floor?);
     let cells = row_of(stage);
     let floor = cells.ns("floor_ns", floor);

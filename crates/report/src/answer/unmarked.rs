@@ -5,7 +5,7 @@ use llmprof_analyze::stages::{DECODE, StageTiming};
 
 use super::{
     AnswerRecords,
-    cited::{Cited, Row},
+    cited::{Cited, Figure, Row},
     outliers,
 };
 use crate::waits::Waits;
@@ -21,10 +21,17 @@ fn unmarked<'a>(records: &AnswerRecords<'a>) -> Option<&'a StageTiming> {
     records.stages.iter().find(|it| is_unmarked && it.stage == DECODE)
 }
 
+/// The stated steps: alone, or with a model for whose costs they count.
+pub fn stated(alone: Option<u64>, of_costs: Option<u64>) -> Option<Figure> {
+    let alone = alone.map(|it| Row::of("aggregates").count("stated_steps", it));
+    let of_costs = of_costs.filter(|it| *it > 0);
+    alone.or_else(|| Some(Row::of("costs").count("decode_steps", of_costs?)))
+}
+
 /// The time of a step, by the stated number of steps.
 pub fn sentence(records: &AnswerRecords) -> Option<Cited> {
     let row = unmarked(records).filter(|_| !Waits::of(records.ledger).has(DECODE))?;
-    let steps = Row::of("costs").count("decode_steps", records.stated_steps?);
+    let steps = records.stated_steps.clone()?;
     let ms = Row::of("stages").with("stage", DECODE).figure("ms.mean", row.ms.mean);
     let ms = ms.over(&steps)?.short();
     let parts = [steps.quantity("step"), ms];
@@ -37,9 +44,8 @@ pub fn unknown(records: &AnswerRecords) -> Option<String> {
     Some(
         "How long a token takes is unknown: the capture does not mark the steps of decode. Have \
          the program open a range called decode_step around each, name its own ranges of steps \
-         (`--stage decode_step=RANGE`), or state the model and the steps of a decode \
-         (`--model-config FILE --prompt-tokens N --new-tokens N`, or the import's fields of these \
-         names)."
+         (`--stage decode_step=RANGE`), or state the steps of a decode (`--new-tokens N`, or the \
+         import's field `new_tokens`)."
             .to_owned(),
     )
 }
@@ -82,6 +88,12 @@ mod tests {
         assert_eq!(time, format!("Decode takes 64.0 ms.\n{stated}"));
         assert!(!unknown.contains("How long a token takes"), "{unknown}");
         assert!(of(0).1.contains("How long a token takes is unknown"), "none are stated");
+        let alone = ("aggregates", json!({"stated_steps": 32}));
+        for more in [&[alone.clone()][..], &[alone, ("costs", json!({"decode_steps": 16}))]] {
+            let (time, unknown) = page(more);
+            assert_eq!(time, format!("Decode takes 64.0 ms.\n{stated}"));
+            assert!(!unknown.contains("How long a token takes"), "{unknown}");
+        }
     }
 
     #[test]
@@ -91,7 +103,8 @@ mod tests {
             "stage": "decode_all", "p50_ms": 2.0, "outliers": 0, "excess_ms": 0.0, "ms": ms,
             "longest": []
         }]);
-        for more in [("aggregates", json!({"decode_steps": 32})), ("step_times", steps)] {
+        let marked = json!({"decode_steps": 32, "stated_steps": 31});
+        for more in [("aggregates", marked), ("step_times", steps)] {
             let (time, unknown) = page(&[more, ("costs", json!({"decode_steps": 31}))]);
             assert!(!time.contains("stated") && !unknown.contains("a token"), "{time} {unknown}");
         }

@@ -198,24 +198,32 @@ impl Headline {
                     0 => String::new(),
                     outliers => format!(" with {}", quantity(outliers, "outlier")),
                 };
+                // Repeats count on over all samples.
+                let times = if noun == "repeat" { self.repeats(it.ms.n) } else { it.ms.n };
                 let mean = figure(*mean);
                 let is_other = mean != figure(it.p50_ms) && !self.waits().has(&it.stage);
                 format!(
                     "{} of {}{samples}{traced}{}{outliers}",
                     it.median_word().trim_start_matches("the "),
-                    quantity(u64::from(it.ms.n), noun),
+                    quantity(times.into(), noun),
                     if is_other { format!("; mean {mean} ms") } else { String::new() },
                 )
             }
             StatedTime::Mean(it) => {
                 let spread = it.std.map(|std| {
                     let [std, _] = of_interval(std, std);
-                    format!("deviation {std} over {}{samples}", quantity(it.n.into(), "repeat"))
+                    let repeats = quantity(self.repeats(it.n).into(), "repeat");
+                    format!("deviation {std} over {repeats}{samples}")
                 });
                 spread.unwrap_or_else(|| "one repeat".into()) + traced
             }
         };
         Tile { label, value: figure(time.ms()), unit: "ms", note }
+    }
+
+    /// Repeats of each sample, of `times` measured ones.
+    fn repeats(&self, times: u32) -> u32 {
+        (times / self.samples.len().max(1) as u32).max(1)
     }
 
     /// The median of the most common steps of an engine: no mean describes different requests.

@@ -3,14 +3,24 @@
 
 use std::collections::BTreeMap;
 
-use llmprof_analyze::{stats::Spread, step_batches::StepBatch};
+use llmprof_analyze::{compare::Measured, stats::Spread, step_batches::StepBatch};
 use llmprof_core::{domain::units::quantity, trace::engine_steps::StepClass};
 
-use crate::format::count;
+use crate::{format::count, profile::LLMProfileReport};
 
 /// Least part of the steps of a class in a compared row: rarer batches depend on the arrival of
 /// requests.
 const LEAST_PART: f64 = 0.05;
+
+/// The measure of a stage's times. An engine or a server under load runs a stage for each of its
+/// requests: these are instances of one run, not repeats.
+pub(super) fn measure_of_stages(report: &LLMProfileReport) -> fn(&Spread) -> Measured {
+    if report.request_latency.is_empty() && report.step_batches.is_empty() {
+        |ms| Measured::over_repeats(ms, None)
+    } else {
+        Measured::over_instances
+    }
+}
 
 /// The compared rows: name and milliseconds.
 pub(super) fn rows(batches: &[StepBatch]) -> Vec<(String, Spread)> {

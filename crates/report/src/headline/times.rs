@@ -182,6 +182,7 @@ pub(crate) mod tests {
             padded_max: None,
             context_min: None,
             context_max: None,
+            context_mean: None,
             steps: 4,
             processes: 1,
             ms: Spread::of([2.0; 4]).unwrap(),
@@ -194,6 +195,9 @@ pub(crate) mod tests {
             draft_ms: None,
             verify_ms: None,
             has_unrecorded_waits: false,
+            floor_ms: None,
+            times_floor: None,
+            floor_missing: None,
         }
     }
 

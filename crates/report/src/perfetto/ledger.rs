@@ -8,7 +8,11 @@ use llmprof_analyze::{
     stages::in_sentence,
 };
 
-use super::packets::{Arg, Packets, Track};
+use super::{
+    packets::{Arg, Packets, Track},
+    size,
+};
+use crate::kernel_names::KernelNames;
 
 /// Writes a row per stage, from time zero. The difference of the passes has no slice.
 pub fn ledger<W: Write>(
@@ -16,6 +20,7 @@ pub fn ledger<W: Write>(
     process: Track,
     ledger: &Ledger,
 ) -> io::Result<()> {
+    let names = KernelNames::with_members([], &ledger.members);
     for stage in &ledger.stages {
         let row = packets.row(process, &format!("ledger of {}", in_sentence(&stage.stage)))?;
         let mut at = 0u64;
@@ -30,7 +35,7 @@ pub fn ledger<W: Write>(
             for member in ledger.members(&stage.stage, cause.cause) {
                 let end = inside.saturating_add(u64::try_from(member.ns).unwrap_or(0)).min(to);
                 if end > inside {
-                    write_member(packets, row, member, (inside, end))?;
+                    write_member(packets, row, &names.of_member(member), (inside, end))?;
                 }
                 inside = end;
             }
@@ -64,7 +69,14 @@ fn write_member<W: Write>(
     times: (u64, u64),
 ) -> io::Result<()> {
     let operator = member.operator.as_deref().unwrap_or_default();
-    let about = [("operator", Arg::Text(operator)), ("evidence", Arg::Text(&member.evidence))];
+    let sizes = [("grid", member.grid), ("block", member.block)];
+    let sizes = sizes.map(|(name, sides)| (name, sides.map(size)));
+    let mut about = vec![("operator", Arg::Text(operator))];
+    about.extend(member.full_name.as_deref().map(|name| ("full name", Arg::Text(name))));
+    for (name, text) in &sizes {
+        about.extend(text.as_deref().map(|text| (*name, Arg::Text(text))));
+    }
+    about.push(("evidence", Arg::Text(&member.evidence)));
     let template = packets.template("ledger", &member.name(), &about)?;
     packets.slice(row, &template, times)
 }

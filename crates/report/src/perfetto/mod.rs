@@ -73,6 +73,11 @@ fn unprofiled_origin(trace: &Trace) -> i64 {
     ranges.chain(samples).min().unwrap_or(0)
 }
 
+/// Sides of a grid or block.
+fn size([x, y, z]: [u32; 3]) -> String {
+    format!("{x} x {y} x {z}")
+}
+
 /// Nanoseconds since `origin`; `None` for an invalid interval, which ends before its start.
 fn span(origin: i64, (from, to): (i64, i64)) -> Option<(u64, u64)> {
     let since = |at: i64| u64::try_from(at.saturating_sub(origin)).ok();

@@ -15,9 +15,10 @@ use super::{
     operators::operators,
     packets::{Arg, Packets, SliceTemplate, Track},
     sampled::metrics,
-    span,
+    size, span,
     window::Window,
 };
+use crate::kernel_names::of_kinds;
 
 /// Writes the traced pass, or the part of it in its window.
 pub fn traced(packets: &mut Packets<impl Write>, nsys: &Timeline) -> io::Result<()> {
@@ -199,6 +200,7 @@ fn kernels(
     let mut streams: HashMap<(u32, u32), Lanes> = HashMap::default();
     let mut kinds: Vec<Option<SliceTemplate>> = vec![None; kernels.kinds().len()];
     let mut template = SliceTemplate::default();
+    let names = of_kinds(nsys);
     for (kind, it) in window.inside(kernels.with_kinds(), |(_, it)| it.start_ns) {
         let Some(times) = span(window.origin, (it.start_ns, it.end_ns)) else { continue };
         let device = gpu(packets, devices, it.device)?;
@@ -211,7 +213,7 @@ fn kernels(
         match &kinds[kind] {
             Some(known) => template.clone_from(known),
             None => {
-                template = launch(packets, &kernels.kinds()[kind], &nsys.strings)?;
+                template = launch(packets, &names[kind], &kernels.kinds()[kind], nsys)?;
                 kinds[kind] = Some(template.clone());
             }
         }
@@ -232,17 +234,16 @@ fn kernels(
 /// Shared properties of the launches of one kind.
 fn launch(
     packets: &mut Packets<impl Write>,
+    name: &str,
     kind: &LaunchKind,
-    strings: &[String],
+    nsys: &Timeline,
 ) -> io::Result<SliceTemplate> {
-    let text = |index: u32| strings.get(index as usize).map_or("", String::as_str);
-    let size = |[x, y, z]: [u32; 3]| format!("{x} x {y} x {z}");
     let (grid, block) = (size(kind.grid), size(kind.block));
     let about = [
-        ("full name", Arg::Text(text(kind.full_name))),
+        ("full name", Arg::Text(nsys.text(kind.full_name))),
         ("grid", Arg::Text(&grid)),
         ("block", Arg::Text(&block)),
         ("registers", Arg::Number(kind.registers.into())),
     ];
-    packets.template("kernel", text(kind.name), &about)
+    packets.template("kernel", name, &about)
 }

@@ -100,8 +100,9 @@ impl CapturedSide {
         timeline: Option<Timeline>,
         rules: StageRules,
     ) -> Result<Self, PairError> {
+        let own = parse::stored::resolved(dir);
         let mut trace: Trace =
-            parse::read_parsed(dir, timeline).map_err(|error| cannot_read(dir, error))?;
+            parse::read_parsed(&own, timeline).map_err(|error| cannot_read(dir, error))?;
         let Some(nsys) = trace.nsys.take() else {
             return Err(PairError::NoCapture { path: dir.to_owned() });
         };

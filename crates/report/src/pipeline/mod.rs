@@ -97,16 +97,16 @@ pub fn analyze_with(
 fn analyze_parsed(
     dir: &Path,
     timeline: Option<Timeline>,
-    Statements { rules, model }: Statements,
+    Statements { rules, model, steps }: Statements,
     devices: &Devices,
 ) -> Result<Analyzed, AnalyzeError> {
+    let dir = &parse::stored::resolved(dir);
     let mut saved = saved::read(dir).map_err(|source| AnalyzeError::Saved { source })?;
-    if let Some(model) = model {
-        statements::state(&mut saved, model)?;
-    }
+    statements::state(&mut saved, model, steps)?;
     let mut trace =
         parse::read_parsed(dir, timeline).map_err(|source| AnalyzeError::Trace { source })?;
     trace.subject = saved.spec.kind();
+    trace.stated_steps = steps;
     if let Some(import) = saved.spec.import().cloned() {
         return analyze_import(saved, trace, dir, &import, rules, devices);
     }
@@ -138,7 +138,7 @@ fn analyze_parsed(
 pub fn analyze_capture(
     files: &[PathBuf],
     pages: &[PathBuf],
-    Statements { rules, model }: Statements,
+    Statements { rules, model, steps }: Statements,
     devices: &Devices,
 ) -> Result<Analyzed, AnalyzeError> {
     let timeline = parse::timeline(files).map_err(|source| AnalyzeError::Capture { source })?;
@@ -158,7 +158,8 @@ pub fn analyze_capture(
         TimelineTool::Nsys => CaptureKind::Timeline,
         TimelineTool::Pytorch => CaptureKind::PytorchTrace,
     };
-    analyze_captures(import_of_files((&files, kind), pages, model), trace, pages, devices)
+    let saved = import_of_files((&files, kind), pages, (model, steps));
+    analyze_captures(saved, trace, pages, devices)
 }
 
 /// Analyses an import, by its own stage rules unless others are given.
@@ -171,12 +172,8 @@ fn analyze_import(
     devices: &Devices,
 ) -> Result<Analyzed, AnalyzeError> {
     if let Some(nsys) = trace.nsys.take() {
-        let own = rules == StageRules::default();
-        let rules = if own {
-            rules_of(&import.stages, &import.include_ranges, &import.exclude_ranges)
-        } else {
-            rules
-        };
+        let own = || rules_of(&import.stages, &import.include_ranges, &import.exclude_ranges);
+        let rules = if rules == StageRules::default() { own() } else { rules };
         // The host that reads a capture is not the host it was taken on.
         trace.environment =
             Environment { llmprof: trace.environment.llmprof.clone(), ..nsys.target.clone() };
@@ -222,7 +219,9 @@ fn analyze_captures(
     }
     let peaks =
         if named.len() == 1 { named.first().and_then(|name| devices.find(name)) } else { None };
-    let stated = saved.spec.import().and_then(|import| import.computes.as_deref());
+    let import = saved.spec.import();
+    trace.stated_steps = import.and_then(|import| import.new_tokens);
+    let stated = import.and_then(|import| import.computes.as_deref());
     let analysis = llmprof_analyze::analyze(&trace, stated.map(KnownModel::Stated), peaks);
     Ok(Analyzed { saved, trace, analysis, part: vec![] })
 }
@@ -253,7 +252,7 @@ fn windows_first(files: &[PathBuf], captures: &[String]) -> Vec<PathBuf> {
 fn import_of_files(
     (timelines, kind): (&[PathBuf], CaptureKind),
     pages: &[PathBuf],
-    computes: Option<StatedModel>,
+    (computes, new_tokens): (Option<StatedModel>, Option<u64>),
 ) -> saved::SavedRun {
     let file = |path: &Path, kind| ImportedFile {
         name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
@@ -273,6 +272,7 @@ fn import_of_files(
         include_ranges: vec![],
         exclude_ranges: vec![],
         computes: computes.map(Box::new),
+        new_tokens,
     };
     let spec = RunSpec { subject: Subject::Import(import), common: Common::default() };
     saved::SavedRun {

@@ -15,14 +15,29 @@ pub struct Statements {
     pub rules: StageRules,
     /// The model of a command or of a capture, in place of the run's own statement.
     pub model: Option<StatedModel>,
+    /// Decode steps of one repeat, without the model.
+    pub steps: Option<u64>,
 }
 
-/// Replaces the statement of the model that ran.
-pub fn state(saved: &mut SavedRun, model: StatedModel) -> Result<(), AnalyzeError> {
-    match (&mut saved.command, &mut saved.spec.subject) {
-        (Some(command), _) => command.computes = Some(model.into()),
-        (None, Subject::Import(import)) => import.computes = Some(model.into()),
+/// Replaces the run's statement of the model that ran, or of its decode steps.
+pub fn state(
+    saved: &mut SavedRun,
+    model: Option<StatedModel>,
+    steps: Option<u64>,
+) -> Result<(), AnalyzeError> {
+    if model.is_none() && steps.is_none() {
+        return Ok(());
+    }
+    let computes = match (&mut saved.command, &mut saved.spec.subject) {
+        (Some(command), _) => &mut command.computes,
+        (None, Subject::Import(import)) => {
+            import.new_tokens = steps;
+            &mut import.computes
+        }
         _ => return Err(AnalyzeError::KnownModel),
+    };
+    if let Some(model) = model {
+        *computes = Some(model.into());
     }
     Ok(())
 }

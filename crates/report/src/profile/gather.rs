@@ -188,6 +188,7 @@ fn aggregates(analysis: &Analysis) -> Aggregates {
         decode_tokens_per_s: stages.decode_tokens_per_s,
         tokens_per_s: stages.tokens_per_s,
         decode_steps: stages.decode_steps,
+        stated_steps: analysis.stated_steps,
         loads: analysis.requests.loads.clone(),
         devices: analysis.device_totals.clone(),
         peak_rss_bytes: analysis.end.as_ref().map(|end| end.peak_rss_bytes),

@@ -1,5 +1,7 @@
 //! Steps of a server or of a generating program.
 
+use std::collections::BTreeSet;
+
 use llmprof_analyze::{
     Analysis, step_batches::StepBatch, timeline::engine_steps::EngineStepRecord,
 };
@@ -89,6 +91,7 @@ pub fn batch_columns() -> Vec<TableColumn<StepBatch>> {
         count("padded_max", "Padded to", |it| it.padded_max.into()),
         count("context_min", "Context from", |it| it.context_min.into()),
         count("context_max", "Context to", |it| it.context_max.into()),
+        count("context_mean", "Mean context", |it| it.context_mean.into()),
         count("steps", "Steps", |it| it.steps.into()),
         count("processes", "Processes", |it| it.processes.into()),
     ];
@@ -111,17 +114,21 @@ pub fn batch_columns() -> Vec<TableColumn<StepBatch>> {
         millis("draft_ms", "Drafts on host, ms", |it| it.draft_ms.into()),
         millis("verify_ms", "Verification on host, ms", |it| it.verify_ms.into()),
         flag("has_unrecorded_waits", "With unrecorded waits", |it| it.has_unrecorded_waits.into()),
+        millis("floor_ms", "Floor ms", |it| it.floor_ms.into()),
+        number("times_floor", "Times floor", 2, |it| it.times_floor.into()),
+        text("floor_missing", "Reason for no floor", |it| (&it.floor_missing).into()),
     ]);
     columns
 }
 
 /// Times of steps by class, requests and context.
 pub fn step_batches(analysis: &Analysis) -> ReportTable {
-    let caption = "Steps of one class with equally many requests and a similar context. Each rank \
-                   of an engine has its own. \"One every\" is the median time between the ends of \
-                   consecutive steps: in decode, between two tokens of a request. Tokens/s use it. \
-                   Context is the mean key length of a step's requests.";
-    let shown = [
+    let mut caption = "Steps of one class with equally many requests and a similar context. Each \
+                       rank of an engine has its own. \"One every\" is the median time between the \
+                       ends of consecutive steps: in decode, between two tokens of a request. \
+                       Tokens/s use it. Context is the mean key length of a step's requests."
+        .to_owned();
+    let mut shown = vec![
         "class",
         "requests",
         "context_min",
@@ -136,7 +143,19 @@ pub fn step_batches(analysis: &Analysis) -> ReportTable {
         "tokens_per_s",
     ];
     let rows = &analysis.step_batches;
-    ReportTable::of("step-batches", "Steps by Requests", caption, (&batch_columns(), &shown), rows)
+    if rows.iter().any(|it| it.floor_ms.is_some()) {
+        shown.extend(["floor_ms", "times_floor"]);
+        caption += " The floor is the time that the stated model needs at least for the requests \
+                    and the mean context of a step; \"Times floor\" is the median over it.";
+    }
+    let columns = batch_columns();
+    let shown = (&columns[..], &shown[..]);
+    let mut table = ReportTable::of("step-batches", "Steps by Requests", caption, shown, rows);
+    // Other captures lack the model, for which the first page has the remedy.
+    let reasons = rows.iter().filter(|_| analysis.stated.is_some());
+    let reasons: BTreeSet<&str> = reasons.filter_map(|it| it.floor_missing.as_deref()).collect();
+    reasons.into_iter().for_each(|why| table.note(format!("Rows without floor or ratio: {why}")));
+    table
 }
 
 /// Steps in the order of their starts.

@@ -69,6 +69,7 @@ pub fn member_columns() -> Vec<TableColumn<LedgerMember>> {
         text("operator", "Operator", |it| (&it.operator).into()),
         text("kernel", "Kernel or work before a gap", |it: &LedgerMember| (&it.kernel).into())
             .shown(|it| shown_name(&it.kernel)),
+        text("full_name", "Full name", |it| (&it.full_name).into()),
         size("grid", "Grid", |it| it.grid.into()),
         size("block", "Block", |it| it.block.into()),
         number("calls", "Calls", 0, |it: &LedgerMember| it.calls.into())
@@ -186,13 +187,14 @@ pub fn ledger_members(analysis: &Analysis) -> ReportTable {
         .collect();
     // Launch configurations of one kernel are members of their own.
     let mut seen = BTreeSet::new();
-    let has_alike =
-        members.iter().any(|it| !seen.insert((&it.stage, it.cause, &it.operator, &it.kernel)));
+    let has_alike = members
+        .iter()
+        .any(|it| !seen.insert((&it.stage, it.cause, &it.operator, &it.kernel, &it.full_name)));
     let mut shown = SHOWN_OF_MEMBERS.to_vec();
     if has_alike {
         shown.extend(["grid", "block"]);
     }
-    let names = KernelNames::of(analysis.kernels.measured());
+    let names = KernelNames::with_members(analysis.kernels.measured(), members.iter().copied());
     let named: Vec<LedgerMember> = members.iter().map(|it| names.of_member(it)).collect();
     ReportTable::of(
         "ledger-members",

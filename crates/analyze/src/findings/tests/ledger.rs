@@ -14,6 +14,7 @@ fn with_cause(cause: LedgerCause, saving_ns: i64) -> Analysis {
         cause,
         operator: Some("op".into()),
         kernel: Some(kernel.into()),
+        full_name: None,
         grid: None,
         block: None,
         calls: 1.0,

@@ -201,6 +201,48 @@ fn products_outside_the_tensor_cores_have_no_floor_and_are_not_other_instruction
 }
 
 #[test]
+fn products_limited_by_memory_read_operands_and_other_kernels_pass_activations_on() {
+    use LedgerCause::{MemoryTraffic, OperandTraffic};
+    let metrics = [
+        (SmsActive, 100.0),
+        (SmIssue, 10.0),
+        (TensorActive, 1.0),
+        (WarpsInFlight, 90.0),
+        (DramRead, 60.0),
+        (DramWrite, 10.0),
+    ];
+    let traffic = |ledger: &Ledger| {
+        let is_traffic = |it: &&LedgerRow| [OperandTraffic, MemoryTraffic].contains(&it.cause);
+        let rows = ledger.rows.iter().filter(is_traffic);
+        rows.map(|it| (it.cause, it.ns)).collect::<Vec<_>>()
+    };
+    for (kernel, expected, has_samples_alone) in [
+        ("gemv2T_kernel_val", OperandTraffic, true),
+        ("gemvNSP_kernel", OperandTraffic, true),
+        ("mul_mat_vec_q", OperandTraffic, true),
+        ("dequantize_mul_mat_vec_q4_0_cuda", OperandTraffic, true),
+        ("triton_red_fused_mm_0", OperandTraffic, true),
+        ("Cijk_Alik_Bljk_SB_MT16x16x64", OperandTraffic, true),
+        // Their share of device memory is a floor of their own.
+        ("paged_attention_v2_kernel", OperandTraffic, false),
+        ("fused_moe_kernel", OperandTraffic, false),
+        ("vectorized_elementwise_kernel", MemoryTraffic, false),
+        ("rms_norm_kernel", MemoryTraffic, false),
+        ("k", MemoryTraffic, false),
+    ] {
+        let sketch = ONE_KERNEL.replace(" k ", &format!(" {kernel} "));
+        let case = Case::new(&sketch, "prefill", 1000);
+        let by_samples = case.ledger_with(|analysis| {
+            analysis.sampled.kernels = vec![sampled(kernel, &own(&metrics))];
+        });
+        let of_samples = if has_samples_alone { vec![(expected, 700)] } else { vec![] };
+        assert_eq!(traffic(&by_samples), of_samples, "{kernel}");
+        let counted = case.counters(kernel, busy()).ledger();
+        assert_eq!(traffic(&counted), [(expected, 300)], "{kernel}");
+    }
+}
+
+#[test]
 fn a_device_without_tensor_cores_uses_none() {
     let mut case = Case::new(ONE_KERNEL, "prefill", 1000);
     let without = FEW_WARPS.into_iter().filter(|it| it.0 != TensorActive).collect::<Vec<_>>();

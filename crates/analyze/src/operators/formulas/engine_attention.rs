@@ -129,6 +129,9 @@ type MaskInputs = [usize; 3];
 /// Input `attention_chunk` of `fwd` in newer schemas.
 const ATTENTION_CHUNK: usize = 27;
 
+/// Input `indices` of `fwd_kvcache_mla`, in three dimensions: the keys that each query attends to.
+const INDICES: usize = 10;
+
 /// The attention of a signature without key lengths; `None` for other operators, and if the shapes
 /// do not fit.
 pub fn attention_of_step(of: &OperatorSignature, cache_size: Option<u64>) -> Option<SignatureWork> {
@@ -150,6 +153,12 @@ pub fn attention_of_step(of: &OperatorSignature, cache_size: Option<u64>) -> Opt
             true => Some(SignatureWork::PartOfKeys),
             false => flash_attention(of, &form(0, 1, 2, Some(6)), [24, 25, 26]),
         },
+        // `vllm/third_party/flashmla/flash_mla_interface.py`, `csrc/flashmla_extension.cc` of
+        // sgl-kernel.
+        (
+            "_flashmla_C" | "_flashmla_extension_C" | "sgl_kernel",
+            "fwd_kvcache_mla" | "fwd_kvcache_mla_fp8",
+        ) => latent_attention(of),
         // `aiter/ops/attention.py`, as SGLang calls it: a page of the cache is one position.
         _ if name.contains("paged_attention_ragged") && shape(of, 3)?.get(1) == Some(&1) => {
             let caches = caches(of, 3, 4);
@@ -194,6 +203,39 @@ fn flash_attention(of: &OperatorSignature, form: &Form, mask: MaskInputs) -> Opt
         _ => None,
     };
     Some(SignatureWork::OfStep(StepAttention { stated_keys, ..found }))
+}
+
+/// Attention to latent keys that all heads share. The first elements of a key are its value.
+fn latent_attention(of: &OperatorSignature) -> Option<SignatureWork> {
+    if shape(of, INDICES).is_some_and(|it| it.len() == 3) {
+        return Some(SignatureWork::PartOfKeys);
+    }
+    let [requests, queries, heads, width] = shape(of, 0)? else { return None };
+    // A packed cache has other widths.
+    let [_, _, 1, key_width] = shape(of, 1)? else { return None };
+    let value_width = of.values.get(2)?.parse::<u64>().ok()?;
+    let is_causal = of.values.get(6)? == "True";
+    if key_width != width || value_width > *width || !(is_causal || *queries == 1) {
+        return None;
+    }
+    let widths = sum(&[*width, value_width])?;
+    let cache_bytes = match size(of, 1) {
+        Some(bytes) => Some(times(&[*width, bytes])?),
+        None => None,
+    };
+    // Results of queries of one byte have another type, which is not recorded.
+    let query_bytes = match size(of, 0).filter(|bytes| *bytes > 1) {
+        Some(bytes) => Some(times(&[*heads, widths, bytes])?),
+        None => None,
+    };
+    Some(SignatureWork::OfStep(StepAttention {
+        rows: times(&[*requests, *queries])?,
+        stated_keys: None,
+        heads: *heads,
+        widths,
+        cache_bytes,
+        query_bytes,
+    }))
 }
 
 /// `cache`: bytes of an element of the keys and of the values, if known.

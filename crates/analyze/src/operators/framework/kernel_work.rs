@@ -4,15 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::works::{Counted, WorkLookup, Works};
 use crate::{
-    kernels::kernel_classes::ClassCache,
+    kernels::kernel_classes::{ClassCache, computes_products},
     timeline::{
         capture::{Capture, Join},
         framework_nests::FrameworkIndex,
     },
 };
-
-/// Classes of kernels whose FLOPs count.
-const WORKING: [&str; 4] = ["gemm", "attention", "conv", "moe"];
 
 /// The counted calls around kernels.
 pub struct CountedCalls<'a> {
@@ -88,7 +85,7 @@ impl<'a> CountedCalls<'a> {
         let trace = self.capture.trace;
         for (at, join) in self.capture.kernel_joins().enumerate() {
             let kind = &trace.kernels.kinds()[trace.kernels.kind(at) as usize];
-            if !WORKING.contains(&classes.of(kind.full_name, &trace.strings).class) {
+            if !computes_products(classes.of(kind.full_name, &trace.strings).class) {
                 continue;
             }
             let mut is_counted = false;

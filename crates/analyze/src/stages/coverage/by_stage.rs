@@ -32,7 +32,13 @@ use crate::{
     kernels::OUTSIDE,
     stages::{NO_STAGE, in_sentence},
     stats::percent,
-    timeline::{capture::Capture, interval::IntervalSet, launches::Cursor, step_states::LEFT_OUT},
+    timeline::{
+        capture::Capture,
+        interval::IntervalSet,
+        launches::Cursor,
+        step_states::LEFT_OUT,
+        withheld::{ReasonSet, WithheldReason},
+    },
 };
 
 /// Id of the finding on a stage that lost kernels; it makes a run partial.
@@ -119,9 +125,20 @@ impl StageCoverage {
             || percent(self.attributed as f64, ran as f64).is_some_and(|pct| pct < COMPLETE_PCT)
     }
 
+    /// Returns the reasons for which figures over all kernels of the stage are not valid.
+    pub fn reasons(&self) -> ReasonSet {
+        let are_few = self.pct().is_some_and(|pct| pct < COMPLETE_PCT);
+        let reasons = [
+            (self.lost(), WithheldReason::KernelsLost),
+            (are_few && !self.lost(), WithheldReason::KernelsUntimed),
+            (self.unknown(), WithheldReason::CallsMissing),
+        ];
+        reasons.into_iter().filter(|it| it.0).map(|it| it.1).collect()
+    }
+
     /// Returns true when figures over all kernels of the stage are valid.
     pub fn complete(&self) -> bool {
-        self.pct().is_none_or(|pct| pct >= COMPLETE_PCT) && !self.lost_graphs() && !self.unknown()
+        self.reasons().is_empty()
     }
 }
 
@@ -282,8 +299,8 @@ pub fn findings(analysis: &Analysis, trace: &Timeline) -> Vec<Finding> {
 
 /// The finding on work without a launching call, if it affects the figures of a stage.
 fn unattributed(analysis: &Analysis, trace: &Timeline) -> Option<Finding> {
-    let (stages, gpu) = (&analysis.coverage, &analysis.stage_gpu.unattributed);
-    if stages.iter().all(|it| it.unattributed == 0) && gpu.is_empty() {
+    let gpu = analysis.withheld.stages_with(WithheldReason::UnattributedWork);
+    if analysis.coverage.iter().all(|it| it.unattributed == 0) && gpu.is_empty() {
         return None;
     }
     let (kernels, orphans) = (trace.kernels.len(), analysis.kernels.orphans);
@@ -307,11 +324,8 @@ fn unattributed(analysis: &Analysis, trace: &Timeline) -> Option<Finding> {
     if !gpu.is_empty() {
         finding = finding.with("omitted GPU busy time", gpu.join(", "));
     }
-    let unknown: Vec<&str> = stages
-        .iter()
-        .filter(|it| it.unknown() && !it.stage.is_empty())
-        .map(|it| it.stage.as_str())
-        .collect();
+    let mut unknown = analysis.withheld.stages_with(WithheldReason::CallsMissing);
+    unknown.retain(|stage| !stage.is_empty());
     if !unknown.is_empty() {
         finding = finding.with("omitted kernel figures", unknown.join(", "));
     }

@@ -126,6 +126,43 @@ fn flash_attention_counts_only_if_its_inputs_state_a_causal_mask_of_all_keys() {
 }
 
 #[test]
+fn latent_attention_reads_each_key_once_for_all_heads_and_its_value_with_it() {
+    let step = keys(&[(3, 10), (1, 30), (1, 9)], 1);
+    let decode = |name: &str, (query, cache, value): (&str, (&[u64], &str), &str), causal: &str| {
+        let (none, q): (&[u64], &[u64]) = (&[], &[2, 1, 16, 24]);
+        let lengths: (&[u64], &str) = (&[2], "int");
+        let inputs = [(q, query), cache, (none, "Scalar"), lengths];
+        signature(name, &inputs, &[(2, value), (6, causal)])
+    };
+    let (pages, packed): (&[u64], &[u64]) = (&[50, 64, 1, 24], &[50, 64, 1, 32]);
+    let (bf16, f8) = ((pages, BF16), (pages, F8));
+    let flops = 2 * 16 * 39 * (24 + 20);
+    let whole = Some((flops, 39 * 24 * 2 + 2 * 16 * (24 + 20) * 2));
+    for (name, inputs, causal, expected) in [
+        ("_flashmla_C::fwd_kvcache_mla", (BF16, bf16, "20"), "True", whole),
+        ("sgl_kernel::fwd_kvcache_mla", (BF16, bf16, "20"), "False", whole),
+        ("_flashmla_extension_C::fwd_kvcache_mla_fp8", (F8, f8, "20"), "True", Some((flops, 0))),
+        ("sgl_kernel::fwd_kvcache_mla", (BF16, (packed, F8), "20"), "True", None),
+        ("sgl_kernel::fwd_kvcache_mla", (BF16, bf16, "25"), "True", None),
+        // An older schema has other inputs.
+        ("_flashmla_C::fwd_kvcache_mla", (BF16, bf16, ""), "True", None),
+        ("_flashmla_C::fwd_kvcache_mla", (BF16, bf16, "20"), "", whole),
+    ] {
+        assert_eq!(of_step(&decode(name, inputs, causal), None, &step), expected, "{name}");
+    }
+    let mut several = decode("_flashmla_C::fwd_kvcache_mla", (BF16, bf16, "20"), "False");
+    several.shapes[0] = vec![1, 2, 16, 24];
+    assert_eq!(of_step(&several, None, &step), None, "each query attends to all keys");
+    several.values[6] = "True".into();
+    assert_eq!(of_step(&several, None, &step), whole);
+    several.shapes.resize(11, vec![]);
+    several.shapes[10] = vec![2];
+    assert_eq!(of_step(&several, None, &step), whole, "a scale of the keys");
+    several.shapes[10] = vec![1, 2, 2048];
+    assert_eq!(signature_work(&several, None), Some(SignatureWork::PartOfKeys));
+}
+
+#[test]
 fn keys_that_are_not_in_a_cache_have_work_only_if_they_are_all_keys_of_the_step() {
     let cached = keys(&[(3, 10), (1, 30), (1, 9)], 1);
     let new = keys(&[(3, 3), (2, 2)], 2);

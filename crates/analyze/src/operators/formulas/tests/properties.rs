@@ -8,7 +8,7 @@ use super::{
 };
 
 /// Names of all formulas, by a sample of each.
-const NAMES: [&str; 20] = [
+const NAMES: [&str; 21] = [
     "aten::mm",
     "aten::addmm",
     "aten::linear",
@@ -28,6 +28,7 @@ const NAMES: [&str; 20] = [
     "vllm::unified_attention_with_output",
     "_vllm_fa2_C::varlen_fwd",
     "sgl_kernel::fwd",
+    "sgl_kernel::fwd_kvcache_mla",
     "aiter::paged_attention_ragged",
 ];
 
