@@ -72,7 +72,7 @@ use crate::{
         step_states,
         tables::TimelineTables,
         time_shares::{self, StageShare},
-        withheld::Withheld,
+        withheld::{TimelineFigure, Withheld},
     },
 };
 
@@ -235,7 +235,8 @@ fn analyze_as(
     analysis.sampled = sampled;
     let baseline = events(trace, &derived, only_traced);
     let own = capture.as_ref().filter(|_| only_traced);
-    let devices = own.map(|capture| StepDevices { splits: &splits, capture });
+    let knows_gaps = !analysis.withheld.has_in_capture(TimelineFigure::LongCalls);
+    let devices = own.map(|capture| StepDevices { splits: &splits, capture, knows_gaps });
     analysis.step_times = step_times::step_times(&baseline, devices.as_ref());
     let work = analysis.model_work(trace, model, &baseline);
     analysis.cost = work.as_ref().and_then(ModelWork::cost);
@@ -350,7 +351,10 @@ impl Analysis {
         }
         self.processes = tables.processes;
         self.engine_steps = tables.engine_steps;
-        self.step_batches = step_batches::step_batches(&self.engine_steps);
+        let ranks = trace.nsys.as_ref().map(|it| &it.collectives);
+        self.step_batches = ranks
+            .map(|ranks| step_batches::step_batches(&self.engine_steps, ranks))
+            .unwrap_or_default();
         self.stages.of_engine(&self.step_batches);
         if let (Some(nsys), Some(command)) = (&trace.nsys, &trace.command) {
             requests::join(&mut self.engine_steps, nsys, &command.loads);

@@ -21,10 +21,6 @@ use crate::compare::student::{ALPHA, Difference, Estimate};
 /// that differ by less count as equal.
 pub const RUN_DRIFT_PCT: f64 = 5.0;
 
-/// Values of one run: of the few rows of stages, and of the many of operators or kernels.
-const INSTANCES: &str = "instances";
-const CALLS: &str = "calls";
-
 /// The rule of verdicts, for reports.
 pub const RULE: &str = "\
     A change is significant if Welch's t-test finds it at alpha 0.05. Host times are tested by \
@@ -197,21 +193,22 @@ pub fn diff(
     history: &[ComparedRun],
 ) -> Diff {
     let obstacles: Vec<String> = checks.iter().filter_map(ComparabilityCheck::obstacle).collect();
-    let all = |of: fn(&ComparedRun) -> &RunFigures, drift_pct: f64, unit: &'static str| {
+    let all = |of: fn(&ComparedRun) -> &RunFigures, drift_pct: f64, are_many: bool| {
+        let unit = if are_many { "calls" } else { "instances" };
         let history: Vec<&RunFigures> = history.iter().map(of).collect();
         let (obstacles, history) = (obstacles.as_slice(), history.as_slice());
         let of_each = VerdictBasis { obstacles, history, drift_pct, unit, max_p: ALPHA };
         let rows = changes(of(a), of(b), &of_each);
-        if unit == INSTANCES {
+        if !are_many {
             return rows;
         }
         let max_p = max_p_of(rows.iter().filter_map(|it| it.p_value).collect());
         changes(of(a), of(b), &VerdictBasis { max_p, ..of_each })
     };
     Diff {
-        stages: all(|side| &side.stages, 0.0, INSTANCES),
-        operators: all(|side| &side.operators, 0.0, CALLS),
-        kernels: all(|side| &side.kernels, RUN_DRIFT_PCT, CALLS),
+        stages: all(|side| &side.stages, 0.0, false),
+        operators: all(|side| &side.operators, 0.0, true),
+        kernels: all(|side| &side.kernels, RUN_DRIFT_PCT, true),
         rule: RULE.into(),
         comparable: obstacles.is_empty(),
         checks,

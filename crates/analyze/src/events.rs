@@ -16,6 +16,7 @@ use llmprof_core::{
         },
         interval::Interval,
         range::Range,
+        timeline::process_of,
     },
 };
 
@@ -26,6 +27,8 @@ pub struct Events<'a> {
     /// Samples of a run with several.
     pub samples: Vec<&'a SampleStart>,
     pub ranges: Vec<&'a StageRange>,
+    /// Thread or process of each range, of a capture.
+    pub places: &'a [i64],
     pub calls: CallList<'a>,
     pub experts: Vec<&'a Experts>,
     pub outputs: Vec<&'a Output>,
@@ -232,5 +235,16 @@ impl<'a> Events<'a> {
     /// Ranges of measured repeats named `name`.
     pub fn measured<'s>(&'s self, name: &'s str) -> impl Iterator<Item = &'a StageRange> + 's {
         self.ranges.iter().copied().filter(move |range| !range.warmup && range.name == name)
+    }
+
+    /// The same, each with its process in a capture.
+    pub fn measured_in_processes<'s>(
+        &'s self,
+        name: &'s str,
+    ) -> impl Iterator<Item = (&'a StageRange, Option<i64>)> + 's {
+        let places = self.places;
+        let ranges = self.ranges.iter().copied().enumerate();
+        let measured = ranges.filter(move |it| !it.1.warmup && it.1.name == name);
+        measured.map(move |(at, range)| (range, places.get(at).map(|it| process_of(*it))))
     }
 }

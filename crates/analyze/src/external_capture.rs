@@ -41,7 +41,10 @@ use crate::timeline::{
 /// Events of a capture.
 #[derive(Debug, Default)]
 pub struct CaptureEvents {
+    /// Ranges only.
     pub events: Vec<Event>,
+    /// Thread or process of each.
+    places: Vec<i64>,
     pub calls: RangeCalls,
     /// Tokens that the decode steps of a repeat generated, if they are known.
     tokens: BTreeMap<u32, u64>,
@@ -73,6 +76,7 @@ impl CaptureEvents {
                 derived.cut.extend(is_cut.then_some(repeat));
                 let key = capture.stages.instances[at].key();
                 derived.excluded.extend(excluded(capture, key, spans[at]));
+                derived.places.push(key.0);
                 derived.events.push(range(capture.stages.label(at), spans[at], repeat, None));
             }
         }
@@ -92,7 +96,8 @@ impl CaptureEvents {
             EventSource::Capture { tokens, untimed_steps, one_token_a_step, cut, excluded };
         let other_stages = self.other_stages.iter().map(String::as_str).collect();
         let calls = CallList::Ranges(&trace.ranges, &self.calls);
-        Events { source, other_stages, calls, ..Events::of(&self.events) }
+        let places = &self.places;
+        Events { source, other_stages, calls, places, ..Events::of(&self.events) }
     }
 
     /// Adds parts of stages and operators; returns the decode steps, and the steps that are left
@@ -138,6 +143,7 @@ impl CaptureEvents {
                     }),
                     part => {
                         self.excluded.extend(excluded(capture, (place(it), times), times));
+                        self.places.push(place(it));
                         self.events.push(range(part, times, repeat, None));
                     }
                 },
@@ -171,6 +177,7 @@ impl CaptureEvents {
             numbers[step.instance] += 1;
             if let Some(times) = times.as_ref().filter(|_| state.counts()) {
                 self.excluded.extend(excluded(capture, (step.place, step.times), times[at]));
+                self.places.push(step.place);
                 self.events.push(range(DECODE_STEP, times[at], repeat, Some(number)));
             } else {
                 *self.untimed_steps.entry(repeat).or_default() += 1;

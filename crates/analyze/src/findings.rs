@@ -19,6 +19,7 @@ mod repeats;
 mod rule;
 mod sampled;
 mod saving;
+mod short_recording;
 mod stage_time;
 mod stated;
 mod steps;
@@ -27,6 +28,8 @@ mod untimed;
 pub use self::{
     reference::why_no_kernels,
     rule::Rule,
+    saving::MIN_SAVING_PCT,
+    short_recording::find_short_recording,
     steps::{excluded, with_engine},
 };
 use llmprof_core::{domain::finding::Finding, trace::Trace};
@@ -37,6 +40,7 @@ use super::{Analysis, host_cpu};
 pub fn rules() -> impl Iterator<Item = &'static Rule> {
     [
         capture::RULES,
+        short_recording::RULES,
         untimed::RULES,
         repeats::RULES,
         host::RULES,

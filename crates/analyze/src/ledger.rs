@@ -11,9 +11,12 @@ mod evidence;
 mod floors;
 pub mod host_copies;
 mod kernel_floors;
+mod long_launches;
 mod necessary;
+mod other_work;
 mod rows;
 mod sampled_values;
+mod savings;
 mod scale;
 mod step_floors;
 mod work;
@@ -23,7 +26,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    cause::LedgerCause, evidence::tile_fills, necessary::work, step_floors::step_floors,
+    cause::LedgerCause, evidence::tile_fills, necessary::work, rows::length_of, savings::launch_ns,
+    step_floors::step_floors,
 };
 
 use llmprof_core::{
@@ -129,8 +133,12 @@ pub struct LedgerRow {
     pub counter: String,
     /// Profiled launches, samples of the GPU or gaps.
     pub samples: u64,
-    /// Upper bound of what removing the cause saves; 0 for rows that are not causes.
+    /// Upper bound of what removing the cause saves; 0 for rows that are not causes. If ranks wait
+    /// for one another in the stage, the saving on the rank with the most.
     pub max_saving_ns: i64,
+    /// That rank, if it has more of the cause than the others.
+    #[serde(default)]
+    pub saving_rank: Option<u32>,
 }
 
 impl LedgerRow {
@@ -275,21 +283,13 @@ pub struct LedgerInput<'a> {
     pub launch_ns: i64,
 }
 
-/// Upper limit of [`launch_ns`], nanoseconds.
-const MAX_LAUNCH_NS: i64 = 1_000;
-
-/// Least time of a kernel launch: the time of the capture's shortest kernel, up to a limit.
-pub fn launch_ns(nsys: &Timeline) -> i64 {
-    let times = nsys.kernels.iter().map(|it| it.end_ns - it.start_ns).filter(|ns| *ns > 0);
-    times.min().unwrap_or(0).min(MAX_LAUNCH_NS)
-}
-
 /// Computes the ledger of every stage with a time.
 pub fn ledger(analysis: &Analysis, input: &LedgerInput) -> Ledger {
     let rates = Rates::of(input.dtype, input.ceilings);
     let gpu = input.nsys.and_then(|nsys| nsys.target.gpus.first());
     let l2_bytes = gpu.and_then(|gpu| gpu.l2_bytes);
     let evidence = KernelEvidence::of(analysis, input, gpu);
+    let ranks = analysis.collectives.ranks.iter().map(|it| (it.device, it.rank)).collect();
     let mut names: Vec<&str> = STAGES.to_vec();
     let measured = input.splits.stages.iter().map(|it| it.stage.as_str());
     names.extend(measured.filter(|it| !STAGES.contains(it)));
@@ -314,6 +314,7 @@ pub fn ledger(analysis: &Analysis, input: &LedgerInput) -> Ledger {
             evidence: &evidence,
             rates: &rates,
             launch_ns: input.launch_ns,
+            ranks: &ranks,
         };
         rows.add_to(input, &mut ledger);
     }

@@ -29,7 +29,7 @@ use llmprof_core::trace::power::{
 
 use super::{
     events::Events,
-    stages::{STAGES, Stages},
+    stages::{DECODE, STAGES, Stages},
     stats::{percent, ratio},
 };
 use crate::timeline::interval::{Interval, IntervalSet};
@@ -111,7 +111,7 @@ pub struct StagePower {
 }
 
 /// The evaluated part of a back-to-back run: without its start, in which power and clocks still
-/// rise.
+/// rise. Caches are as the previous execution left them, also of a part whose repeats flush them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct BackToBack {
@@ -197,7 +197,10 @@ fn stage_power(
         record.why = Some("The device was not sampled while the stage ran.".into());
         return record;
     };
-    let energy = if mean_ns < period_ns as f64 || record.samples < MIN_SAMPLES {
+    let has_flushes = stage == DECODE && events.start.is_some_and(|it| it.cold_cache);
+    let energy = if has_flushes {
+        Err("Its instances include flushes of the L2 cache.".to_owned())
+    } else if mean_ns < period_ns as f64 || record.samples < MIN_SAMPLES {
         Err(format!(
             "An instance lasts {:.1} ms; {} samples at one every {:.1} ms are too few.",
             mean_ns / 1e6,

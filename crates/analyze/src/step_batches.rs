@@ -1,11 +1,14 @@
 //! Times of an engine's steps by their class, requests and context: a step serves many requests at
 //! once, and a mean over all steps is the time of none.
 
+mod by_process;
+
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_core::trace::engine_steps::StepClass;
+use llmprof_core::trace::{collectives::Collectives, engine_steps::StepClass, timeline::pid_of};
 use serde::{Deserialize, Serialize};
 
+use self::by_process::by_process;
 use crate::{
     stages::step_times::{LEAST_MEDIAN, TYPICAL_PART},
     stats::{Spread, lower_median, median, ratio},
@@ -42,6 +45,15 @@ pub struct StepBatch {
     /// Processes with such steps.
     #[serde(default)]
     pub processes: u64,
+    /// The process of all steps, if the times of the processes differ: each has a row then. `null`
+    /// for steps of one process, or of several that agree.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(example = 4711))]
+    pub process: Option<u32>,
+    /// The rank of that process, if it is recorded.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(example = 1))]
+    pub rank: Option<u32>,
     /// Milliseconds of a step, from its start to the end of its work.
     pub ms: Spread,
     /// Its median, the time of a measured step: of an even number, the shorter of the two in the
@@ -70,31 +82,57 @@ pub struct StepBatch {
     /// Length of the verification on the host, milliseconds per step, mean.
     #[serde(default)]
     pub verify_ms: Option<f64>,
+    /// Tokens that a decode step computes, of all requests, mean, if a step computes several of a
+    /// request: speculation may keep fewer. `null` for other steps.
+    #[serde(default)]
+    pub computed_tokens: Option<f64>,
     /// True if unrecorded waits are a part of the times, which have no others.
     #[serde(default)]
     pub has_unrecorded_waits: bool,
-    /// Floor of a decode step of these requests with `context_mean`, milliseconds, if the model is
-    /// stated: the sum over its operators, as `floor_ns` of a stage. If the context is unknown, the
-    /// floor has no cache: a step needs at least this time. `null` if it is longer than the median
-    /// step, as all floors of other classes.
+    /// Least time of a decode step of these requests with `context_mean`, milliseconds: the sum
+    /// over its operators, as `floor_ns` of a stage. If the context is unknown, it leaves out the
+    /// cache.
+    /// `null` for other classes, and if `floor_missing` has a reason other than the context.
     #[serde(default)]
     pub floor_ms: Option<f64>,
     /// `p50_ms / floor_ms`; `null` if the context is unknown.
     #[serde(default)]
     #[cfg_attr(feature = "schema", schema(example = 2.4))]
     pub times_floor: Option<f64>,
-    /// Reason why one of the two is `null`.
+    /// Reason why a row of decode lacks the floor or the ratio; `null` for other classes.
     #[serde(default)]
     pub floor_missing: Option<String>,
 }
 
 /// The only row, or the one with the most steps if it has several: no figure stands for steps of
-/// different requests, nor for two steps that differ.
+/// different requests, nor for two steps that differ. The slowest of processes that differ.
 pub fn common_batch<'a>(rows: impl IntoIterator<Item = &'a StepBatch>) -> Option<&'a StepBatch> {
-    let rows: Vec<&StepBatch> = rows.into_iter().collect();
+    let rows = of_slowest(rows);
     let most = rows.iter().max_by_key(|it| it.steps)?;
     let has_median = most.steps >= LEAST_MEDIAN as u64 || most.is_typical();
     (has_median && (rows.len() == 1 || most.steps > 1)).then_some(*most)
+}
+
+/// Rows without those of faster processes that have the same steps. A process with few steps is
+/// not the slowest.
+pub fn of_slowest<'a>(rows: impl IntoIterator<Item = &'a StepBatch>) -> Vec<&'a StepBatch> {
+    let is_slower = |one: &StepBatch, other: &StepBatch| {
+        let has_median = |it: &StepBatch| it.steps >= LEAST_MEDIAN as u64;
+        match (has_median(one), has_median(other)) {
+            (true, false) => true,
+            (false, true) => false,
+            _ => one.pace_ms() > other.pace_ms(),
+        }
+    };
+    let mut slowest: Vec<&StepBatch> = Vec::new();
+    for it in rows {
+        match slowest.iter_mut().find(|known| known.is_in_other_process(it)) {
+            Some(known) if is_slower(it, known) => *known = it,
+            Some(_) => {}
+            None => slowest.push(it),
+        }
+    }
+    slowest
 }
 
 impl StepBatch {
@@ -105,6 +143,32 @@ impl StepBatch {
             (StepClass::Other, None) => "unclassified".into(),
             (class, _) => class.to_string(),
         }
+    }
+
+    /// True for the row of the same requests and a similar context in another process.
+    pub fn is_in_other_process(&self, other: &Self) -> bool {
+        let octave = |it: &Self| it.context_min.and_then(u64::checked_ilog2);
+        self.process.is_some()
+            && other.process.is_some()
+            && self.process != other.process
+            && (self.class, &self.mode) == (other.class, &other.mode)
+            && (self.requests, octave(self)) == (other.requests, octave(other))
+    }
+
+    /// True for decode steps by speculation: the capture does not record how many tokens they keep.
+    pub const fn is_speculative(&self) -> bool {
+        self.drafts.is_some() || self.verify_ms.is_some() || self.computed_tokens.is_some()
+    }
+
+    /// The time from one step to the next, or of a step.
+    pub fn pace_ms(&self) -> f64 {
+        self.period_ms.unwrap_or(self.p50_ms)
+    }
+
+    /// The process of the row by its rank, or by its number.
+    pub fn process_name(&self) -> Option<String> {
+        let process = self.process?;
+        Some(self.rank.map_or(format!("process {process}"), |rank| format!("rank {rank}")))
     }
 
     /// Tokens per second, if the mean of the steps stands for their median.
@@ -124,8 +188,9 @@ impl StepBatch {
 
 /// Rows of the steps that count in times, by class, requests and context. Steps of the warm-up
 /// count if the capture has no other steps, and steps with a wait that is not their own if their
-/// class has no other steps. Steps without work count if no step has work.
-pub fn step_batches(steps: &[EngineStepRecord]) -> Vec<StepBatch> {
+/// class has no other steps. Steps without work count if no step has work. Processes whose times
+/// differ have rows of their own, with their ranks.
+pub fn step_batches(steps: &[EngineStepRecord], ranks: &Collectives) -> Vec<StepBatch> {
     type Key<'a> = (StepClass, Option<&'a str>, Option<u64>, Option<u32>);
     let mut groups: BTreeMap<Key, Vec<&EngineStepRecord>> = BTreeMap::new();
     let is_only_warmup = steps.iter().all(|it| it.state == StepState::Warmup);
@@ -142,7 +207,22 @@ pub fn step_batches(steps: &[EngineStepRecord]) -> Vec<StepBatch> {
         let octave = context(it).map(u64::ilog2);
         groups.entry((class, it.mode.as_deref(), it.requests, octave)).or_default().push(it);
     }
-    groups.into_iter().filter_map(|(key, steps)| batch((key.0, key.1, key.2), &steps)).collect()
+    // Windows of one process have its file, and numbers of their own.
+    let mut first: BTreeMap<u32, u32> = BTreeMap::new();
+    let of_file = ranks.processes.iter().map(|(process, it)| {
+        (pid_of(*process), *first.entry(it.file).or_insert_with(|| pid_of(*process)))
+    });
+    let windows: BTreeMap<u32, u32> = of_file.collect();
+    let ranks = ranks.processes.iter();
+    let ranks = ranks.filter_map(|(process, it)| Some((pid_of(*process), it.rank?)));
+    let ranks: BTreeMap<u32, u32> = ranks.collect();
+    let rows = groups.into_iter().flat_map(|((class, mode, requests, _), steps)| {
+        by_process(steps, &windows).into_iter().filter_map(move |(process, steps)| {
+            Some(StepBatch { process, ..batch((class, mode, requests), &steps)? })
+        })
+    });
+    let rank_of = |it: &StepBatch| ranks.get(&it.process?).copied();
+    rows.map(|it| StepBatch { rank: rank_of(&it), ..it }).collect()
 }
 
 /// Mean key length of the requests of a step, rounded.
@@ -186,6 +266,12 @@ fn batch(
         let sum = phases.filter(|it| it.phase == class).map(of).reduce(|sum, it| sum + it);
         ratio(sum?, steps.len() as f64)
     };
+    let computes_several = |it: &EngineStepRecord| {
+        let counts = it.decode_tokens.zip(it.decode_requests);
+        class == StepClass::Decode && counts.is_some_and(|(tokens, requests)| tokens > requests)
+    };
+    let computed: Option<f64> = all().map(|it| Some(it.decode_tokens? as f64)).sum();
+    let computed = computed.filter(|_| all().any(computes_several));
     let each = made.and_then(|made| ratio(made, steps.len() as f64));
     Some(StepBatch {
         class,
@@ -198,6 +284,8 @@ fn batch(
         context_mean: mean_context(all()),
         steps: steps.len() as u64,
         processes: all().map(|it| it.process).collect::<BTreeSet<u32>>().len() as u64,
+        process: None,
+        rank: None,
         ms: Spread::of(times.iter().copied())?,
         p50_ms: lower_median(times)?,
         period_ms,
@@ -207,6 +295,7 @@ fn batch(
         drafts: phases(StepClass::Draft, |it| it.times as f64),
         draft_ms: phases(StepClass::Draft, |it| it.host_ms),
         verify_ms: phases(StepClass::Verify, |it| it.host_ms),
+        computed_tokens: computed.and_then(|sum| ratio(sum, steps.len() as f64)),
         has_unrecorded_waits: all().any(EngineStepRecord::has_unrecorded_wait),
         floor_ms: None,
         times_floor: None,
@@ -225,121 +314,4 @@ fn tokens(it: &EngineStepRecord) -> Option<u64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        kernels::tests::{capture, launching},
-        timeline::{capture::Capture, engine_steps::engine_steps},
-    };
-
-    fn rows(sketch: &str) -> Vec<StepBatch> {
-        let trace = capture(sketch);
-        step_batches(&engine_steps(&Capture::of(&trace)))
-    }
-
-    #[test]
-    fn steps_of_as_many_requests_with_a_similar_context_are_one_row() {
-        let step = |at: i64, requests: u64, keys: u64| {
-            let name = format!(
-                "execute_{requests}_context_0(sq0sk0sqsq0sqsk0)\
-                 _generation_{requests}(sq{requests}sk{keys}sqsq{requests}sqsk{keys})"
-            );
-            let times = [(0, 900_000), (0, 10), (100, 500_000)];
-            let start = 1_000_000 * at;
-            launching(&name, at + 1, times.map(|it| (start + it.0, start + it.1)))
-        };
-        let sketch = [
-            step(0, 4, 4_000),
-            step(1, 4, 4_040),
-            step(2, 4, 4_080),
-            step(3, 4, 4_082),
-            step(4, 4, 40_000),
-            step(5, 2, 2_000),
-        ];
-        let rows = rows(&sketch.join("\n"));
-        let short: Vec<_> =
-            rows.iter().map(|it| (it.requests, it.steps, it.context_min, it.context_max)).collect();
-        assert_eq!(
-            short,
-            [
-                (Some(2), 1, Some(1_000), Some(1_000)),
-                (Some(4), 4, Some(1_000), Some(1_021)),
-                (Some(4), 1, Some(10_000), Some(10_000)),
-            ]
-        );
-        assert_eq!(rows[1].context_mean, Some(1_013), "16,202 keys of 16 requests");
-        assert_eq!((rows[1].p50_ms, rows[1].period_ms), (0.9, Some(1.0)));
-        let rate = |row: usize| rows[row].tokens_per_s.unwrap();
-        assert!((rate(1) - 4.0 / 1e-3).abs() < 1e-6, "tokens come at the ends of steps");
-        assert_eq!((rows[0].period_ms, rows[2].period_ms), (None, None), "one step of each");
-        assert!((rate(0) - 2.0 / 0.9e-3).abs() < 1e-6);
-        assert!((rate(2) - 4.0 / 0.9e-3).abs() < 1e-6, "idle time may follow one step");
-    }
-
-    #[test]
-    fn tokens_come_at_the_ends_of_steps_that_the_host_starts_early() {
-        // Steps start every 100 ns, and their work takes 1,000 ns each, one after another.
-        let step = |at: i64| {
-            let (host, work) = (100 * at, 1_000 * at + 50);
-            let times = [(host, host + 90), (host + 10, host + 20), (work, work + 1_000)];
-            launching("execute_context_0(0)_generation_8(8)", at + 1, times)
-        };
-        let steps: Vec<String> = (0..6).map(step).collect();
-        let row = &rows(&steps.join("\n"))[0];
-        assert_eq!((row.steps, row.period_ms), (6, Some(1e-3)));
-        assert!((row.tokens_per_s.unwrap() - 8.0 / 1e-6).abs() < 1.0);
-    }
-
-    #[test]
-    fn phases_that_no_step_of_a_row_has_are_unknown() {
-        let range =
-            |mode: &str, from: i64, to: i64| format!("range 1 step[{mode}~bs=2] {from}..{to}");
-        let round = |at: i64| {
-            let (drafts, verified) =
-                (range("DECODE", at, at + 3), range("TARGET_VERIFY", at + 4, at + 9));
-            format!("{drafts}\n{verified}")
-        };
-        let of = |lines: &[String]| {
-            let mut trace = capture(&lines.join("\n"));
-            trace.ranges.iter_mut().for_each(|it| it.name = it.name.replace('~', " "));
-            let rows = step_batches(&engine_steps(&Capture::of(&trace)));
-            let row = |it: &StepBatch| (it.class, it.drafts, it.verify_ms.map(|ms| ms * 1e6));
-            rows.iter().map(row).collect::<Vec<_>>()
-        };
-        let whole = (StepClass::Decode, Some(1.0), Some(5.0));
-        assert_eq!(of(&[round(0), round(20), round(40)]), [whole]);
-        // The recording ends after a draft.
-        let cut = of(&[round(0), round(20), round(40), range("DECODE", 60, 63)]);
-        assert_eq!(cut, [whole, (StepClass::Other, Some(1.0), None)]);
-    }
-
-    #[test]
-    fn steps_of_a_warm_up_and_of_a_cold_first_instance_count_in_no_time() {
-        let step = |at: i64, ns: i64| {
-            let times = [(at, at + ns), (at + 10, at + 20), (at + 20, at + 60)];
-            launching("execute_context_0(0)_generation_2(2)", at, times)
-        };
-        let steps = [1_000, 2_000, 3_000].map(|at| step(at, 100)).join("\n");
-        let all = rows(&format!("range 1 warmup 10..900\n{}\n{steps}", step(20, 800)));
-        assert_eq!((all[0].steps, all[0].ms.max), (3, 1e-4));
-        // The first call of a kernel.
-        let mut trace = capture(&format!("{}\n{steps}", step(20, 800)));
-        let of = |trace: &_| {
-            let mut capture = Capture::of(trace);
-            let cold = crate::stages::cold::mark(&mut capture).len();
-            (cold, step_batches(&engine_steps(&capture))[0].steps)
-        };
-        assert_eq!(of(&trace), (1, 3));
-        trace.ranges.retain(|it| it.start_ns == 20);
-        assert_eq!(of(&trace), (0, 1));
-    }
-
-    #[test]
-    fn a_step_without_work_counts_in_no_time_unless_the_capture_has_no_work() {
-        let range = "range 1 execute_context_0(0)_generation_2(2) 0..100
-            range 1 execute_context_0(0)_generation_2(2) 200..900";
-        let work = "call 1 1 10..11\nkernel 1 k 20..60 7";
-        assert_eq!(rows(&format!("{range}\n{work}"))[0].steps, 1);
-        assert_eq!(rows(range)[0].steps, 2);
-    }
-}
+mod tests;

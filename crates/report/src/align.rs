@@ -1,23 +1,19 @@
 //! Reports of an alignment: Markdown, HTML and JSON, and the verdicts of a stored one.
 
-use llmprof_analyze::align::{
-    Alignment, AlignmentCheck, EvidenceRow, SideFacts, SidePower, Verdict,
-};
-use llmprof_core::{
-    domain::{alignment::AlignedSide, digits},
-    layout,
-};
+mod power_rows;
+
+use llmprof_analyze::align::{Alignment, AlignmentCheck, EvidenceRow, SideFacts, Verdict};
+use llmprof_core::{domain::alignment::AlignedSide, layout};
 use minijinja::{
     context,
     value::{Serde, Value},
 };
 use serde::Deserialize;
 
+use self::power_rows::power_rows;
 use super::{
     engine,
-    format::{
-        HALF_INTERVAL, UNKNOWN, count, decimals, known, pct, proportional_half, with_interval,
-    },
+    format::{HALF_INTERVAL, UNKNOWN, count, decimals, known, pct},
     json,
     tables::ReportTable,
 };
@@ -134,24 +130,8 @@ impl AlignmentReport<'_> {
             per(a.kernels_per_instance),
             per(b.kernels_per_instance),
         ]);
-        if a.power.or(b.power).is_some() {
-            let figure = |side: &SideFacts, field: fn(&SidePower) -> Option<f64>| {
-                known(side.power.as_ref().and_then(field), digits::figure)
-            };
-            let bounded: [Fact<SidePower, Option<f64>>; 2] = [
-                ("mean GPU power, W", |it| it.mean_w),
-                ("energy of the GPU in one instance of the stage, J", |it| it.energy_j),
-            ];
-            for (name, field) in bounded {
-                table.row([name.to_owned(), power_figure(a, field), power_figure(b, field)]);
-            }
-            let figures: [Fact<SidePower, Option<f64>>; 2] = [
-                ("mean SM clock, MHz", |it| it.sm_mhz),
-                ("time throttled, %", |it| it.throttled_pct),
-            ];
-            for (name, field) in figures {
-                table.row([name.to_owned(), figure(a, field), figure(b, field)]);
-            }
+        for row in power_rows(a, b) {
+            table.row(row);
         }
         table
     }
@@ -291,17 +271,6 @@ fn check_view(check: &AlignmentCheck, answer: &str) -> Value {
     }
 }
 
-/// A figure of the power of a side, `512.3 ± 1.9` if its interval is known.
-fn power_figure(side: &SideFacts, field: fn(&SidePower) -> Option<f64>) -> String {
-    let Some((value, power)) = side.power.as_ref().and_then(|it| Some((field(it)?, it))) else {
-        return UNKNOWN.into();
-    };
-    match proportional_half(value, power.mean_w, power.mean_w_half_width) {
-        Some(half) => with_interval(value, half),
-        None => digits::figure(value),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -361,24 +330,5 @@ mod tests {
             }
             assert!(text.contains(" ± ") && text.contains(HALF_INTERVAL), "{text}");
         }
-    }
-
-    #[test]
-    fn energy_has_the_relative_interval_of_the_power() {
-        let side = |half: Option<f64>| -> SideFacts {
-            let power = json!({
-                "mean_w": 500.0, "mean_w_half_width": half, "energy_j": 2.0, "sm_mhz": null,
-                "throttled_pct": null,
-            });
-            serde_json::from_value(json!({
-                "name": "a", "isolated_by": "", "ranges": 1, "counted": 1, "left_out": 0,
-                "instances": 1, "kernels": 1, "kernels_per_instance": null,
-                "distinct_sequences": 1, "replayed_kernels": 0, "power": power,
-            }))
-            .unwrap()
-        };
-        let energy = |half| power_figure(&side(half), |it| it.energy_j);
-        assert_eq!([energy(Some(5.0)), energy(None)], ["2.00 ± 0.02", "2.00"]);
-        assert_eq!(power_figure(&side(Some(5.0)), |it| it.sm_mhz), UNKNOWN);
     }
 }

@@ -10,26 +10,29 @@ mod latencies;
 mod on_cpu;
 mod on_findings;
 mod once;
+mod outlier_causes;
 mod outliers;
 mod overhead;
 mod ran;
 mod reasons;
 mod remedies;
+mod shared_gpus;
 mod stage_time;
 mod step_floors;
 mod steps;
+mod stored;
 mod times;
 mod unmarked;
 mod whole;
 
 use llmprof_analyze::{
     Analysis,
-    host_cpu::{HostCpuTables, HostStage},
+    host_cpu::HostStage,
     kernels::{
         KernelRecord,
         nsys_sums::{CallSum, RangeSum},
     },
-    ledger::{Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage},
+    ledger::{Ledger, LedgerCause, LedgerRow, LedgerStage},
     operators::OperatorRecord,
     requests::{LatencyRecord, LoadRecord},
     stages::{
@@ -37,28 +40,22 @@ use llmprof_analyze::{
     },
     stats::Spread,
     step_batches::StepBatch,
-    timeline::{device_totals::DeviceTotals, gpu::StageGpu, time_shares::StageShare},
+    timeline::{device_totals::DeviceTotals, processes::ProcessStage, time_shares::StageShare},
 };
-use llmprof_core::{
-    domain::{finding::Finding, subject::RunSpec},
-    trace::environment::Environment,
-};
-use serde::{Deserialize, Serialize};
+use llmprof_core::domain::{finding::Finding, subject::RunSpec};
+use serde::Serialize;
 
-use self::once::StatedSentences;
 pub use self::{
     cited::{Cited, Figure, Source},
     reasons::Reason,
 };
 pub(crate) use self::{on_findings::why_unended, ran::is_on_cpu};
+use self::{once::StatedSentences, stored::StoredAnswer};
 use super::{
     RunFacts,
     charts::waterfall::waterfall,
     kernel_names::KernelNames,
-    profile::{
-        ModelIdentity,
-        gather::{MAX_RECORDS, identity},
-    },
+    profile::gather::{MAX_RECORDS, identity},
 };
 
 /// Caveat of times without an unprofiled pass.
@@ -88,70 +85,6 @@ pub struct StageChart {
     pub drawing: String,
 }
 
-/// The parts of a report that the answer needs.
-#[derive(Deserialize)]
-struct StoredAnswer {
-    #[serde(default)]
-    stages: Vec<StageTiming>,
-    #[serde(default)]
-    ledger: Vec<LedgerRow>,
-    #[serde(default)]
-    ledger_members: Vec<LedgerMember>,
-    #[serde(default)]
-    ledger_stages: Vec<LedgerStage>,
-    #[serde(default)]
-    overhead: Vec<OverheadRecord>,
-    #[serde(default)]
-    step_times: Vec<StepTimes>,
-    #[serde(default)]
-    step_batches: Vec<StepBatch>,
-    #[serde(default)]
-    stage_shares: Vec<StageShare>,
-    #[serde(default)]
-    request_latency: Vec<LatencyRecord>,
-    #[serde(default)]
-    operators: Vec<OperatorRecord>,
-    #[serde(default)]
-    stage_gpu: Vec<StageGpu>,
-    #[serde(default)]
-    stage_gpu_devices: Vec<StageGpu>,
-    #[serde(default)]
-    aggregates: StoredAggregates,
-    #[serde(default)]
-    kernels_topk: Vec<KernelRecord>,
-    #[serde(default)]
-    api_calls: Vec<CallSum>,
-    #[serde(default)]
-    ranges: Vec<RangeSum>,
-    host_cpu: Option<HostCpuTables>,
-    #[serde(default)]
-    only_traced: bool,
-    #[serde(default)]
-    findings: Vec<Finding>,
-    costs: Option<StoredCosts>,
-    model: Option<ModelIdentity>,
-    environment: Option<Environment>,
-    spec: Option<RunSpec>,
-}
-
-/// The part of the costs that the answer needs.
-#[derive(Deserialize)]
-struct StoredCosts {
-    decode_steps: u64,
-}
-
-/// The part of the aggregates that the answer needs.
-#[derive(Default, Deserialize)]
-struct StoredAggregates {
-    command: Option<CommandTiming>,
-    #[serde(default)]
-    loads: Vec<LoadRecord>,
-    devices: Option<DeviceTotals>,
-    decode_steps: Option<u64>,
-    stated_steps: Option<u64>,
-    per_token_ms: Option<Spread>,
-}
-
 /// Records that the answer is composed from.
 struct AnswerRecords<'a> {
     ledger: &'a Ledger,
@@ -164,6 +97,7 @@ struct AnswerRecords<'a> {
     stated_steps: Option<Figure>,
     step_batches: &'a [StepBatch],
     stage_shares: &'a [StageShare],
+    processes: &'a [ProcessStage],
     latencies: &'a [LatencyRecord],
     loads: &'a [LoadRecord],
     command: Option<&'a CommandTiming>,
@@ -187,8 +121,8 @@ pub(super) fn is_of_cpu(facts: &RunFacts, analysis: &Analysis) -> bool {
     is_on_cpu(&identity(facts, analysis), facts.environment)
 }
 
-/// The answer of an analysis.
-pub fn of_analysis(facts: &RunFacts, analysis: &Analysis) -> Answer {
+/// The answer of an analysis, whose run has these findings of collection, parsing and analysis.
+pub fn of_analysis(facts: &RunFacts, analysis: &Analysis, findings: &[Finding]) -> Answer {
     let model = identity(facts, analysis);
     answer(&AnswerRecords {
         ledger: &analysis.ledger,
@@ -203,18 +137,22 @@ pub fn of_analysis(facts: &RunFacts, analysis: &Analysis) -> Answer {
         ),
         step_batches: &analysis.step_batches,
         stage_shares: &analysis.stage_shares,
+        processes: &analysis.processes.stages,
         latencies: &analysis.requests.latency,
         loads: &analysis.requests.loads,
         command: analysis.command.as_ref(),
         operators: &analysis.operators.rolled,
         device_totals: analysis.device_totals.as_ref(),
         longest_kernel: analysis.kernels.measured().next(),
-        kernel_names: KernelNames::of(analysis.kernels.measured().take(MAX_RECORDS)),
+        kernel_names: KernelNames::with_members(
+            analysis.kernels.measured().take(MAX_RECORDS),
+            &analysis.ledger.members,
+        ),
         longest_call: analysis.sums.calls.first(),
         ranges: &analysis.sums.ranges,
         host_stages: analysis.host_cpu.as_ref().map_or(&[], |it| &it.stages),
         only_traced: analysis.only_traced,
-        findings: &analysis.findings,
+        findings,
         on_cpu: is_on_cpu(&model, facts.environment),
         ran: ran::ran(&ran::Subject {
             model: &model,
@@ -259,13 +197,14 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
         ),
         step_batches: &it.step_batches,
         stage_shares: &it.stage_shares,
+        processes: &it.processes,
         latencies: &it.request_latency,
         loads: &it.aggregates.loads,
         command: timing,
         operators: &it.operators,
         device_totals: it.aggregates.devices.as_ref(),
         longest_kernel: it.kernels_topk.first(),
-        kernel_names: KernelNames::of(&it.kernels_topk),
+        kernel_names: KernelNames::with_members(&it.kernels_topk, &ledger.members),
         longest_call: it.api_calls.first(),
         ranges: &it.ranges,
         host_stages: it.host_cpu.as_ref().map_or(&[], |it| &it.stages),
@@ -309,8 +248,7 @@ impl Answer {
 /// The figures in the answer of a stored `report.json` that do not follow from its tables: none of
 /// a report of this version.
 pub fn unfounded(report: &[u8]) -> Result<Vec<String>, serde_json::Error> {
-    let tables = serde_json::from_slice(report)?;
-    let answers = stored_answer(report)?;
+    let (tables, answers) = (serde_json::from_slice(report)?, stored_answer(report)?);
     Ok(answers.iter().flat_map(Answer::cited).flat_map(|it| it.unfounded(&tables)).collect())
 }
 

@@ -99,7 +99,8 @@ const fn waits(report: &LLMProfileReport) -> Waits<'_> {
 /// Busy share of the timed stages, as the page has it; unknown if a graph hides gaps.
 fn gpu_busy(report: &LLMProfileReport) -> Option<f64> {
     let is_bound = report.stage_gpu.iter().any(|it| it.busy_is_upper_bound);
-    gpu_busy_pct(&report.stages, &report.stage_gpu, waits(report)).filter(|_| !is_bound)
+    let timed = (report.stages.as_slice(), report.step_times.as_slice());
+    gpu_busy_pct(timed, &report.stage_gpu, waits(report)).filter(|_| !is_bound)
 }
 
 /// Energy of prefill and decode over the produced tokens: one of prefill, and one of each step, of

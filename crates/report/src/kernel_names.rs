@@ -45,6 +45,8 @@ pub fn distinct(kernels: &[KernelName]) -> Vec<String> {
 pub struct KernelNames {
     /// Unique name by short and full name.
     of_kernel: BTreeMap<String, BTreeMap<String, String>>,
+    /// Short names of records that sum several full names.
+    summed: BTreeSet<String>,
 }
 
 impl KernelNames {
@@ -57,11 +59,14 @@ impl KernelNames {
         records: impl IntoIterator<Item = &'a KernelRecord>,
         members: impl IntoIterator<Item = &'a LedgerMember>,
     ) -> Self {
+        let records: Vec<&KernelRecord> = records.into_iter().collect();
         let record = |it: &'a KernelRecord| (&*it.kernel_name, &*it.full_name);
         let member = |it: &'a LedgerMember| it.kernel.as_deref().zip(it.full_name.as_deref());
         let of_members = members.into_iter().filter_map(member);
-        let kernels: Vec<KernelName> = records.into_iter().map(record).chain(of_members).collect();
-        Self::of_kernels(&kernels)
+        let of_records = records.iter().copied().map(record);
+        let kernels: Vec<KernelName> = of_records.chain(of_members).collect();
+        let summed = records.iter().filter(|it| is_summed(it)).map(|it| it.kernel_name.clone());
+        Self { summed: summed.collect(), ..Self::of_kernels(&kernels) }
     }
 
     fn of_kernels(kernels: &[KernelName]) -> Self {
@@ -73,8 +78,11 @@ impl KernelNames {
         names
     }
 
-    /// The name of one kernel.
+    /// The name of one kernel, or of the several kernels that a record sums.
     pub fn of_record(&self, it: &KernelRecord) -> String {
+        if is_summed(it) {
+            return several(&it.kernel_name);
+        }
         self.known(&it.kernel_name, &it.full_name).unwrap_or_else(|| it.kernel_name.clone())
     }
 
@@ -99,13 +107,22 @@ impl KernelNames {
     fn of_short(&self, short: &str) -> Option<String> {
         let names = self.of_kernel.get(short)?;
         match names.len() {
-            1 => names.values().next().cloned(),
-            _ => Some(format!("{short} (several kernels)")),
+            1 if !self.summed.contains(short) => names.values().next().cloned(),
+            _ => Some(several(short)),
         }
     }
 }
 
-/// A unique name of each kind of kernel of a capture.
+/// True for a record of several full names; it has the arguments of the longest.
+const fn is_summed(it: &KernelRecord) -> bool {
+    it.name_variants > 1
+}
+
+fn several(short: &str) -> String {
+    format!("{short} (several kernels)")
+}
+
+/// The name of each kind of kernel, unique to its full name.
 pub fn of_kinds(nsys: &Timeline) -> Vec<String> {
     let name = |it: &LaunchKind| (nsys.text(it.name), nsys.text(it.full_name));
     distinct(&nsys.kernels.kinds().iter().map(name).collect::<Vec<_>>())
@@ -264,6 +281,34 @@ mod tests {
         assert_eq!(named("elementwise", None, add_op), "elementwise (several kernels)");
         assert_eq!(named("copy device_to_host", None, None), "copy device_to_host");
         assert_eq!(named("Kernel", Some(gemm), Some("Kernel")), "Kernel", "a compiled operator");
+    }
+
+    #[test]
+    fn a_record_of_several_full_names_has_no_arguments() {
+        let record = |short: &str, full: &str, name_variants: u64| -> KernelRecord {
+            serde_json::from_value(serde_json::json!({
+                "kernel_name": short, "full_name": full, "name_variants": name_variants,
+                "class": "other", "engine": null, "device": 0, "stage": "", "total_ms": 1.0,
+                "calls": 2, "mean_ms": 0.5, "grid": [1, 1, 1], "block": [32, 1, 1],
+                "registers": 0, "launch_configs": 1, "share_pct": null, "launch_ns": {
+                    "count": 2, "total": 9, "mean": 4.5, "median": 4.5, "min": 4, "max": 5,
+                    "std": null
+                }
+            }))
+            .unwrap()
+        };
+        let [ranged, other] = ["void ranged<Pdv>(T1)", "void ranged<Flux>(T1)"];
+        let add = "void at::elementwise<Add>(T1)";
+        let summed = record("ranged", ranged, 12);
+        for records in [
+            vec![summed.clone(), record("elementwise", add, 1)],
+            vec![summed.clone(), record("ranged", other, 1), record("elementwise", add, 0)],
+        ] {
+            let names = KernelNames::of(&records);
+            assert_eq!(names.of_record(&summed), "ranged (several kernels)");
+            assert_eq!(names.of_short("ranged").unwrap(), "ranged (several kernels)");
+            assert_eq!(names.of_record(records.last().unwrap()), "elementwise");
+        }
     }
 
     #[test]

@@ -168,9 +168,10 @@ pub fn stored_first_page(
 }
 
 /// The first part of a report for a terminal.
-pub fn first_page(facts: &RunFacts, analysis: &Analysis) -> String {
+pub fn first_page(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> String {
     let tiles = charts::tiles::tiles(analysis);
-    answer_page(&answer::of_analysis(facts, analysis), &tiles, &view::missing(facts))
+    let findings = all_findings(facts, trace, analysis);
+    answer_page(&answer::of_analysis(facts, analysis, &findings), &tiles, &view::missing(facts))
 }
 
 fn answer_page(answer: &answer::Answer, tiles: &[Tile], missing: &[MissingStep]) -> String {

@@ -326,7 +326,7 @@ pub struct Aggregates {
     /// All produced tokens per second of the whole pass.
     pub tokens_per_s: Option<Spread>,
     pub decode_steps: Option<u64>,
-    /// Decode steps of one repeat of a capture, stated without its model; absent without.
+    /// Decode steps of one repeat of a capture, stated without its model; absent if not stated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stated_steps: Option<u64>,
     /// Requests and rates of each load of a server; absent without one.

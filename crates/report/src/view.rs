@@ -248,7 +248,7 @@ pub(super) fn page<'a>(
     let all = |table: ReportTable| table.first(ALL_ROWS, "the rest are shorter");
     let top = |table: ReportTable| table.first(TOP_ROWS, "the rest are shorter");
     let findings = all_findings(facts, trace, analysis);
-    let answer = answer::of_analysis(facts, analysis);
+    let answer = answer::of_analysis(facts, analysis, &findings);
     let linked = LinkedTables::of(facts, analysis, &six);
     ReportView {
         id: (!facts.id.0.is_nil()).then(|| facts.id.to_string()),

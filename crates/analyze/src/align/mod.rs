@@ -98,6 +98,33 @@ pub struct SidePower {
     pub sm_mhz: Option<f64>,
     /// Share of the samples in which the device was throttled, percent.
     pub throttled_pct: Option<f64>,
+    /// Work that the figures cover; joules of different work are not comparable. `null` if the
+    /// program does not state it.
+    #[serde(default)]
+    pub scope: Option<PowerScope>,
+}
+
+/// Work that the power of a side covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "schema", schema(as = AlignmentPowerScope))]
+#[serde(rename_all = "snake_case")]
+pub enum PowerScope {
+    /// The part, which runs alone. Back to back its caches are warm.
+    Part,
+    /// All layers and the head of the model.
+    WholeModel,
+}
+
+impl PowerScope {
+    /// The scope of the model runner's events; `None` for other programs.
+    fn of(events: &[Event]) -> Option<Self> {
+        let start = events.iter().find_map(|event| match event {
+            Event::Start(start) => Some(start),
+            _ => None,
+        });
+        start.map(|it| if it.target.is_some() { Self::Part } else { Self::WholeModel })
+    }
 }
 
 /// A place in the usual sequences of both sides.
@@ -255,6 +282,7 @@ fn facts(side: &AlignmentSide, found: &IsolatedOperation) -> SideFacts {
             energy_j: it.energy_j,
             sm_mhz: it.sm_mhz,
             throttled_pct: it.throttled_pct,
+            scope: PowerScope::of(side.events),
         }),
     }
 }

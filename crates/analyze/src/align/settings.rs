@@ -45,8 +45,8 @@ pub enum SettingsError {
     NoStage(String),
     #[error("invalid TOML: {0}")]
     Toml(#[from] toml::de::Error),
-    #[error("invalid {0}; expected a number of 0 or more")]
-    Range(&'static str),
+    #[error("invalid {name} {value}; expected a number of {min} or more")]
+    Range { name: &'static str, value: f64, min: f64 },
     #[error("invalid expiry {1:?} of the waiver for {0:?}; expected YYYY-MM-DD")]
     Expiry(String, String),
     #[error("incomplete waiver; pattern, reason and impact must not be empty")]
@@ -77,21 +77,22 @@ impl Thresholds {
         table.extend(changes);
         let read: Self = table.try_into()?;
         let numbers = [
-            ("critical_pct", read.critical_pct),
-            ("critical_set_pct", read.critical_set_pct),
-            ("count_pct", read.count_pct),
-            ("sequence_pct", read.sequence_pct),
-            ("matched_time_pct", read.matched_time_pct),
-            ("latency_pct", read.latency_pct),
-            ("triage_ratio", read.triage_ratio),
-            ("kernel_share_pct", read.kernel_share_pct),
-            ("kernel_time_pct", read.kernel_time_pct),
-            ("complete_pct", read.complete_pct),
-            ("clock_pct", read.clock_pct),
-            ("experts_pct", read.experts_pct),
+            ("critical_pct", read.critical_pct, 0.0),
+            ("critical_set_pct", read.critical_set_pct, 0.0),
+            ("count_pct", read.count_pct, 0.0),
+            ("sequence_pct", read.sequence_pct, 0.0),
+            ("matched_time_pct", read.matched_time_pct, 0.0),
+            ("latency_pct", read.latency_pct, 0.0),
+            // Ratio of the longer side to the shorter one.
+            ("triage_ratio", read.triage_ratio, 1.0),
+            ("kernel_share_pct", read.kernel_share_pct, 0.0),
+            ("kernel_time_pct", read.kernel_time_pct, 0.0),
+            ("complete_pct", read.complete_pct, 0.0),
+            ("clock_pct", read.clock_pct, 0.0),
+            ("experts_pct", read.experts_pct, 0.0),
         ];
-        match numbers.iter().find(|(_, value)| !value.is_finite() || *value < 0.0) {
-            Some((name, _)) => Err(SettingsError::Range(name)),
+        match numbers.into_iter().find(|(_, value, min)| !value.is_finite() || value < min) {
+            Some((name, value, min)) => Err(SettingsError::Range { name, value, min }),
             None => Ok(read),
         }
     }
@@ -237,5 +238,32 @@ impl Question {
             today,
         };
         Ok((question, rules))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thresholds_below_their_minimum_are_refused_by_name() {
+        let defaults: toml::Table = toml::from_str(DEFAULTS).unwrap();
+        let numbers = defaults.iter().filter(|(_, value)| !value.is_str());
+        let mut checked = 0;
+        for (name, _) in numbers {
+            let min = if name == "triage_ratio" { 1.0 } else { 0.0 };
+            let with = |value: f64| {
+                let value = toml::Value::Float(value);
+                Thresholds::with(&format!("{name} = {value}"))
+            };
+            assert!(with(min).is_ok(), "{name}");
+            for value in [min - 0.5, f64::NAN, f64::INFINITY] {
+                let refused = with(value).unwrap_err().to_string();
+                let expected = format!("{name} {value}; expected a number of {min} or more");
+                assert_eq!(refused, format!("invalid {expected}"));
+            }
+            checked += 1;
+        }
+        assert_eq!(checked, 12);
     }
 }

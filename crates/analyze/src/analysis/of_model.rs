@@ -16,8 +16,8 @@ use crate::{
 };
 
 impl Analysis {
-    /// GPUs, or processes of one, that share the work: those of the capture, or all ranks of the
-    /// program if the capture has fewer.
+    /// Number of GPUs, or of processes on one, that share the work: as in the capture, or the
+    /// number of ranks if the capture has fewer.
     pub(crate) fn sharing_gpus(&self, trace: &Trace) -> u64 {
         let ranks = trace.nsys.iter().flat_map(|it| {
             let groups = it.collectives.groups.iter().filter_map(|group| group.size);

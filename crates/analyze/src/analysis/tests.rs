@@ -34,6 +34,7 @@ fn start(dtype: &str, device: &str) -> Event {
         image_tokens: 0,
         images: vec![],
         decode_graph: false,
+        cold_cache: false,
         load_ns: 0,
     })
 }

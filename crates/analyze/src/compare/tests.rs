@@ -185,7 +185,7 @@ fn every_verdict_has_its_reason() {
         obstacles,
         history: &[],
         drift_pct: 0.0,
-        unit: CALLS,
+        unit: "calls",
         max_p: ALPHA,
     };
     let key = (String::new(), "x".to_owned());

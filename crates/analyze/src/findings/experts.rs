@@ -9,7 +9,7 @@ use super::Rule;
 use crate::{
     Analysis,
     stages::{STAGES, experts::ExpertUse, in_sentence},
-    stats::percent,
+    stats::{median, percent},
 };
 
 /// A mixture that hits less than this share of an even router's experts has collapsed.
@@ -55,8 +55,8 @@ fn expert_imbalance(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let imbalanced = |stage: &&str| {
         let mut layers: Vec<_> = analysis.experts.iter().filter(|it| it.stage == **stage).collect();
         layers.sort_by(|a, b| a.distinct.mean.total_cmp(&b.distinct.mean));
-        let (lowest, median) = (layers.first()?, layers.get(layers.len() / 2)?);
-        let share = percent(lowest.distinct.mean, median.distinct.mean)
+        let (lowest, median) = (layers.first()?, median(layers.iter().map(|it| it.distinct.mean))?);
+        let share = percent(lowest.distinct.mean, median)
             .filter(|share| layers.len() >= 3 && *share < IMBALANCED_PCT)?;
         let message = format!(
             "In {stage}, layer {} hits {share:.0} % as many experts as the median layer.",
@@ -67,7 +67,7 @@ fn expert_imbalance(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             Finding::new(catalogue::EXPERT_IMBALANCE, message)
                 .with("layer", lowest.layer)
                 .with("distinct", format!("{:.1}", lowest.distinct.mean))
-                .with("median", format!("{:.1}", median.distinct.mean)),
+                .with("median", format!("{median:.1}")),
         )
     };
     STAGES.iter().filter_map(imbalanced).collect()

@@ -38,11 +38,12 @@ const PINNED_COPIES: &str = "Copy to and from the host in pinned memory, next to
 const PINNED_GAPS: &str = "Copy to and from the host in pinned memory, which the host does not \
                            wait for.";
 
-/// The remedy of a range of the program in which the host calls nothing.
+/// The remedy for a range of the program in which the host launches nothing.
 const IN_RANGE: &str = "Shorten this range, or run it on another thread ahead of its need, while \
                         the GPU works.";
 
 pub const RULES: &[Rule] = &[
+    Rule { id: catalogue::LEDGER_LONG_LAUNCHES, find: causes },
     Rule { id: catalogue::LEDGER_COPIES_AND_CASTS, find: causes },
     Rule { id: catalogue::LEDGER_COLLECTIVE_WAIT, find: causes },
     Rule { id: catalogue::LEDGER_COLLECTIVE_TRANSFER, find: causes },
@@ -171,14 +172,8 @@ fn pinned(row: &LedgerRow, copies: &HostCopies, pct: f64) -> Option<&'static str
 
 /// The remedy of a cause, if there is one. Between steps, an engine schedules.
 pub fn advice(ledger: &Ledger, row: &LedgerRow) -> Option<&'static str> {
-    let is_of_host = matches!(
-        row.cause,
-        LedgerCause::GapHost
-            | LedgerCause::GapLaunch
-            | LedgerCause::GapGraphLaunch
-            | LedgerCause::GapSync
-            | LedgerCause::GapCopy
-    );
+    // A long call has a remedy of its own.
+    let is_of_host = row.cause.is_of_host() && row.cause != LedgerCause::GapLongCall;
     if row.stage == BETWEEN_STEPS && is_of_host {
         return Some(
             "Schedule the next step while the GPU works on this one (asynchronous or overlapped \

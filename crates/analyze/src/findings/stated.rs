@@ -44,11 +44,11 @@ fn other_steps(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         return vec![];
     }
     let figures = match analysis.stated_steps {
-        Some(_) => "the time of a step is that",
-        None => "costs and floors are those",
+        Some(_) => "the time of a step is computed",
+        None => "costs and floors are computed",
     };
     let message = format!(
-        "{stated} new tokens are stated, but a repeat has {steps} decode steps: {figures} of the \
+        "{stated} new tokens are stated, but a repeat has {steps} decode steps: {figures} for \
          {steps} steps."
     );
     vec![

@@ -14,7 +14,9 @@ use llmprof_core::{
 };
 
 use super::Rule;
-use crate::{Analysis, stages::coverage::StageCoverage, stats::percent};
+use crate::{
+    Analysis, stages::coverage::StageCoverage, stats::percent, timeline::withheld::WithheldReason,
+};
 
 /// Min time by which a bound is exceeded that is shown: less is 0.000 ms.
 const MIN_SHOWN_NS: i64 = 500;
@@ -43,8 +45,10 @@ fn finding(analysis: &Analysis, trace: &Timeline) -> Option<Finding> {
         if kernels + copies == 1 { "is" } else { "are" },
         reasons.join("; ")
     );
-    let withheld: Vec<&StageCoverage> =
-        analysis.coverage.iter().filter(|it| it.lacks_times()).collect();
+    let is_withheld = |it: &&StageCoverage| {
+        it.lacks_times() || it.reasons().contains(&WithheldReason::KernelsUntimed)
+    };
+    let withheld: Vec<&StageCoverage> = analysis.coverage.iter().filter(is_withheld).collect();
     let critical = trace.lacks_times() || !withheld.is_empty();
     let mut found = Finding::new(catalogue::WORK_UNTIMED, message)
         .severity(if critical { Severity::Critical } else { Severity::Warning })

@@ -13,9 +13,28 @@ pub const OTHER: &str = "other";
 /// Classes of kernels that compute products of operands: weights, or keys and values.
 const PRODUCTS: [&str; 4] = ["gemm", "attention", "conv", "moe"];
 
+/// Parts of names of kernels in these classes that only pass activations on.
+const NO_OPERANDS: [&str; 9] = [
+    "splitkreduce",
+    "split_k_kernel",
+    "im2col",
+    "route_",
+    "routing",
+    "combine_",
+    "topkgating",
+    "sort_by_expert",
+    "prepare_grouped_gemm",
+];
+
 /// True for a class of kernels that compute products.
 pub fn computes_products(class: &str) -> bool {
     PRODUCTS.contains(&class)
+}
+
+/// True for a kernel that reads operands of products: weights, or keys and values.
+pub fn reads_operands(class: &str, full_name: &str) -> bool {
+    let full = full_name.to_lowercase();
+    computes_products(class) && !NO_OPERANDS.iter().any(|part| full.contains(part))
 }
 
 #[derive(Debug, Deserialize)]

@@ -2,7 +2,7 @@
 
 use llmprof_core::{domain::named_values::named_values, trace::collectives::CollectiveKind};
 
-use crate::timeline::activity;
+use crate::timeline::{activity, gpu::split::GapReason};
 
 named_values! {
     /// A row of the ledger, in the order in which rows are listed and causes are assigned.
@@ -10,6 +10,9 @@ named_values! {
     LedgerCause {
         /// The time that the stage needs at least.
         Floor = "floor",
+        /// Time above the median of launches that take far longer than others of their kernel,
+        /// grid and block.
+        LongLaunches = "long_launches",
         /// Copies, fills and casts that no operator needs.
         CopiesAndCasts = "copies_and_casts",
         /// Kernels of collective operations until the last rank has started.
@@ -42,6 +45,10 @@ named_values! {
         /// Gaps before work whose launch the capture does not record, so no change of the program
         /// is known to save them.
         GapUnknown = "gap_unknown",
+        /// Gaps of at least a millisecond before work that was already launched: it waited for
+        /// something that the capture does not record, so no change of the program is known to save
+        /// them.
+        GapWait = "gap_wait",
         /// Gaps in which the host was inside one call of at least a millisecond that launched
         /// nothing: it loads, tunes, compiles or allocates.
         GapLongCall = "gap_long_call",
@@ -59,7 +66,8 @@ named_values! {
         GapInGraph = "gap_in_graph",
         /// Gaps before work that was launched earlier.
         GapQueued = "gap_queued",
-        /// Time in which only work of other stages ran.
+        /// Time in which only work ran that the stage did not launch: of another process, of
+        /// another stage, or of no stage.
         OtherStages = "other_stages",
         /// Time without evidence of a cause.
         Unexplained = "unexplained",
@@ -90,6 +98,37 @@ impl LedgerCause {
         )
     }
 
+    /// The cause of an idle gap.
+    pub const fn of_gap(reason: GapReason) -> Self {
+        match reason {
+            GapReason::Profiler => Self::ProfilerOverhead,
+            GapReason::LongCall => Self::GapLongCall,
+            GapReason::Host => Self::GapHost,
+            GapReason::Launch => Self::GapLaunch,
+            GapReason::GraphLaunch => Self::GapGraphLaunch,
+            GapReason::Sync => Self::GapSync,
+            GapReason::Copy => Self::GapCopy,
+            GapReason::InGraph => Self::GapInGraph,
+            GapReason::Queued => Self::GapQueued,
+            GapReason::Unrecorded => Self::UnrecordedWait,
+            GapReason::Wait => Self::GapWait,
+            GapReason::Unknown => Self::GapUnknown,
+        }
+    }
+
+    /// True for idle time in which the GPU waited for the host.
+    pub const fn is_of_host(self) -> bool {
+        matches!(
+            self,
+            Self::GapLongCall
+                | Self::GapHost
+                | Self::GapLaunch
+                | Self::GapGraphLaunch
+                | Self::GapSync
+                | Self::GapCopy
+        )
+    }
+
     /// True for time that the recording adds, or whose reason lies before it.
     pub const fn is_of_recording(self) -> bool {
         matches!(self, Self::ProfilerOverhead | Self::UnrecordedWait)
@@ -99,7 +138,8 @@ impl LedgerCause {
     pub const fn keeps_kernel(self) -> bool {
         matches!(
             self,
-            Self::MoreBytes
+            Self::LongLaunches
+                | Self::MoreBytes
                 | Self::TensorCores
                 | Self::Tiles
                 | Self::Waves
@@ -116,13 +156,15 @@ impl LedgerCause {
 
     /// True for idle time of the GPU, by the program or not.
     pub fn is_idle(self) -> bool {
-        self.is_gap() || self.is_of_recording() || self == Self::GapUnknown
+        let is_unknown = matches!(self, Self::GapUnknown | Self::GapWait);
+        self.is_gap() || self.is_of_recording() || is_unknown
     }
 
     /// The cause in words, in tables, charts and findings.
     pub const fn words(self) -> &'static str {
         match self {
             Self::Floor => "the floor",
+            Self::LongLaunches => "single launches far longer than others of their kernel",
             Self::CopiesAndCasts => "copies, fills and casts",
             Self::CollectiveWait => "waiting for other ranks in collective operations",
             Self::CollectiveTransfer => "transfer of collective operations",
@@ -138,6 +180,7 @@ impl LedgerCause {
             Self::ProfilerOverhead => "the profiler's own work",
             Self::UnrecordedWait => "a wait from before the recording",
             Self::GapUnknown => "gaps whose reason is not recorded",
+            Self::GapWait => "waits for something that is not recorded",
             Self::GapLongCall => "long calls of the host",
             Self::GapHost => "gaps in which the host launched nothing",
             Self::GapLaunch => "gaps while launching",
@@ -146,7 +189,7 @@ impl LedgerCause {
             Self::GapCopy => "gaps in copying calls",
             Self::GapInGraph => "gaps inside a replayed graph",
             Self::GapQueued => "gaps before work already launched",
-            Self::OtherStages => "work of other stages",
+            Self::OtherStages => "work that the stage did not launch",
             Self::Unexplained => "unexplained",
             Self::PassDifference => "difference of the passes",
         }

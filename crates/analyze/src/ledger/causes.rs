@@ -10,7 +10,7 @@ use super::{
     evidence::{LaunchEvidence, SampledUse},
     floors::{OperatorFloor, Rates},
 };
-use crate::{kernels::kernel_classes::computes_products, roofline::AT_ROOF_PCT, stats::ratio};
+use crate::{roofline::AT_ROOF_PCT, stats::ratio};
 
 /// Tensor cores are unused below this activity, percent: sampled counters read at least 1 if
 /// anything runs.
@@ -39,6 +39,8 @@ pub struct KernelTime<'a> {
     pub floor_ns: i64,
     pub calls: f64,
     pub class: &'static str,
+    /// True for products that read weights, or keys and values.
+    pub reads_operands: bool,
     pub is_collective: bool,
     /// Parts of a collective operation; `None` if it is not joined across ranks.
     pub across_ranks: Option<AcrossRanks>,
@@ -59,8 +61,8 @@ pub struct AcrossRanks {
     pub joined: u64,
 }
 
-/// Classes of kernels that compute products above all.
-const PRODUCTS: [&str; 2] = ["gemm", "conv"];
+/// Classes of kernels that compute matrix products and little else.
+const MATRIX_PRODUCTS: [&str; 2] = ["gemm", "conv"];
 /// Classes of kernels that compute no products.
 const NO_PRODUCTS: [&str; 6] = ["norm", "softmax", "elementwise", "copy", "reduce", "sort"];
 
@@ -72,14 +74,14 @@ impl KernelTime<'_> {
 
     /// True for products that leave the tensor cores idle: their operations are in no sample.
     pub fn multiplies_without_tensor_cores(&self) -> bool {
-        let is_product = PRODUCTS.contains(&self.class);
+        let is_product = MATRIX_PRODUCTS.contains(&self.class);
         is_product && self.evidence.tensor_pct.is_some_and(|pct| pct < NO_TENSOR_PCT)
     }
 
     /// The cause of time in which memory is the busiest unit: products read weights, or keys and
     /// values, and other kernels pass activations on.
     fn traffic(&self) -> LedgerCause {
-        match computes_products(self.class) {
+        match self.reads_operands {
             true => LedgerCause::OperandTraffic,
             false => LedgerCause::MemoryTraffic,
         }
@@ -96,6 +98,14 @@ pub struct CausePart {
     pub sources: &'static str,
     /// True if the timeline proves it, without counters or samples.
     pub by_timeline: bool,
+}
+
+impl CausePart {
+    /// Time of launches above their kernel's median.
+    pub const fn of_long_launches(ns: i64, evidence: String) -> Self {
+        let (cause, sources) = (LedgerCause::LongLaunches, "times of its launches");
+        Self { cause, ns, evidence, sources, by_timeline: true }
+    }
 }
 
 /// Assigns the time of one kernel above its floor; the last part is the unexplained rest.

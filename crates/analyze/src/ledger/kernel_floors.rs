@@ -59,7 +59,7 @@ impl StageRows<'_> {
         for ((work, group), kernel) in groups.iter().zip(kernels) {
             let WorkName { name, full_name, launch, .. } = work;
             let it = &kernel.evidence;
-            let floor = KernelFloor::of(it, self.rates, group.calls, group.ns);
+            let floor = KernelFloor::of(it, self.rates, group.calls, kernel.ns);
             let is_sampled = |it: &KernelFloor| it.pass == SAMPLED_PASS;
             let floor =
                 floor.filter(|it| !is_sampled(it) || !kernel.multiplies_without_tensor_cores());
@@ -70,9 +70,9 @@ impl StageRows<'_> {
             };
             sums.is_any_floor = true;
             let wanted = floor.ns.round() as i64;
-            kernel.floor_ns = wanted.clamp(0, group.ns);
-            sums.capped += u64::from(wanted > group.ns);
-            sums.capped_ns += (wanted - group.ns).max(0);
+            kernel.floor_ns = wanted.clamp(0, kernel.ns);
+            sums.capped += u64::from(wanted > kernel.ns);
+            sums.capped_ns += (wanted - kernel.ns).max(0);
             let operator = Some(path.to_owned()).filter(|path| !path.is_empty());
             let mut member = self.member(LedgerCause::Floor, operator, Some(name.clone()));
             (member.grid, member.block) = launch.unzip();

@@ -1,6 +1,6 @@
 //! Rows and members of one stage.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::domain::digits::{self, figure};
 
@@ -9,6 +9,7 @@ use super::{
     StageTimes,
     evidence::{KernelEvidence, SAMPLED_PASS},
     floors::{Floors, OperatorFloor, Rate, Rates},
+    savings::limit_gap_savings,
     work::StageSums,
 };
 use crate::{
@@ -33,6 +34,8 @@ pub struct StageRows<'a> {
     pub rates: &'a Rates,
     /// Least time of a kernel launch, nanoseconds.
     pub launch_ns: i64,
+    /// Ranks by their GPUs, of collective operations.
+    pub ranks: &'a BTreeMap<u32, u32>,
 }
 
 impl StageRows<'_> {
@@ -192,7 +195,9 @@ impl StageRows<'_> {
 
     /// Sums the members to rows.
     fn add_rows(&self, sums: StageSums, ledger: &mut Ledger) {
-        let StageSums { mut members, sources, .. } = sums;
+        let StageSums { mut members, sources, on_gpus, .. } = sums;
+        let do_wait = of_cause(&members, LedgerCause::CollectiveWait).any(|it| it.ns > 0);
+        let on_gpus = Some(on_gpus).filter(|_| do_wait && self.times.is_only_traced);
         let stage_samples = self.evidence.stage_samples(self.times.stage);
         let share = |ns: i64| percent(ns as f64, self.times.measured_ns as f64);
         members.iter_mut().for_each(|it| it.share_pct = share(it.ns));
@@ -212,7 +217,8 @@ impl StageRows<'_> {
                 .map(|it| it.pass.as_str())
                 .filter(|it| !it.is_empty())
                 .collect();
-            let saving: i64 = of.iter().map(|it| it.max_saving_ns).sum();
+            let mean: i64 = of.iter().map(|it| it.max_saving_ns).sum();
+            let largest = on_gpus.as_ref().and_then(|it| it.above_mean(*cause, mean));
             ledger.rows.push(LedgerRow {
                 stage: self.times.stage.into(),
                 cause: *cause,
@@ -224,7 +230,8 @@ impl StageRows<'_> {
                 pass: join(&passes),
                 counter: sources.get(cause).map(join).unwrap_or_default(),
                 samples: samples(&of, stage_samples),
-                max_saving_ns: saving.min(self.times.measured_ns),
+                max_saving_ns: largest.map_or(mean, |it| it.1).min(self.times.measured_ns),
+                saving_rank: largest.and_then(|(gpu, _)| self.ranks.get(&gpu).copied()),
             });
             let listed = of.iter().filter(|it| it.ns != 0).take(MAX_MEMBERS);
             ledger.members.extend(listed.map(|it| (*it).clone()));
@@ -297,6 +304,14 @@ fn signed_share(ns: i64, of: i64) -> Option<f64> {
 /// The longest gap is named above this many means.
 const LONGEST_MEANS: f64 = 2.0;
 
+/// Milliseconds, or microseconds of a shorter time.
+pub fn length_of(ns: i64) -> String {
+    match ns as f64 / 1e3 {
+        us @ 1000.0.. => format!("{} ms", figure(us / 1e3)),
+        us => format!("{} us", figure(us)),
+    }
+}
+
 /// Number, mean and longest of gaps on all GPUs, over the instances of their stage, with a noun.
 pub fn gaps_text(
     cause: LedgerCause,
@@ -304,10 +319,7 @@ pub fn gaps_text(
     gaps: &GapSum,
     (instances, noun): (u64, &str),
 ) -> String {
-    let length = |us: f64| match us {
-        1000.0.. => format!("{} ms", figure(us / 1e3)),
-        _ => format!("{} us", figure(us)),
-    };
+    let length = |us: f64| length_of((us * 1e3).round() as i64);
     let count = digits::count(gaps.count);
     let mean_us = ratio(gaps.ns as f64 / 1e3, gaps.count as f64).unwrap_or(0.0);
     let longest_us = gaps.longest_ns as f64 / 1e3;
@@ -342,20 +354,6 @@ pub fn floor_text(floor: &OperatorFloor) -> String {
         None => "share of the model's floor by time: the capture's ranges are not the model's \
                  operators"
             .into(),
-    }
-}
-
-/// The saving by all gaps is at most the idle time that the unprofiled pass can have. What it is
-/// faster by is the profiler's own work first.
-fn limit_gap_savings(members: &mut [LedgerMember], difference: i64) {
-    let gaps = || members.iter().filter(|it| it.cause.is_gap());
-    let all: i64 = gaps().map(|it| it.ns).sum();
-    let profiler: i64 = of_cause(members, LedgerCause::ProfilerOverhead).map(|it| it.ns).sum();
-    let faster = difference.saturating_add(profiler).min(0);
-    let possible = all.saturating_add(faster).max(0);
-    let Some(share) = ratio(possible as f64, all as f64) else { return };
-    for it in members.iter_mut().filter(|it| it.cause.is_gap()) {
-        it.max_saving_ns = (it.ns as f64 * share) as i64;
     }
 }
 

@@ -63,6 +63,11 @@ impl ScaledParts {
         self.given = until;
         part
     }
+
+    /// The sum of the parts.
+    pub const fn given(&self) -> i64 {
+        self.given
+    }
 }
 
 #[cfg(test)]

@@ -10,15 +10,17 @@ use super::{
     evidence::LaunchEvidence,
     floors::OperatorFloor,
     kernel_floors::place_floor,
+    long_launches::LongGroup,
     rows::{MODEL_SOURCES, StageRows, floor_text, gaps_text},
+    savings::GpuSavings,
 };
 use crate::{
-    kernels::kernel_classes::ClassCache,
+    kernels::kernel_classes::{ClassCache, reads_operands},
     stages::NO_STAGE,
     stats::ratio,
     timeline::{
         activity::DeviceWork,
-        gpu::split::{GapAfter, GapReason, GapSum, WindowSplit, WorkKind, WorkOf},
+        gpu::split::{GapAfter, GapSum, WindowSplit, WorkKind, WorkOf},
     },
 };
 
@@ -48,8 +50,11 @@ pub struct WorkGroup {
     is_collective: bool,
     /// Waiting and transfer, and the launches that they are of.
     across_ranks: AcrossRanks,
+    long: LongGroup,
     /// A CUDA graph traced as a whole.
     pub is_graph: bool,
+    /// Time of kernels by the number of their GPU.
+    pub on_gpus: BTreeMap<u32, i64>,
 }
 
 impl WorkGroup {
@@ -65,9 +70,14 @@ impl WorkGroup {
         sums.joined += it.joined;
     }
 
-    /// Mean of its launches.
+    /// Its time without the excess of long launches.
+    pub const fn usual_ns(&self) -> i64 {
+        self.ns - self.long.ns
+    }
+
+    /// Mean time of a launch, without the excess of long launches.
     fn mean_ns(&self) -> i64 {
-        ratio(self.ns as f64, self.calls).unwrap_or(0.0).round() as i64
+        ratio(self.usual_ns() as f64, self.calls).unwrap_or(0.0).round() as i64
     }
 
     /// The parts as shares of the time.
@@ -96,6 +106,7 @@ pub struct StageSums {
     pub is_any_floor: bool,
     /// Time of kernels without a floor of their own, if the stage's floor is theirs.
     pub without_floor_ns: i64,
+    pub on_gpus: GpuSavings,
 }
 
 impl StageSums {
@@ -136,15 +147,23 @@ impl StageRows<'_> {
             let at = operators.entry(path).or_default().entry(name).or_insert(group);
             let ns = parts.next(time.ns);
             at.ns += ns;
+            if let WorkKind::Kernel(kind) = of.kind {
+                let gpu = nsys.kernels.kinds()[kind as usize].device;
+                *at.on_gpus.entry(gpu).or_default() += ns;
+            }
             at.add_wait(ns, of, &split.stage, input);
             at.alone_ns += self.times.scale.of(time.alone_ns).min(ns);
+            // Collective operations wait for other ranks.
+            if let Some(long) = split.long_launches.get(of).filter(|_| !at.is_collective) {
+                at.long.add(long, ns);
+            }
             at.calls += time.calls as f64 * self.times.scale.ratio();
         }
         let named = |(gap, sum): (&GapAfter, &GapSum)| {
             let after = gap.after.as_ref();
             let name = after.map(|of| group_of(of, nsys, &mut classes).0.name);
             let call = gap.call.and_then(|at| input.splits.host_calls.get(at as usize)).cloned();
-            ((gap_cause(gap.reason), call.or_else(|| after.and_then(path)), name), *sum)
+            ((LedgerCause::of_gap(gap.reason), call.or_else(|| after.and_then(path)), name), *sum)
         };
         // By name: a gap does not depend on the grid of the work before it.
         let mut gaps: BTreeMap<_, GapSum> = BTreeMap::new();
@@ -166,10 +185,8 @@ impl StageRows<'_> {
                 if is_profiler { "the profiler's own records" } else { "calls of the runtime" },
             );
         }
-        let mut other = self.member(LedgerCause::OtherStages, None, None);
-        other.ns = parts.next(split.other_ns);
-        other.evidence = "only work launched by other stages ran".into();
-        sums.add(other, "launching calls");
+        sums.on_gpus.add_gaps(split, self.times.scale);
+        self.add_other(split, &mut parts, sums);
         self.add_operators(&operators, sums);
     }
 
@@ -227,10 +244,11 @@ impl StageRows<'_> {
         let mut kernels: Vec<KernelTime> = groups
             .iter()
             .map(|(name, group)| KernelTime {
-                ns: group.ns,
+                ns: group.usual_ns(),
                 floor_ns: 0,
                 calls: group.calls,
                 class: name.class,
+                reads_operands: name.full_name.is_some_and(|it| reads_operands(name.class, it)),
                 is_collective: group.is_collective,
                 across_ranks: group.across_ranks(),
                 is_needed: !name.is_copy || (only_copies && has_floor),
@@ -251,7 +269,12 @@ impl StageRows<'_> {
                 sums.kernel_ns += group.ns;
                 sums.proven_ns += if kernel.evidence.pass.is_empty() { 0 } else { group.ns };
             }
-            let parts = causes::assign(kernel, floor.filter(|_| self.floors.is_model), self.rates);
+            // First: the other causes save time of the usual launches only.
+            let long = (group.long.ns > 0)
+                .then(|| CausePart::of_long_launches(group.long.ns, group.long.text()));
+            let floor = floor.filter(|_| self.floors.is_model);
+            let parts = causes::assign(kernel, floor, self.rates);
+            let parts = long.into_iter().chain(parts).collect();
             self.add_causes(operator.as_ref(), (name, group), kernel, parts, sums);
         }
     }
@@ -292,6 +315,7 @@ impl StageRows<'_> {
                 member.max_saving_ns = part.ns.min(limit);
                 alone -= member.max_saving_ns;
                 above_launches = above_launches.saturating_sub(member.max_saving_ns).max(0);
+                sums.on_gpus.add_member(&member, group, self.times.split);
             }
             sums.add(member, part.sources);
         }
@@ -318,22 +342,6 @@ impl StageRows<'_> {
             sums.compute_ns += ns;
         }
         sums.add(member, MODEL_SOURCES);
-    }
-}
-
-const fn gap_cause(reason: GapReason) -> LedgerCause {
-    match reason {
-        GapReason::Profiler => LedgerCause::ProfilerOverhead,
-        GapReason::LongCall => LedgerCause::GapLongCall,
-        GapReason::Host => LedgerCause::GapHost,
-        GapReason::Launch => LedgerCause::GapLaunch,
-        GapReason::GraphLaunch => LedgerCause::GapGraphLaunch,
-        GapReason::Sync => LedgerCause::GapSync,
-        GapReason::Copy => LedgerCause::GapCopy,
-        GapReason::InGraph => LedgerCause::GapInGraph,
-        GapReason::Queued => LedgerCause::GapQueued,
-        GapReason::Unrecorded => LedgerCause::UnrecordedWait,
-        GapReason::Unknown => LedgerCause::GapUnknown,
     }
 }
 

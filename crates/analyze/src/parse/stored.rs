@@ -58,8 +58,8 @@ pub fn open_named(path: &Path) -> io::Result<File> {
 }
 
 /// Opens a regular file of a folder whose files and folders a program may have written. No part of
-/// the path is followed if it is a link, since it may lead out of the folder; the path of the
-/// folder itself is [`resolved`] where an argument or a setting names it.
+/// the path is followed if it is a link, since it may lead out of the folder. If an argument
+/// or a setting names the folder, its path is [`resolved`] first.
 pub fn open_own(path: &Path) -> io::Result<File> {
     regular(open_without_links(path, READ))
 }
@@ -95,7 +95,7 @@ fn open_without_links(path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
         let how = fcntl::OpenHow::new().flags(flags);
         let how = how.resolve(fcntl::ResolveFlag::RESOLVE_NO_SYMLINKS);
         match fcntl::openat2(fcntl::AT_FDCWD, path, how) {
-            // Of Linux 5.6; filters of calls that do not know it refuse it.
+            // Linux before 5.6 lacks the call, and an older filter of system calls refuses it.
             Err(Errno::ENOSYS | Errno::EPERM) => {}
             opened => return opened,
         }

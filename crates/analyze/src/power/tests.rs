@@ -176,6 +176,44 @@ fn a_stage_too_short_to_be_read_is_measured_back_to_back() {
 }
 
 #[test]
+fn energy_of_a_decode_with_flushes_of_the_cache_is_of_the_run_back_to_back() {
+    // Instances with flushes draw 600 W, the run without them 100 W.
+    let log = log(PowerSource::Instant, true, |t| if t < 200 * MS { 600.0 } else { 100.0 });
+    let decode = |cold_cache: bool, has_run: bool| {
+        let start = format!(
+            r#"{{"schema":1,"t_ns":0,"unix_ns":0,"pid":1,"model":"m","weights":"synthetic",
+            "parameters":1,"weight_bytes":1,"dtype":"bf16","device":"cuda:0","threads":1,
+            "prompt_tokens":1,"image_tokens":0,"images":[],"decode_graph":true,"load_ns":0,
+            "cold_cache":{cold_cache}}}"#
+        );
+        let start = serde_json::from_str(&start).unwrap();
+        let (start_ns, end_ns, stage) = (0, 180 * MS, stages::DECODE.to_owned());
+        let range = StageRange {
+            name: stage.clone(),
+            start_ns,
+            end_ns,
+            device_ns: None,
+            warmup: false,
+            repeat: 0,
+            step: None,
+        };
+        let run = Steady { stage, start_ns: 200 * MS, end_ns: 900 * MS, instances: 7 };
+        let mut events = vec![Event::Start(start), Event::Range(range)];
+        events.extend(has_run.then_some(Event::Steady(run)));
+        let events = Events::of(&events);
+        power(&log, &events, &stages::stages(&events)).stages.remove(0)
+    };
+    let watts = |it: &StagePower| it.mean_w.unwrap();
+    let warm = decode(false, true);
+    assert!(watts(&warm) > 500.0 && warm.back_to_back.is_none());
+    let cold = decode(true, true);
+    assert!(watts(&cold) < 150.0 && cold.back_to_back.is_some());
+    let unknown = decode(true, false);
+    assert_eq!((unknown.mean_w, unknown.energy_j), (None, None));
+    assert!(unknown.why.unwrap().contains("flushes of the L2 cache"));
+}
+
+#[test]
 fn mean_power_has_students_interval_over_at_least_five_instances() {
     // Instances draw 100, 110, 120, 130 and 140 W: 2.776 x 15.81 / sqrt(5).
     let log = log(PowerSource::Instant, true, |t| 100.0 + 10.0 * (t / (200 * MS)) as f64);

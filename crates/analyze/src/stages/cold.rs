@@ -13,6 +13,8 @@
 //! 2. device time explains at most half of the difference, so it is not a larger request;
 //! 3. it is the first to launch some kernel, or loads, compiles or allocates more than the others.
 //!
+//! If the recording cuts the first instance, the stage has no cold one in this process.
+//!
 //! An instance with more tokens is larger: the median counts times the ratio of the tokens, and
 //! times its square if the instance reads prompts, since attention is quadratic (Vaswani et al.,
 //! "Attention Is All You Need", NeurIPS 2017, table 1).
@@ -44,6 +46,7 @@ use crate::{
         launches::Cursor,
         open_ranges::{Extent, NONE, StageInstance},
         stage_spans::stage_spans,
+        step_states::StepState,
         steps::Step,
     },
 };
@@ -138,6 +141,11 @@ pub fn mark(capture: &mut Capture) -> Vec<ColdInstance> {
     let activity = instance_activity(capture);
     let mut found = Vec::new();
     for ((label, _), instances) in &groups {
+        // The first instance is not recorded as a whole, and later ones are warm.
+        let (place, range) = capture.stages.instances[instances[0]].key();
+        if capture.stages.states.of(place, range) == StepState::Cut {
+            continue;
+        }
         let is_whole = |at: &&usize| {
             let (place, range) = capture.stages.instances[**at].key();
             capture.stages.states.of(place, range).counts()

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::overhead::OverheadRecord;
 use crate::{
     Analysis,
-    findings::{excluded, with_engine},
+    findings::{excluded, find_short_recording, with_engine},
     stats::{Spread, percent},
 };
 
@@ -76,7 +76,13 @@ pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         let finding = Finding::new(catalogue::COMMAND_WITHOUT_STAGES, message)
             .with("ranges captured", trace.nsys.as_ref().map_or(0, |nsys| nsys.ranges.len()))
             .advise(advice);
-        found.push(with_engine(finding, trace));
+        // Ranges of the program may lie before the recording.
+        found.push(match find_short_recording(trace) {
+            Some(_) => finding.advise(
+                "Ranges of the program may lie before the recording: see finding recording_short.",
+            ),
+            None => with_engine(finding, trace),
+        });
     }
     if analysis.only_traced && has_stages {
         let message = "The command reports no stages in its unprofiled pass: stage times are of \

@@ -1,24 +1,22 @@
 //! Tracing overhead: stage times under nsys compared with the unprofiled pass.
 
+pub mod lighter;
+
 use llmprof_core::{
     domain::{
-        device::Device,
         digits::figure,
         finding::{Finding, catalogue},
-        profiling::TraceApi,
         units::quantity,
     },
-    trace::{
-        Trace,
-        event::{StageRange, Start},
-    },
+    trace::{Trace, event::StageRange},
 };
 use serde::{Deserialize, Serialize};
 
+use self::lighter::{LighterTrace, SETTINGS_EVIDENCE};
 use crate::{
     events::Events,
     stages::{DECODE, StageTiming, Stages, in_sentence, stages},
-    stats::{Spread, percent, ratio},
+    stats::{Spread, percent},
     timeline::gpu::StageGpu,
 };
 
@@ -107,16 +105,6 @@ fn overhead(plain: &Stages, traced: &Stages) -> Vec<OverheadRecord> {
     plain.rows.iter().filter_map(compare).collect()
 }
 
-/// The mode whose timeline records a graph as one launch.
-const LIGHTER_MODE: &str = "light";
-/// Evidence of the finding: the mode that is lighter for the stage.
-pub const MODE_EVIDENCE: &str = "lighter mode";
-/// Evidence of the finding: a setting with a list of traced APIs that is lighter without
-/// [`OS_CALLS`].
-pub const TRACED_EVIDENCE: &str = "lighter without osrt";
-/// The API that traces calls of the operating system.
-pub const OS_CALLS: TraceApi = TraceApi::Osrt;
-
 /// Findings on stages with high overhead, with the settings that are lighter for each.
 ///
 /// `rows`: the unprofiled times, `gpus`: the launches of each stage. `replays` is true when decode
@@ -135,7 +123,7 @@ pub fn findings(
         let pct = record.overhead_pct.filter(|pct| *pct > HIGH_PCT)?;
         let message = format!("Tracing lengthened {} by {pct:.0} %.", in_sentence(&record.stage));
         let gpu = gpus.iter().find(|it| it.stage == record.stage);
-        let lighter = LighterTrace::of(record, gpu, trace, replays);
+        let lighter = LighterTrace::of((record, gpu), (trace, gpus), replays);
         let mut finding = Finding::new(catalogue::OVERHEAD_HIGH, message)
             .with("stage", &record.stage)
             .with("unprofiled ms", format!("{:.3}", record.plain_ms))
@@ -144,11 +132,8 @@ pub fn findings(
             let launch = format!("{} us ({})", figure(us), quantity(launches, "launch"));
             finding = finding.with("added per launch", launch);
         }
-        if lighter.without_nodes {
-            finding = finding.with(MODE_EVIDENCE, LIGHTER_MODE);
-        }
-        if let Some(setting) = lighter.without_os_calls {
-            finding = finding.with(TRACED_EVIDENCE, setting);
+        if let Some(settings) = lighter.assignments() {
+            finding = finding.with(SETTINGS_EVIDENCE, settings);
         }
         let advice = lighter.advice();
         Some(finding.advise(format!("Use the capture for proportions, not for times. {advice}")))
@@ -156,72 +141,13 @@ pub fn findings(
     records.iter().filter(is_cost).filter_map(high).collect()
 }
 
-/// The setting with the traced APIs of the pass.
-fn traced_setting(trace: &Trace) -> &'static str {
-    let by_runner = Events::of(&trace.baseline).start.is_some_and(Start::is_on_cpu);
-    let on_cpu = by_runner || trace.environment.device.as_ref().is_some_and(Device::is_cpu);
-    if on_cpu { "nsys.trace_on_cpu" } else { "nsys.trace" }
-}
-
-/// Settings that make the trace of one stage lighter.
-#[derive(Debug)]
-struct LighterTrace {
-    /// True if the nodes of graphs are traced.
-    without_nodes: bool,
-    /// The setting with the traced APIs, if they have calls of the operating system.
-    without_os_calls: Option<&'static str>,
-    /// True if decode launches each kernel by itself.
-    decode_as_graph: bool,
-    /// Launches of an instance without graphs, and the microseconds that tracing adds to each.
-    single: Option<(u64, f64)>,
-}
-
-impl LighterTrace {
-    fn of(record: &OverheadRecord, gpu: Option<&StageGpu>, trace: &Trace, replays: bool) -> Self {
-        let graphs = gpu.map_or(0, |it| it.graph_launches.unwrap_or(0));
-        let launches = gpu.filter(|_| graphs == 0).map_or(0, |it| it.launches);
-        let each = gpu.and_then(|it| launches.checked_div(it.instances)).filter(|it| *it > 0);
-        let has_os_calls = trace.nsys.as_ref().is_some_and(|nsys| !nsys.os_calls.is_empty());
-        Self {
-            without_nodes: gpu.is_some_and(|it| graphs > it.whole_graphs),
-            without_os_calls: has_os_calls.then(|| traced_setting(trace)),
-            decode_as_graph: launches > 0 && record.stage == DECODE && !replays,
-            single: each.and_then(|each| {
-                Some((each, ratio(1e3 * (record.traced_ms - record.plain_ms), each as f64)?))
-            }),
-        }
-    }
-
-    fn advice(&self) -> String {
-        let nodes = "profiling.nsys.cuda_graph_trace graph (as in mode light)";
-        let without = self.without_os_calls.map(|it| format!("profiling.{it} without {OS_CALLS}"));
-        let graph = "decode as a CUDA graph, which is traced as one launch";
-        let nodes = self.without_nodes.then(|| nodes.to_owned());
-        let graph = self.decode_as_graph.then(|| graph.to_owned());
-        let settings: Vec<String> = nodes.into_iter().chain(without).chain(graph).collect();
-        match (settings.as_slice(), self.single) {
-            ([], Some(_)) => {
-                "No setting of the timeline records single launches at less; a longer \
-                              prompt or a larger batch hides their cost behind the work."
-                    .into()
-            }
-            ([], None) => "The trace is already minimal: raise repeats to rule out noise.".into(),
-            (settings, _) => format!("Lighter settings: {}.", settings.join("; ")),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use llmprof_core::trace::{
-        event::Event,
-        timeline::{ApiCall, Timeline},
-    };
+    use llmprof_core::trace::{event::Event, timeline::Timeline};
 
     use super::*;
-    use crate::kernels::tests::capture;
 
-    fn decode(ms: f64, steps: u64) -> Stages {
+    pub(super) fn decode(ms: f64, steps: u64) -> Stages {
         let spread = Spread { mean: ms, std: None, min: ms, max: ms, n: 1 };
         let row = StageTiming {
             stage: DECODE.into(),
@@ -282,39 +208,6 @@ mod tests {
         assert_eq!(overhead(&decode(64.0, 64), &decode(64.0, 64))[0].steps, None);
     }
 
-    /// The finding on a decode of 20 ms instead of 10, with two instances on a GPU.
-    fn found(gpu: StageGpu, nsys: Timeline) -> Finding {
-        let records = overhead(&decode(10.0, 1), &decode(20.0, 1));
-        let gpus = [gpu];
-        let trace = Trace { nsys: Some(nsys), ..Trace::default() };
-        findings(&records, &[], (&trace, &gpus), false).remove(0)
-    }
-
-    #[test]
-    fn each_stage_lists_the_settings_that_are_lighter_for_it() {
-        let gpu = |launches: u64, graphs: u64, whole_graphs: u64| StageGpu {
-            stage: DECODE.into(),
-            instances: 2,
-            launches,
-            graph_launches: Some(graphs),
-            whole_graphs,
-            ..StageGpu::default()
-        };
-        let of = |gpu: StageGpu| {
-            let found = found(gpu, capture(""));
-            let has = |name: &str| found.evidence.get(name).cloned();
-            (found.advice.clone().unwrap(), has("lighter mode"), has("added per launch"))
-        };
-        let (advice, mode, launch) = of(gpu(90, 2, 0));
-        assert!(advice.contains("cuda_graph_trace graph") && mode.is_some(), "{advice}");
-        assert_eq!(launch, None);
-        let (advice, mode, launch) = of(gpu(90, 0, 0));
-        assert!(advice.contains("decode as a CUDA graph") && mode.is_none(), "{advice}");
-        assert!(launch.is_some_and(|it| it.contains("222 us (45 launches)")));
-        let (advice, mode, _) = of(gpu(0, 2, 2));
-        assert!(advice.contains("already minimal") && mode.is_none(), "{advice}");
-    }
-
     #[test]
     fn a_traced_time_among_the_unprofiled_repeats_shows_no_cost() {
         let records = overhead(&decode(15.0, 1), &decode(20.0, 1));
@@ -325,47 +218,5 @@ mod tests {
             findings(&records, &[row], (&trace, &[]), false).len()
         };
         assert_eq!((found([9.0, 21.0]), found([14.0, 16.0])), (0, 1));
-    }
-
-    #[test]
-    fn without_calls_of_the_system_is_a_setting_of_the_device_of_the_pass() {
-        let records = overhead(&decode(10.0, 1), &decode(20.0, 1));
-        let call = ApiCall { name: 0, start_ns: 0, end_ns: 1, global_tid: 1, correlation_id: 0 };
-        let nsys = Timeline { os_calls: [call].into_iter().collect(), ..Timeline::default() };
-        let mut trace = Trace { nsys: Some(nsys), ..Trace::default() };
-        let setting = |trace: &Trace| {
-            let found = findings(&records, &[], (trace, &[]), false).remove(0);
-            let setting = found.evidence[TRACED_EVIDENCE].clone();
-            let advice = found.advice.unwrap();
-            assert!(advice.contains(&format!("profiling.{setting} without osrt.")), "{advice}");
-            setting
-        };
-        assert_eq!(setting(&trace), "nsys.trace");
-        trace.environment.device = Some(Device::cpu());
-        assert_eq!(setting(&trace), "nsys.trace_on_cpu");
-    }
-
-    #[test]
-    fn a_stage_of_single_launches_has_no_lighter_setting_because_another_replays_a_graph() {
-        let records = [OverheadRecord {
-            stage: "prefill".into(),
-            plain_ms: 2.0,
-            traced_ms: 4.0,
-            overhead_pct: Some(100.0),
-            steps: None,
-        }];
-        let of = |stage: &str, graphs: u64| StageGpu {
-            stage: stage.into(),
-            instances: 1,
-            launches: 500,
-            graph_launches: Some(graphs),
-            ..StageGpu::default()
-        };
-        let trace = Trace { nsys: Some(capture("")), ..Trace::default() };
-        let gpus = [of("prefill", 0), of(DECODE, 9)];
-        let found = findings(&records, &[], (&trace, &gpus), true).remove(0);
-        let advice = found.advice.unwrap();
-        assert!(advice.contains("No setting of the timeline records single launches"), "{advice}");
-        assert_eq!(found.evidence["added per launch"], "4.00 us (500 launches)");
     }
 }

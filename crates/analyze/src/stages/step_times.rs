@@ -2,24 +2,20 @@
 //!
 //! A stage's time is a sum over its steps, and a mean over them hides one that loaded a library.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod outliers;
+mod step_calls;
 
-use foldhash::HashMap;
-use llmprof_core::{
-    domain::units::Nanos,
-    trace::{
-        engine_steps::{Phase, StepClass},
-        timeline::ON_HOST,
-    },
-};
+use std::collections::BTreeSet;
+
+use llmprof_core::trace::event::StageRange;
 use serde::{Deserialize, Serialize};
 
+pub use self::outliers::{IdleTime, OutlierStep};
 use super::{DECODE, PREFILL, StageTiming};
 use crate::{
     events::Events,
     stats::{Spread, lower_median, percent},
     timeline::{
-        activity::{Busy, DeviceWork, activities},
         capture::Capture,
         decode_timeline::STEP,
         gpu::{
@@ -112,37 +108,12 @@ impl StepTimes {
     }
 }
 
-/// A step that takes more than twice the median.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct OutlierStep {
-    /// Number among the measured steps, from 1, in the order of their starts.
-    pub step: u64,
-    pub ms: f64,
-    /// Operator, range or function of CUDA in which the host was, while the GPU was idle, for most
-    /// of the time above the median, or the preparation of code; `null` if the capture shows none.
-    pub host_call: Option<String>,
-    /// The part of that idle time in it, milliseconds.
-    pub host_call_ms: Option<f64>,
-    /// Time in which a GPU worked, milliseconds, if that takes most of the time above the median;
-    /// `null` for other steps.
-    #[serde(default)]
-    pub busy_ms: Option<f64>,
-    /// The kernel, copy or graph with the most of that time.
-    #[serde(default)]
-    pub longest_work: Option<String>,
-    /// Its time in the step, milliseconds.
-    #[serde(default)]
-    pub longest_work_ms: Option<f64>,
-    /// Passes of the draft model in a decode step by speculation; `null` for other steps.
-    #[serde(default)]
-    pub drafts: Option<u64>,
-}
-
 /// Work and gaps of the devices in the steps of a capture, on the clock of the events.
 pub struct StepDevices<'a> {
     pub splits: &'a WindowSplits,
     pub capture: &'a Capture<'a>,
+    /// False if the clocks of host and devices differ: gaps have no known reasons then.
+    pub knows_gaps: bool,
 }
 
 /// The steps of each stage with at least two; the instances of decode if it has no steps. `devices`
@@ -151,126 +122,88 @@ pub fn step_times(events: &Events, devices: Option<&StepDevices>) -> Vec<StepTim
     let others = events.other_stages.iter().map(|it| (*it, *it));
     let step = if events.measured(STEP).next().is_some() { STEP } else { DECODE };
     let stages = [(PREFILL, PREFILL), (DECODE, step)].into_iter().chain(others);
-    stages.filter_map(|(stage, range)| of_stage(stage, range, events, devices)).collect()
-}
-
-fn of_stage(
-    stage: &str,
-    range: &str,
-    events: &Events,
-    devices: Option<&StepDevices>,
-) -> Option<StepTimes> {
-    let mut steps: Vec<(Interval, f64)> = events
-        .measured(range)
-        .map(|it| ((it.start_ns, it.end_ns), events.range_time(it).as_ms()))
-        .collect();
-    steps.sort_by_key(|it| it.0);
-    let ms = Spread::of(steps.iter().map(|it| it.1)).filter(|it| it.n > 1)?;
-    let p50_ms = lower_median(steps.iter().map(|it| it.1))?;
-    let has_median = steps.len() >= LEAST_MEDIAN;
-    let is_outlier = |it: &&(usize, f64)| has_median && it.1 > OUTLIER_MEDIANS * p50_ms;
-    let times: Vec<(usize, f64)> = steps.iter().map(|it| it.1).enumerate().collect();
-    let mut outliers: Vec<&(usize, f64)> = times.iter().filter(is_outlier).collect();
-    outliers.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let listed: Vec<Interval> = outliers.iter().take(LISTED).map(|it| steps[it.0].0).collect();
-    let works = devices.map(|it| work_in(&listed, it.capture)).unwrap_or_default();
-    let longest = outliers.iter().take(LISTED).enumerate().map(|(number, (at, ms))| {
-        let excess_ns = (ms - p50_ms) * 1e6;
-        let call = devices.and_then(|it| host_call(stage, steps[*at].0, excess_ns, it.splits));
-        let is_most = |it: &&StepWork| it.busy_ns as f64 - p50_ms * 1e6 >= excess_ns / 2.0;
-        let work = works.get(number).filter(|_| call.is_none()).filter(is_most);
-        OutlierStep {
-            step: *at as u64 + 1,
-            ms: *ms,
-            host_call_ms: call.as_ref().map(|it| it.1 as f64 / 1e6),
-            host_call: call.map(|it| it.0),
-            busy_ms: work.map(|it| Nanos(it.busy_ns).as_ms()),
-            longest_work: work.map(|it| it.longest.clone()),
-            longest_work_ms: work.map(|it| Nanos(it.longest_ns).as_ms()),
-            drafts: devices.and_then(|it| drafts_in(steps[*at].0, it.capture)),
-        }
-    });
-    Some(StepTimes {
-        stage: stage.into(),
-        are_instances: range == DECODE,
-        ms,
-        p50_ms,
-        outliers: outliers.len() as u64,
-        excess_ms: outliers.iter().fold(0.0, |sum, it| sum + it.1 - p50_ms),
-        preparing: devices.map_or(0, |it| preparing(stage, &steps, it.splits)),
-        longest: longest.collect(),
-    })
-}
-
-/// Work of the devices in one step.
-#[derive(Default)]
-struct StepWork {
-    /// Time in which a device worked.
-    busy_ns: i64,
-    longest: String,
-    longest_ns: i64,
-}
-
-/// The work in each of these steps.
-fn work_in(steps: &[Interval], capture: &Capture) -> Vec<StepWork> {
-    let mut works: Vec<(Busy, HashMap<DeviceWork, i64>)> =
-        steps.iter().map(|_| Default::default()).collect();
-    let to = steps.iter().map(|it| it.1).max().unwrap_or(i64::MIN);
-    for it in activities(capture).take_while(|it| it.start_ns < to) {
-        for (step, (busy, sums)) in steps.iter().zip(&mut works) {
-            let part = (it.start_ns.max(step.0), it.end_ns.min(step.1));
-            if part.0 < part.1 && it.device != ON_HOST {
-                busy.add(part.0, part.1);
-                *sums.entry(it.work).or_default() += part.1 - part.0;
-            }
-        }
-    }
-    let step = |(busy, sums): (Busy, HashMap<DeviceWork, i64>)| {
-        // Kernels of one name have several launch configurations.
-        let mut named: BTreeMap<String, i64> = BTreeMap::new();
-        for (work, ns) in sums {
-            *named.entry(work.name(capture.trace)).or_default() += ns;
-        }
-        let (longest, longest_ns) = named.into_iter().max_by_key(|it| it.1).unwrap_or_default();
-        StepWork { busy_ns: busy.ns, longest, longest_ns }
+    let stages = stages.filter_map(|(stage, range)| StageSteps::of(stage, range, events));
+    let stages: Vec<StageSteps> = stages.collect();
+    let longest = outliers::longest(&stages, devices);
+    let times = |(it, longest): (&StageSteps, Vec<OutlierStep>)| StepTimes {
+        stage: it.stage.into(),
+        are_instances: it.range == DECODE,
+        ms: it.ms,
+        p50_ms: it.p50_ms,
+        outliers: it.outliers.len() as u64,
+        excess_ms: it.outliers.iter().fold(0.0, |sum, at| sum + it.steps[*at].ms - it.p50_ms),
+        preparing: devices.map_or(0, |devices| preparing(it, devices.splits)),
+        longest,
     };
-    works.into_iter().map(step).collect()
+    stages.iter().zip(longest).map(times).collect()
 }
 
-/// Passes of the draft model in the decode step that starts in this time.
-fn drafts_in(step: Interval, capture: &Capture) -> Option<u64> {
-    let all = &capture.stages.steps;
-    let starts = all.partition_point(|it| it.start_ns < step.0);
-    let of_decode = all[starts..].iter().find(|it| it.is_decode())?;
-    let is_draft = |it: &&Phase| it.class == StepClass::Draft;
-    let drafts = of_decode.phases.iter().filter(is_draft).count() as u64;
-    (of_decode.start_ns < step.1 && drafts > 0).then_some(drafts)
+/// A step of a stage, or an instance.
+struct MeasuredStep {
+    span: Interval,
+    ms: f64,
+    /// `None` if the events are not of a capture.
+    process: Option<i64>,
 }
 
-/// The call whose gaps take the most of a step, if they take most of its excess.
-fn host_call(
-    stage: &str,
-    step: Interval,
-    excess_ns: f64,
-    splits: &WindowSplits,
-) -> Option<(String, i64)> {
-    let mut sums = vec![0; splits.host_calls.len()];
-    for gap in splits.long_gaps.iter().filter(|it| it.stage == stage) {
-        sums[gap.call as usize] += (gap.to.min(step.1) - gap.from.max(step.0)).max(0);
+/// The steps of one stage, in the order of their starts.
+struct StageSteps<'a> {
+    stage: &'a str,
+    range: &'a str,
+    steps: Vec<MeasuredStep>,
+    ms: Spread,
+    p50_ms: f64,
+    /// Places of the outliers among the steps, longest first.
+    outliers: Vec<usize>,
+}
+
+impl<'a> StageSteps<'a> {
+    fn of(stage: &'a str, range: &'a str, events: &Events) -> Option<Self> {
+        let step = |(it, process): (&StageRange, Option<i64>)| MeasuredStep {
+            span: (it.start_ns, it.end_ns),
+            ms: events.range_time(it).as_ms(),
+            process,
+        };
+        let mut steps: Vec<MeasuredStep> = events.measured_in_processes(range).map(step).collect();
+        steps.sort_by_key(|it| it.span);
+        let ms = Spread::of(steps.iter().map(|it| it.ms)).filter(|it| it.n > 1)?;
+        let p50_ms = lower_median(steps.iter().map(|it| it.ms))?;
+        let mut it = Self { stage, range, steps, ms, p50_ms, outliers: vec![] };
+        it.outliers = (0..it.steps.len()).filter(|at| it.is_outlier(*at)).collect();
+        it.outliers.sort_by(|a, b| it.steps[*b].ms.total_cmp(&it.steps[*a].ms));
+        Some(it)
     }
-    let (call, ns) = sums.into_iter().enumerate().max_by_key(|it| it.1)?;
-    (ns as f64 >= excess_ns / 2.0).then(|| (splits.host_calls[call].clone(), ns))
+
+    fn is_outlier(&self, at: usize) -> bool {
+        self.steps.len() >= LEAST_MEDIAN && self.steps[at].ms > OUTLIER_MEDIANS * self.p50_ms
+    }
+
+    /// Places of the steps that are not outliers.
+    fn usual(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.steps.len()).filter(|at| !self.is_outlier(*at))
+    }
+
+    /// Number of steps of the process of one step that are not outliers.
+    fn usual_steps(&self, of: usize) -> usize {
+        self.usual().filter(|at| self.steps[*at].process == self.steps[of].process).count()
+    }
+
+    /// The longest outliers.
+    fn listed(&self) -> impl Iterator<Item = usize> + '_ {
+        self.outliers.iter().copied().take(LISTED)
+    }
 }
 
 /// Steps in which a GPU idled while the host prepared code: a gap is in the step of its middle.
-fn preparing(stage: &str, steps: &[(Interval, f64)], splits: &WindowSplits) -> u64 {
+fn preparing(stage: &StageSteps, splits: &WindowSplits) -> u64 {
+    let steps = &stage.steps;
     let is_it = |it: &&LongGap| {
-        it.stage == stage && splits.host_calls[it.call as usize].starts_with(LOADING)
+        it.stage == stage.stage && splits.host_calls[it.call as usize].starts_with(LOADING)
     };
     let step_of = |it: &LongGap| {
         let middle = it.from + (it.to - it.from) / 2;
-        let at = steps.partition_point(|step| step.0.0 <= middle).checked_sub(1)?;
-        (middle < steps[at].0.1).then_some(at)
+        let at = steps.partition_point(|step| step.span.0 <= middle).checked_sub(1)?;
+        (middle < steps[at].span.1).then_some(at)
     };
     let gaps = splits.long_gaps.iter().filter(is_it);
     gaps.filter_map(step_of).collect::<BTreeSet<usize>>().len() as u64
@@ -344,7 +277,11 @@ mod tests {
 
     #[test]
     fn steps_that_prepare_code_are_counted_and_not_their_gaps() {
-        let steps = [((0, 100), 1.0), ((100, 200), 1.0), ((250, 350), 1.0)];
+        let steps = [(0, 100), (100, 200), (250, 350)];
+        let steps = steps.map(|span| MeasuredStep { span, ms: 1.0, process: None }).into();
+        let ms = Spread::of([1.0; 3]).unwrap();
+        let (stage, range) = (DECODE, STEP);
+        let stage = StageSteps { stage, range, steps, ms, p50_ms: 1.0, outliers: vec![] };
         let count = |gaps: &[(&str, u32, Interval)]| {
             let gap = |it: &(&str, u32, Interval)| LongGap {
                 stage: it.0.into(),
@@ -357,7 +294,7 @@ mod tests {
                 long_gaps: gaps.iter().map(gap).collect(),
                 ..WindowSplits::default()
             };
-            preparing(DECODE, &steps, &splits)
+            preparing(&stage, &splits)
         };
         assert_eq!(count(&[(DECODE, 0, (10, 20)), (DECODE, 0, (30, 90))]), 1, "one step");
         assert_eq!(count(&[(DECODE, 0, (90, 150)), (DECODE, 0, (260, 300))]), 2);

@@ -177,7 +177,7 @@ pub fn engine_steps(capture: &Capture) -> Vec<EngineStepRecord> {
         place: it.place,
         start_ns: it.start_ns,
         end_ns: it.end_ns,
-        work: work.window,
+        work: work.span,
     });
     let spans = stage_spans::spans(hosts);
     let waits = unrecorded_waits(capture);
@@ -249,7 +249,7 @@ fn state(capture: &Capture, step: &Step) -> StepState {
 }
 
 /// Processes in which steps of several threads are open at once: each of these is an engine.
-fn concurrent(steps: &[Step]) -> BTreeSet<i64> {
+pub(super) fn concurrent(steps: &[Step]) -> BTreeSet<i64> {
     let mut open: BTreeMap<i64, &Step> = BTreeMap::new();
     let mut found = BTreeSet::new();
     for step in steps {

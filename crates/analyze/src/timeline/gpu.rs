@@ -2,10 +2,10 @@
 //!
 //! A stage's window is the span of its range ([`super::stage_spans`]): to the end of the range, or
 //! of the last work that it launched if later; overlapping windows count once. Inside it a GPU is
-//! *busy* while work launched by the stage runs on any stream, *other* while only work of other
-//! stages runs, and *idle* while nothing runs, so busy + other + idle = window. This holds per GPU:
-//! each GPU has the windows of all stages of the processes that use it, and totals are sums over
-//! GPUs.
+//! *busy* while work launched by the stage runs on any stream, *other* while only other work
+//! runs, and *idle* while nothing runs, so busy + other + idle = window. This holds per GPU:
+//! each GPU has the windows of all stages of the processes that use it, or of the threads of a
+//! process that drive a GPU each, and totals are sums over GPUs.
 //!
 //! An idle gap ends with the next work on the GPU and is explained by its launching call. Until the
 //! call started, the launching thread was in a waiting call (*sync*), in a copying call
@@ -17,9 +17,13 @@
 mod cells;
 mod gap_sums;
 mod idle_gap;
+mod launch_lengths;
 pub mod long_calls;
+mod named_gaps;
+mod other_work;
 mod overlap;
 pub mod split;
+pub mod step_idle;
 mod waits;
 
 use serde::{Deserialize, Serialize};
@@ -84,7 +88,7 @@ pub struct StageGpu {
     /// Part of `copying_ms` in which a kernel or whole-traced graph of the stage ran.
     #[serde(default)]
     pub copy_overlap_ms: Option<f64>,
-    /// Time of the window in which only work of other stages ran.
+    /// Time of the window in which only work ran that the stage did not launch.
     #[serde(default)]
     pub other_ms: Option<f64>,
     /// Time of the window in which nothing ran: `window_ms - busy_ms - other_ms`.
@@ -182,7 +186,8 @@ pub fn device_tables(
             host.add(cells, event);
         }
     });
-    let splits = splits.finish(&capture.stages.labels, &cells);
+    let mut splits = splits.finish(&capture.stages.labels, &cells);
+    other_work::add(capture, &cells, &mut splits);
     let host = host.map(|it| it.finish(capture)).unwrap_or_default();
     (stage_gpu(capture, &cells), splits, host)
 }

@@ -19,6 +19,7 @@ pub mod open_at;
 pub mod open_ranges;
 pub mod processes;
 pub mod range_groups;
+pub mod recorded;
 pub mod regions;
 pub mod running;
 pub mod stage_spans;

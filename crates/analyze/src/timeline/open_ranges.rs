@@ -28,6 +28,7 @@ use llmprof_core::trace::{
 
 use super::{
     interval::{Interval, IntervalSet},
+    recorded::ProcessRecords,
     step_states::StepStates,
     steps::{Step, StepSource, steps},
 };
@@ -107,7 +108,7 @@ impl StageInstance {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
     Whole,
-    /// Its end is a bound, because the capture records none.
+    /// Its end or its start is a bound: the capture records none, or ends or starts inside it.
     EstimatedEnd,
     /// Steps of a decode whose start or end the recording lacks, or with a step that is left out.
     Cut,
@@ -123,6 +124,8 @@ pub struct OpenStages {
     pub steps: Vec<Step>,
     /// Steps that are not whole, after [`super::step_states::mark`].
     pub states: StepStates,
+    /// First and last calls and work of each process.
+    pub records: ProcessRecords,
     threads: BTreeMap<i64, Segments>,
     /// With a range filter, by process: what counts on one of its threads that make calls.
     processes: BTreeMap<i64, Segments>,
@@ -144,7 +147,8 @@ impl OpenStages {
     /// Finds the stages of a capture; `warmup` is the label of the warm-up.
     pub fn of(trace: &Timeline, warmup: &str) -> Self {
         let rules = &trace.rules;
-        let mut stages = Self { labels: vec![warmup.to_owned()], ..Self::default() };
+        let records = ProcessRecords::of(trace);
+        let mut stages = Self { labels: vec![warmup.to_owned()], records, ..Self::default() };
         stages.labels.extend(rules.names().into_iter().map(str::to_owned));
         let mut open: BTreeMap<(i64, usize), Vec<Interval>> = BTreeMap::new();
         let mut included = PlaceIntervals::new();
@@ -171,8 +175,9 @@ impl OpenStages {
         }
         let decode = stages.label_of(DECODE);
         let loose = loose_steps(trace, &open, decode);
-        let of_decode = loose.iter().map(|(place, runs)| ((*place, decode), runs.clone()));
-        open.extend(of_decode);
+        for (place, runs) in &loose {
+            open.entry((*place, decode)).or_default().extend(runs);
+        }
         let steps = steps(trace);
         for it in steps.iter().filter(|it| it.source == StepSource::Named) {
             if let Some(stage) = it.stage() {
@@ -196,6 +201,7 @@ impl OpenStages {
         }
         stages.instances.sort_by_key(|it| (it.start_ns, it.label));
         stages.mark_extents(trace, &loose, decode);
+        stages.trim_decodes(trace, decode);
         for thread in threads(trace) {
             let (inside, outside) = (on_thread(&included, thread), on_thread(&excluded, thread));
             let counts = |t: i64| {

@@ -3,8 +3,9 @@
 //! A time is stated only of steps that the recording has whole, as the program ran them. A step
 //! that lacks work is relabelled ([`LEFT_OUT`]) if its stage has whole ones, as a cold first
 //! instance is: no figure of the stage contains it. If no step of a stage is whole, all count with
-//! what the recording has, and findings state the lost work. A step inside a decode is taken out of
-//! it, and the other steps of that decode count one by one.
+//! what the recording has, and findings state the lost work; a step that the recording cuts never
+//! counts. A step inside a decode is taken out of it, and the other steps of that decode count one
+//! by one.
 
 mod compared;
 mod unrecorded;
@@ -15,6 +16,7 @@ use llmprof_core::{
     domain::{
         finding::{Finding, catalogue},
         named_values::named_values,
+        units::quantity,
     },
     trace::{stage::WARMUP, timeline::process_of},
 };
@@ -33,6 +35,9 @@ use crate::stages::{
 
 /// Stage label of steps that count in no time.
 pub const LEFT_OUT: &str = "steps left out";
+/// Remedy for steps that the recording cuts.
+const RECORD_WHOLE: &str =
+    "To time these steps, start the recording before the first and stop it after the last one.";
 
 named_values! {
     /// State of a step: it counts in times, or does not for this reason.
@@ -47,7 +52,7 @@ named_values! {
         Warmup = "warm_up",
         /// A range filter leaves it out.
         Excluded = "excluded",
-        /// The recording cuts it: its end is a bound.
+        /// The recording starts or ends inside it, or has no end of it.
         Cut = "cut",
         /// Kernels that it launched are missing.
         KernelsMissing = "kernels_missing",
@@ -93,6 +98,8 @@ pub struct StepStates {
     states: BTreeMap<(i64, Interval), StepState>,
     /// By process: work that steps without a recorded range launched.
     unrecorded: Vec<(i64, Interval)>,
+    /// Starts of the steps that the start or the end of the recording cuts.
+    at_edges: Vec<i64>,
     /// By process: starts of steps that the recording does not end, or that have no range.
     lost: BTreeSet<(i64, i64)>,
     /// Steps that were taken out of their decodes, in the order of their starts.
@@ -157,8 +164,7 @@ pub fn mark(capture: &mut Capture) -> Vec<ColdInstance> {
     let unnamed = unrecorded::in_decodes(capture, &steps);
     let starts = unrecorded.iter().map(|(process, times)| (*process, times.0));
     let lost = starts.chain(unrecorded::without_end(capture.trace)).collect();
-    let inside = Vec::new();
-    capture.stages.states = StepStates { compared: 0, states, unrecorded, lost, inside };
+    capture.stages.states = StepStates { states, unrecorded, lost, ..StepStates::default() };
     let cold = cold::mark(capture);
     leave_out(capture, &steps, &unnamed);
     cold
@@ -216,8 +222,16 @@ fn leave_out(capture: &mut Capture, steps: &[ComparedStep], unnamed: &[StepInsid
         let outer = stages.at(it.place, it.range.0);
         let is_of_other = it.instance.is_none()
             && outer.is_some_and(|at| ![DECODE, LEFT_OUT].contains(&stages.label(at as usize)));
+        let is_cut = it.state == StepState::Cut && !is_of_other && !is_cold(it, stages);
+        stages.states.at_edges.extend(is_cut.then_some(it.range.0));
         if is_cold(it, stages) {
             stages.states.states.remove(&key);
+        } else if is_cut && !whole.contains(&it.group) {
+            // Its time is a bound, and so is the time of its stage.
+            groups.insert(it.group.clone());
+            if let Some(at) = it.instance.or(outer.map(|at| at as usize)) {
+                stages.instances[at].extent = Extent::EstimatedEnd;
+            }
         } else if is_of_other || !whole.contains(&it.group) {
             stages.states.states.insert(key, StepState::Incomplete);
         } else {
@@ -261,6 +275,7 @@ pub fn finding(capture: &Capture) -> Option<Finding> {
         (states.count(StepState::CallsMissing), "with missing launching calls"),
         (states.count(StepState::WithoutWork), "without recorded work on a device"),
         (states.unrecorded.len(), "without a recorded range"),
+        (states.at_edges.len(), "cut by the start or the end of the recording"),
     ];
     let left_out: usize = reasons.iter().map(|it| it.0).sum();
     if left_out == 0 {
@@ -268,20 +283,22 @@ pub fn finding(capture: &Capture) -> Option<Finding> {
     }
     let texts = reasons.iter().filter(|it| it.0 > 0).map(|(n, reason)| format!("{n} {reason}"));
     let message = format!(
-        "{left_out} of {} steps {} left out of all times: {}.",
-        states.compared + states.unrecorded.len() as u64,
+        "{left_out} of {} {} left out of all times: {}.",
+        quantity(states.compared + states.unrecorded.len() as u64, "step"),
         if left_out == 1 { "is" } else { "are" },
         texts.collect::<Vec<_>>().join(", ")
     );
     let found = Finding::new(catalogue::STEPS_LEFT_OUT, message);
-    let found = match (reasons[0].0, left_out - reasons[1].0) {
+    let found = match (reasons[0].0, left_out - reasons[1].0 - reasons[5].0) {
+        (0, 0) if reasons[5].0 > 0 => found.advise(RECORD_WHOLE),
         // Another finding names kernels without a valid time.
         (0, 0) => Finding { advice: None, ..found },
         (0, _) => found,
         _ => found.advise(coverage::lost_in_steps(capture.trace.tool)),
     };
     let first = states.states.iter().filter(|it| it.1.lacks_work()).map(|it| it.0.1.0);
-    let first = first.chain(states.unrecorded.iter().map(|it| it.1.0)).min();
+    let first = first.chain(states.unrecorded.iter().map(|it| it.1.0));
+    let first = first.chain(states.at_edges.iter().copied()).min();
     Some(match first {
         Some(start_ns) => found.with("start of the first such step, ns", start_ns),
         None => found,

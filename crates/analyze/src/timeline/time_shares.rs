@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use llmprof_core::domain::units::Nanos;
+use llmprof_core::{domain::units::Nanos, trace::timeline::process_of};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -27,7 +27,8 @@ pub struct StageShare {
     /// Instances of the stage (each step of an engine is one); `null` outside all stages.
     pub instances: Option<u64>,
     /// Wall time in which at least one instance was open or its work ran; of steps that are left
-    /// out, the part that no other stage has.
+    /// out, the part that no other stage has. If ranks have traces of their own, whose clocks may
+    /// differ, the mean over the traces.
     pub wall_ms: f64,
     /// Share of the wall time of the capture, from its first range or work to its last, percent.
     pub wall_share_pct: Option<f64>,
@@ -46,66 +47,107 @@ pub struct StageShare {
 /// Wall time of the stages of a capture.
 #[derive(Debug, Default)]
 pub struct StageWalls {
-    /// Instances and covered time by label.
-    stages: BTreeMap<String, (u64, i64)>,
+    /// Instances by label.
+    instances: BTreeMap<String, u64>,
+    /// Those with stages.
+    clocks: Vec<ClockWalls>,
+    /// True without calls of the host: which stage launched work is unknown.
+    is_work_unknown: bool,
+}
+
+/// Wall time by the clock of one trace: ranks record a trace each.
+#[derive(Debug, Default)]
+struct ClockWalls {
+    /// Intervals by label, and then their covered time.
+    parts: BTreeMap<usize, Vec<Interval>>,
+    stages: BTreeMap<String, i64>,
     /// First to last range, or work on the clock of the ranges.
     window: Option<Interval>,
     /// Covered by any stage.
     covered_ns: i64,
     /// First start and last end of all stages.
     covered: Option<Interval>,
-    /// True without calls of the host: which stage launched work is unknown.
-    is_work_unknown: bool,
+}
+
+impl ClockWalls {
+    fn extend(&mut self, it: Interval) {
+        self.window = Some(extended(self.window, it));
+    }
+
+    /// Sums the parts of the stages of these names.
+    fn finish(mut self, labels: &[String]) -> Self {
+        let parts = std::mem::take(&mut self.parts);
+        let all = || parts.values().flatten().copied();
+        let others = parts.iter().filter(|it| labels[*it.0] != LEFT_OUT);
+        let others = covered_ns(others.flat_map(|it| it.1.iter().copied()));
+        self.covered = all().fold(None, |all, it| Some(extended(all, it)));
+        self.covered_ns = covered_ns(all());
+        let stage = |(label, parts): (&usize, &Vec<Interval>)| {
+            let wall = match labels[*label].as_str() {
+                LEFT_OUT => self.covered_ns - others,
+                _ => covered_ns(parts.iter().copied()),
+            };
+            (labels[*label].clone(), wall)
+        };
+        self.stages = parts.iter().map(stage).collect();
+        self
+    }
+
+    fn window_ns(&self) -> i64 {
+        self.window.map_or(0, |(first, last)| last - first)
+    }
+
+    /// Time before the first stage, and after the last one.
+    fn around_ns(&self) -> Option<[i64; 2]> {
+        let ((first, last), (from, to)) = self.window.zip(self.covered)?;
+        Some([from - first, last - to])
+    }
 }
 
 /// The wall time of all stages; none if only a part of the capture counts.
 pub fn stage_walls(capture: &Capture) -> StageWalls {
-    if capture.trace.rules.narrowed() {
+    let trace = capture.trace;
+    if trace.rules.narrowed() {
         return StageWalls::default();
     }
-    let spans = stage_spans(capture);
-    let mut of_label: BTreeMap<&str, (u64, Vec<Interval>)> = BTreeMap::new();
-    for (it, span) in capture.stages.instances.iter().zip(&spans) {
+    let clock = |place: i64| trace.collectives.file(process_of(place));
+    let labels = &capture.stages.labels;
+    let mut instances: BTreeMap<String, u64> = BTreeMap::new();
+    let mut clocks: BTreeMap<u32, ClockWalls> = BTreeMap::new();
+    for (it, span) in capture.stages.instances.iter().zip(&stage_spans(capture)) {
+        let walls = clocks.entry(clock(it.place)).or_default();
+        walls.extend(*span);
         if it.start_ns < it.end_ns {
             let (place, range) = it.key();
             let taken_out = IntervalSet::new(capture.stages.states.inside(place, range));
-            let (count, parts) = of_label.entry(&capture.stages.labels[it.label]).or_default();
-            *count += 1;
-            parts.extend(taken_out.outside(*span));
+            *instances.entry(labels[it.label].clone()).or_default() += 1;
+            walls.parts.entry(it.label).or_default().extend(taken_out.outside(*span));
         }
     }
-    let ranges =
-        capture.trace.ranges.iter().map(|it| (it.start_ns, it.end_ns.unwrap_or(it.start_ns)));
-    let is_placed = |it: &Activity| capture.trace.has_common_clock(it.process, it.device);
-    let work = activities(capture).filter(is_placed).map(|it| (it.start_ns, it.end_ns));
-    let window = ranges.chain(work).chain(spans.iter().copied());
-    let window = window.fold(None, |window, it| Some(extended(window, it)));
-    let all = || of_label.values().flat_map(|it| it.1.iter().copied());
-    let covered = all().fold(None, |all, it| Some(extended(all, it)));
-    let others = of_label.iter().filter(|it| *it.0 != LEFT_OUT);
-    let others = covered_ns(others.flat_map(|it| it.1.1.iter().copied()));
-    let stage = |(label, (count, parts)): (&&str, &(u64, Vec<Interval>))| {
-        let wall = match *label {
-            LEFT_OUT => covered_ns(all()) - others,
-            _ => covered_ns(parts.iter().copied()),
-        };
-        ((*label).to_owned(), (*count, wall))
-    };
+    for it in &trace.ranges {
+        let times = (it.start_ns, it.end_ns.unwrap_or(it.start_ns));
+        clocks.entry(clock(it.global_tid)).or_default().extend(times);
+    }
+    let is_placed = |it: &Activity| trace.has_common_clock(it.process, it.device);
+    for it in activities(capture).filter(is_placed) {
+        clocks.entry(clock(it.process)).or_default().extend((it.start_ns, it.end_ns));
+    }
+    let clocks = clocks.into_values().filter(|it| !it.parts.is_empty());
     StageWalls {
-        stages: of_label.iter().map(stage).collect(),
-        window,
-        covered_ns: covered_ns(all()),
-        covered,
-        is_work_unknown: capture.trace.cuda_calls.is_empty(),
+        instances,
+        clocks: clocks.map(|it| it.finish(labels)).collect(),
+        is_work_unknown: trace.cuda_calls.is_empty(),
     }
 }
 
 /// A row of each stage, longest first, and of the time outside them; none without stages.
 pub fn stage_shares(walls: &StageWalls, kernels: &[StageKernels]) -> Vec<StageShare> {
-    let Some((first, last)) = walls.window.filter(|_| !walls.stages.is_empty()) else {
+    if walls.clocks.is_empty() {
         return vec![];
-    };
-    let whole = last - first;
+    }
+    let sum = |of: &dyn Fn(&ClockWalls) -> i64| walls.clocks.iter().map(of).sum::<i64>();
+    let mean_ms = |sum: i64| Nanos(sum).as_ms() / walls.clocks.len() as f64;
+    let whole = sum(&ClockWalls::window_ns);
     let is_unknown = walls.is_work_unknown && !kernels.is_empty();
     let device = |stage: &str| match kernels.iter().find(|it| it.stage == stage) {
         _ if is_unknown => None,
@@ -120,35 +162,38 @@ pub fn stage_shares(walls: &StageWalls, kernels: &[StageKernels]) -> Vec<StageSh
         |stage: &str, instances: Option<u64>, wall_ns: i64, device_ms: Option<f64>| StageShare {
             stage: stage.to_owned(),
             instances,
-            wall_ms: Nanos(wall_ns).as_ms(),
+            wall_ms: mean_ms(wall_ns),
             wall_share_pct: percent(wall_ns as f64, whole as f64),
             device_ms,
             device_share_pct: device_ms.zip(total).and_then(|(part, all)| percent(part, all)),
             before_ms: None,
             after_ms: None,
         };
-    let stages = walls.stages.iter();
-    let mut rows: Vec<StageShare> =
-        stages.map(|(stage, (count, ns))| row(stage, Some(*count), *ns, device(stage))).collect();
+    let stages = walls.instances.iter().map(|(stage, count)| {
+        let ns = sum(&|it: &ClockWalls| it.stages.get(stage).copied().unwrap_or(0));
+        row(stage, Some(*count), ns, device(stage))
+    });
+    let mut rows: Vec<StageShare> = stages.collect();
     rows.sort_by(|a, b| b.wall_ms.total_cmp(&a.wall_ms));
     let named = kernels.iter().filter(is_summed);
-    let named = named.filter(|it| walls.stages.contains_key(&it.stage));
+    let named = named.filter(|it| walls.instances.contains_key(&it.stage));
     let inside: Option<f64> = named.map(|it| it.busy_ms).sum();
     let outside = total.zip(inside).map(|(all, inside)| (all - inside).max(0.0));
+    let around = |at: usize| {
+        let each = walls.clocks.iter().map(|it| it.around_ns().map(|it| it[at]));
+        each.sum::<Option<i64>>().map(mean_ms)
+    };
     rows.push(StageShare {
-        before_ms: walls.covered.map(|it| Nanos(it.0 - first).as_ms()),
-        after_ms: walls.covered.map(|it| Nanos(last - it.1).as_ms()),
-        ..row(OUTSIDE_STAGES, None, whole - walls.covered_ns, outside)
+        before_ms: around(0),
+        after_ms: around(1),
+        ..row(OUTSIDE_STAGES, None, whole - sum(&|it: &ClockWalls| it.covered_ns), outside)
     });
     rows
 }
 
 #[cfg(test)]
 mod tests {
-    use llmprof_core::trace::{
-        clocks::UnequalClock,
-        timeline::{Timeline, process_of},
-    };
+    use llmprof_core::trace::{clocks::UnequalClock, collectives::ProcessRank, timeline::Timeline};
 
     use super::*;
     use crate::kernels::{kernels, tests::capture};
@@ -194,6 +239,38 @@ mod tests {
         let process = process_of(trace.ranges[0].global_tid);
         trace.unequal_clocks = vec![UnequalClock { process, device: 0 }];
         assert_eq!(wall(&trace), [20, 20]);
+    }
+
+    #[test]
+    fn wall_time_does_not_depend_on_the_distance_of_the_clocks_of_ranks() {
+        let of = |offset: i64| {
+            let at = |ns: i64| ns + offset;
+            let second = format!(
+                "range {other} decode_all {}..{}\nrange {other} other {}..{}",
+                at(0),
+                at(60),
+                at(0),
+                at(100),
+                other = 1_i64 << 40
+            );
+            let mut trace =
+                capture(&format!("range 1 decode_all 0..60\nrange 1 other 0..100\n{second}"));
+            for it in &trace.ranges {
+                let process = process_of(it.global_tid);
+                let file = u32::from(process > 1 << 40);
+                let rank = ProcessRank { file, ..ProcessRank::default() };
+                trace.collectives.processes.insert(process, rank);
+            }
+            let capture = Capture::of(&trace);
+            let rows = stage_shares(&stage_walls(&capture), &kernels(&capture).stages);
+            let ns = |ms: f64| (ms * 1e6).round() as i64;
+            let row = |it: &StageShare| (ns(it.wall_ms), it.wall_share_pct, it.after_ms.map(ns));
+            rows.iter().map(row).collect::<Vec<_>>()
+        };
+        let expected = [(60, Some(60.0), None), (40, Some(40.0), Some(40))];
+        for offset in [0, 7, 3_600_000_000_000] {
+            assert_eq!(of(offset), expected, "{offset}");
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use llmprof_core::trace::{
 use super::{
     activity::{activities, used_devices},
     capture::Capture,
+    engine_steps::concurrent,
     interval::Interval,
     open_ranges::{EXCLUDED, Extent, NONE, OpenStages, StageInstance},
     stage_spans::{extended, stage_spans},
@@ -65,30 +66,36 @@ pub fn whole<'a>(capture: &Capture<'a>) -> Option<Capture<'a>> {
     }))
 }
 
-/// Nanoseconds of a time of a process that no range filter leaves out.
-fn counted_ns(stages: &OpenStages, process: i64, time: Interval) -> i64 {
-    time.1 - time.0 - stages.excluded_ns(process, time, time)
+/// Nanoseconds of a time of a process or thread that no range filter leaves out.
+fn counted_ns(stages: &OpenStages, place: i64, time: Interval) -> i64 {
+    time.1 - time.0 - stages.excluded_ns(place, time, time)
 }
 
 /// A step in the order of a process.
 struct StepInOrder {
-    process: i64,
+    /// Its process, or its thread if steps of several threads of the process are open at once.
+    engine: i64,
     /// Its range on the host.
     host: Interval,
     /// From its start to the end of its work, if it counts in times.
     span: Option<Interval>,
 }
 
-/// The steps and stage instances of a capture, by process in the order of their starts.
+/// The steps and stage instances of a capture, by engine in the order of their starts.
 fn steps_in_order(capture: &Capture) -> Vec<StepInOrder> {
     let all = &capture.stages;
+    let concurrent = concurrent(&all.steps);
+    let engine = |place: i64| {
+        let process = process_of(place);
+        if concurrent.contains(&process) { place } else { process }
+    };
     let instance = |(it, span): (&StageInstance, Interval)| {
         let (place, host) = it.key();
         let counts = it.start_ns < it.end_ns
             && it.extent == Extent::Whole
             && is_measured(&all.labels[it.label])
             && all.states.of(place, host).counts();
-        StepInOrder { process: process_of(place), host, span: counts.then_some(span) }
+        StepInOrder { engine: engine(place), host, span: counts.then_some(span) }
     };
     let mut found: Vec<StepInOrder> =
         all.instances.iter().zip(stage_spans(capture)).map(instance).collect();
@@ -98,28 +105,32 @@ fn steps_in_order(capture: &Capture) -> Vec<StepInOrder> {
         (it.is_scheduled || it.stage().is_none()) && !known.contains(&key)
     };
     found.extend(all.steps.iter().filter(has_no_instance).map(|it| StepInOrder {
-        process: process_of(it.place),
+        engine: engine(it.place),
         host: (it.start_ns, it.end_ns),
         span: None,
     }));
-    let lost = all.states.lost();
-    found.extend(lost.map(|(process, start)| StepInOrder {
-        process,
-        host: (start, start),
-        span: None,
-    }));
-    found.sort_by_key(|it| (it.process, it.host.0));
+    let engines: BTreeSet<i64> = found.iter().map(|it| it.engine).collect();
+    let lost = all.states.lost().flat_map(|(process, start)| {
+        let of_process = engines.iter().filter(move |it| process_of(**it) == process);
+        of_process.map(move |engine| StepInOrder {
+            engine: *engine,
+            host: (start, start),
+            span: None,
+        })
+    });
+    found.extend(lost);
+    found.sort_by_key(|it| (it.engine, it.host.0));
     found
 }
 
-/// The gaps of each process between two steps that count, with no other step between them, and the
+/// The gaps of each engine between two steps that count, with no other step between them, and the
 /// lengths of these steps.
 fn gaps_between(capture: &Capture) -> (Vec<(i64, Interval)>, Vec<f64>) {
     // Ends of the last step that counts, on the host and of its work; none after another step.
     let mut last: Option<(i64, Interval)> = None;
     let (mut gaps, mut lengths): (Vec<(i64, Interval)>, Vec<f64>) = Default::default();
     for it in steps_in_order(capture) {
-        let before = last.filter(|last| last.0 == it.process).map(|last| last.1);
+        let before = last.filter(|last| last.0 == it.engine).map(|last| last.1);
         let Some((start, end)) = it.span else {
             // A part of a step leaves no gap around it.
             let is_inside = before.is_some_and(|(host, _)| it.host.0 < host && it.host.1 <= host);
@@ -127,26 +138,26 @@ fn gaps_between(capture: &Capture) -> (Vec<(i64, Interval)>, Vec<f64>) {
             continue;
         };
         if let Some((_, from)) = before.filter(|(_, from)| *from < start) {
-            gaps.push((it.process, (from, start)));
+            gaps.push((it.engine, (from, start)));
         }
         let (host, until) = before.unwrap_or((it.host.1, end));
-        last = Some((it.process, (host.max(it.host.1), until.max(end))));
+        last = Some((it.engine, (host.max(it.host.1), until.max(end))));
         lengths.push((end - start) as f64);
     }
     (gaps, lengths)
 }
 
-/// The time of a process between consecutive steps of an engine, as a stage, with the work that no
-/// step launched in it. `None` without such time. Next to a step that does not count, as a cold
-/// one, and in a pause there is none. A range filter leaves out its part.
+/// The time of a process or thread between consecutive steps of an engine, as a stage, with the
+/// work that no step launched in it. `None` without such time. Next to a step that does not count,
+/// as a cold one, and in a pause there is none. A range filter leaves out its part.
 pub fn between_steps<'a>(capture: &Capture<'a>) -> Option<Capture<'a>> {
     let all = &capture.stages;
     if !all.steps.iter().any(|it| it.is_scheduled) || capture.trace.lacks_times() {
         return None;
     }
     let (mut gaps, steps) = gaps_between(capture);
-    gaps.retain(|(process, gap)| counted_ns(all, *process, *gap) > 0);
-    let length = |(process, gap): &(i64, Interval)| counted_ns(all, *process, *gap) as f64;
+    gaps.retain(|(engine, gap)| counted_ns(all, *engine, *gap) > 0);
+    let length = |(engine, gap): &(i64, Interval)| counted_ns(all, *engine, *gap) as f64;
     let usual = [median(gaps.iter().map(length)), median(steps)];
     let usual = usual.into_iter().flatten().fold(0.0, f64::max);
     gaps.retain(|it| length(it) <= PAUSE * usual);
@@ -155,8 +166,8 @@ pub fn between_steps<'a>(capture: &Capture<'a>) -> Option<Capture<'a>> {
     }
     gaps.sort_by_key(|it| it.1);
     let mut of_process: BTreeMap<i64, Vec<(Interval, u32)>> = BTreeMap::new();
-    for (at, (process, gap)) in gaps.iter().enumerate() {
-        of_process.entry(*process).or_default().push((*gap, at as u32));
+    for (at, (engine, gap)) in gaps.iter().enumerate() {
+        of_process.entry(process_of(*engine)).or_default().push((*gap, at as u32));
     }
     let gap_at = |process: i64, t: i64| {
         let gaps = of_process.get(&process)?;

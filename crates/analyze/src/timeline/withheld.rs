@@ -203,7 +203,8 @@ pub type ReasonSet = BTreeSet<WithheldReason>;
 /// Reasons of a capture to withhold figures, by stage.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Withheld {
-    /// In the order of the capture's stages, those without a reason included.
+    /// All stages of the capture in their order, then other names that have reasons, or work
+    /// outside all stages.
     stages: Vec<(String, ReasonSet)>,
     /// Reasons that hold for the capture, next to the reasons of its stages.
     capture: ReasonSet,

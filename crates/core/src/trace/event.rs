@@ -76,6 +76,10 @@ pub struct Start {
     pub images: Vec<ImageViews>,
     /// True when decode replays a captured CUDA graph.
     pub decode_graph: bool,
+    /// True if the L2 cache is flushed before a prefill and before each decode step: the stage
+    /// `decode_all` includes the flushes; its steps, and executions back to back, do not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cold_cache: bool,
     /// Time from process start to loaded weights, nanoseconds.
     pub load_ns: i64,
 }

@@ -38,7 +38,7 @@ pub mod untimed;
 pub mod windows;
 pub mod xla;
 
-use crate::domain::{finding::Finding, subject::SubjectKind};
+use crate::domain::{finding::Finding, profiling::Profiling, subject::SubjectKind};
 use command::CommandTrace;
 use counter::LaunchCounters;
 use environment::Environment;
@@ -52,6 +52,8 @@ use timeline::Timeline;
 pub struct Trace {
     /// Kind of the profiled subject; determines which data can exist.
     pub subject: SubjectKind,
+    /// Settings of the passes; `None` for imports and old runs.
+    pub settings: Option<Profiling>,
     pub environment: Environment,
     /// Events of the unprofiled pass: the only source of reported timings.
     pub baseline: Vec<Event>,

@@ -13,6 +13,7 @@ use super::{
     host_cpu::HostCpu,
     inferred_steps::InferredSteps,
     interner::Interner,
+    interval::Interval,
     kernel::KernelTrace,
     packed::{PackedIter, PackedReader, PackedRows},
     range::Range,
@@ -40,6 +41,10 @@ pub struct Timeline {
     pub requested: Vec<String>,
     /// Wall-clock time of the zero of its times, nanoseconds since 1970, if it is recorded.
     pub started_unix_ns: Option<i64>,
+    /// Length of the recording, nanoseconds, if the export states it.
+    pub recorded_ns: Option<i64>,
+    /// By process: start and end of the recording, if the profiler wrote them; empty for nsys.
+    pub windows: BTreeMap<i64, Interval>,
     /// Process names by nsys process id, idle processes included.
     pub processes: HashMap<i64, String>,
     /// String table; names are indices into it.

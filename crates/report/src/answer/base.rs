@@ -2,7 +2,7 @@
 //! states another time.
 
 use llmprof_analyze::{
-    ledger::LedgerStage,
+    ledger::{LedgerCause, LedgerRow, LedgerStage},
     stages::{DECODE, NO_STAGE, in_sentence},
 };
 use llmprof_core::domain::units::Nanos;
@@ -74,15 +74,23 @@ impl Base {
         format!("{} ms{}{average}", figure(ms), self.unit)
     }
 
-    /// The upper bound of a saving, as the end of a sentence.
-    pub fn saves(&self, saving: &Figure) -> Cited {
+    /// The upper bound of a saving of a cause, as the end of a sentence.
+    pub fn saves(&self, saving: &Figure, row: &LedgerRow) -> Cited {
         let name = match self.steps {
             Some(_) => Cited::words("a decode step"),
             None => self.name.clone(),
         };
         let average = Cited::words(if self.is_stated { "" } else { ", on average" });
-        let parts = [self.each(saving), self.each(&self.whole), name, average];
-        Cited::of("saves at most {} of {} ms of {}{}.", parts)
+        let rank = match (row.cause, row.saving_rank) {
+            // Waiting ranks save the time that the last one does.
+            (LedgerCause::CollectiveWait, _) => {
+                Cited::words("; removing the causes on the last rank saves the same time")
+            }
+            (_, Some(rank)) => Cited::name(format!(", on rank {rank}, for which others wait")),
+            (_, None) => Cited::default(),
+        };
+        let parts = [self.each(saving), self.each(&self.whole), name, average, rank];
+        Cited::of("saves at most {} of {} ms of {}{}{}.", parts)
     }
 
     /// A time in the unit of the page.

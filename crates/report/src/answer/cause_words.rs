@@ -4,12 +4,15 @@ use llmprof_analyze::ledger::LedgerCause;
 
 /// Idle time in a range of the program.
 pub const IN_RANGE: &str = "the GPU idles while the host is in {}, a range of the program, and \
-                            calls nothing of the GPU's runtime";
+                            launches nothing";
 
 /// A cause as something that happens.
 pub const fn plain(cause: LedgerCause) -> &'static str {
     match cause {
         LedgerCause::Floor => "work that is necessary",
+        LedgerCause::LongLaunches => {
+            "single launches of a kernel take far longer than its others, with the same grid"
+        }
         LedgerCause::CopiesAndCasts => "copying, filling and converting data",
         LedgerCause::CollectiveWait => "waiting for other GPUs in collective operations",
         LedgerCause::CollectiveTransfer => "exchanging data with other GPUs",
@@ -24,6 +27,10 @@ pub const fn plain(cause: LedgerCause) -> &'static str {
         LedgerCause::Latency => "waiting for data with too little other work",
         LedgerCause::ProfilerOverhead => "the profiler's own work, which an unprofiled run lacks",
         LedgerCause::UnrecordedWait => "a wait whose reason lies before the recording",
+        LedgerCause::GapWait => {
+            "the GPU waits with launched work for something that the capture does not record, such \
+             as another process or an event of another stream"
+        }
         LedgerCause::GapUnknown => "the GPU idles, and the capture does not record why",
         LedgerCause::GapLongCall => {
             "the GPU idles while the host is in a long call, or prepares code, and launches nothing"
@@ -35,7 +42,7 @@ pub const fn plain(cause: LedgerCause) -> &'static str {
         LedgerCause::GapCopy => "the GPU idles while the host copies data",
         LedgerCause::GapInGraph => "the GPU idles between the kernels of a replayed graph",
         LedgerCause::GapQueued => "the GPU idles before work that is already launched",
-        LedgerCause::OtherStages => "only work of other stages runs",
+        LedgerCause::OtherStages => "only work runs that this stage did not launch",
         LedgerCause::Unexplained => "the GPU works, and why it takes this time is not measured",
         LedgerCause::PassDifference => "difference of the passes",
     }

@@ -41,6 +41,7 @@ enum Origin {
     /// The number of the cells.
     Number(Vec<Figure>),
     Difference(Box<[Figure; 2]>),
+    Product(Box<[Figure; 2]>),
     Quotient(Box<[Figure; 2]>),
 }
 
@@ -160,6 +161,11 @@ impl Figure {
         Self { value: self.value - other.value, origin: Origin::Difference(both) }
     }
 
+    pub fn times(&self, other: &Self) -> Self {
+        let both = Box::new([self.clone(), other.clone()]);
+        Self { value: self.value * other.value, origin: Origin::Product(both) }
+    }
+
     /// `None` over zero.
     pub fn over(&self, other: &Self) -> Option<Self> {
         let value = ratio(self.value, other.value)?;
@@ -215,6 +221,7 @@ impl Figure {
             Origin::Most(of) => all(of)?.into_iter().reduce(f64::max),
             Origin::Number(of) => Some(all(of)?.len() as f64),
             Origin::Difference(of) => both(of).map(|(a, b)| a - b),
+            Origin::Product(of) => both(of).map(|(a, b)| a * b),
             Origin::Quotient(of) => both(of).and_then(|(a, b)| ratio(a, b)),
         }
     }
@@ -225,7 +232,7 @@ impl Figure {
             Origin::Sum(of) | Origin::Least(of) | Origin::Most(of) | Origin::Number(of) => {
                 of.iter().for_each(|it| it.cells(to));
             }
-            Origin::Difference(of) | Origin::Quotient(of) => {
+            Origin::Difference(of) | Origin::Product(of) | Origin::Quotient(of) => {
                 of.iter().for_each(|it| it.cells(to));
             }
         }

@@ -18,7 +18,7 @@ const ON_WORK: [FindingId; 4] = [
     catalogue::STAGE_WITHOUT_WORK,
 ];
 /// Findings that withhold nothing: the figures are right under a condition.
-const CONDITIONS: [FindingId; 7] = [
+const CONDITIONS: [FindingId; 9] = [
     catalogue::GPU_NAME_DOUBTED,
     catalogue::HOST_BUSY,
     catalogue::STEP_NAMES_UNKNOWN,
@@ -26,6 +26,8 @@ const CONDITIONS: [FindingId; 7] = [
     catalogue::OUTPUTS_DIFFER,
     catalogue::STATED_STEPS_DIFFER,
     catalogue::STATED_MODEL_ON_SEVERAL_GPUS,
+    catalogue::TRACE_CLOCKS_DIFFER,
+    catalogue::TRACE_TIMES_COARSE,
 ];
 /// Findings on shown times that are corrected, or lack some work.
 const ON_SHOWN_TIMES: [FindingId; 5] = [
@@ -35,6 +37,9 @@ const ON_SHOWN_TIMES: [FindingId; 5] = [
     catalogue::EVENTS_CUT,
     catalogue::EVENTS_WITHOUT_END,
 ];
+
+/// Findings on waits of ranks for one another.
+const ON_RANKS: [FindingId; 2] = [catalogue::COLLECTIVE_STRAGGLER, catalogue::COLLECTIVE_SKEW];
 
 fn is_one_of(finding: &Finding, ids: &[FindingId]) -> bool {
     ids.iter().any(|id| finding.id == *id)
@@ -82,6 +87,12 @@ pub fn conditions(findings: &[Finding]) -> impl Iterator<Item = Cited> + '_ {
     stated.chain(findings.iter().filter(is_shown).map(shown))
 }
 
+/// The rank that others wait for, or that it is another each time, with advice.
+pub fn on_ranks(findings: &[Finding]) -> impl Iterator<Item = Cited> + '_ {
+    let of_ranks = findings.iter().filter(|it| is_one_of(it, &ON_RANKS));
+    of_ranks.map(|it| Cited::name(text(it)).naming("ranks"))
+}
+
 /// The reason for a page without any time, with its remedy.
 pub fn why_nothing_timed(findings: &[Finding]) -> Option<String> {
     findings.iter().find(|it| it.id == catalogue::NO_STAGES).map(text)
@@ -116,6 +127,12 @@ pub fn why_unended(findings: &[Finding]) -> Option<String> {
 /// The reason for absent times of stages, with its remedy, if a range filter leaves all out.
 pub fn why_excluded(findings: &[Finding]) -> Option<String> {
     findings.iter().find(|it| it.id == catalogue::STAGES_EXCLUDED).map(text)
+}
+
+/// The reason for absent times of stages, with its remedy, if the capture marks steps of which none
+/// counts.
+pub fn why_left_out(findings: &[Finding]) -> Option<String> {
+    findings.iter().find(|it| it.id == catalogue::STEPS_LEFT_OUT).map(text)
 }
 
 /// The remedy for a capture without ranges, of its engine and profiler.

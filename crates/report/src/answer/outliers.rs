@@ -5,33 +5,22 @@ use llmprof_analyze::{
         DECODE, in_sentence,
         step_times::{OUTLIER_MEDIANS, OutlierStep, StepTimes},
     },
-    step_batches::{StepBatch, common_batch},
+    step_batches::StepBatch,
 };
-use llmprof_core::{
-    domain::finding::{
-        Finding,
-        catalogue::{self, FindingId},
-    },
-    trace::engine_steps::StepClass,
-};
+use llmprof_core::trace::engine_steps::StepClass;
 
 use super::{
     AnswerRecords,
     cited::{Cited, Figure},
+    outlier_causes,
     stage_time::row_of_steps,
-    steps::row_of,
 };
-use crate::{
-    format::{count, short_name},
-    waits::Waits,
-};
+use crate::{format::count, waits::Waits};
 
 /// Min part of the time of all steps above the median, of outliers without a cause.
 const EXCESS_PART: f64 = 0.05;
-/// Passes of the draft model, of the mean of all steps, above which they explain an outlier.
-const MANY_DRAFTS: f64 = 1.5;
 /// Outliers in one sentence.
-const LISTED: usize = 3;
+pub const LISTED: usize = 3;
 
 /// The outliers among the steps of an engine, which other sentences describe by their batches.
 pub fn of_batches(records: &AnswerRecords) -> Vec<Cited> {
@@ -76,12 +65,10 @@ fn has_one_batch(steps: &StepTimes, records: &AnswerRecords) -> bool {
     (has_call || rows.iter().all(is_usual)) && (steps.stage == DECODE || rows.len() <= 1)
 }
 
-/// Steps of a stage that take more than twice the median, with the calls of the host and the work
-/// of the GPU in them. A step waiting for a reason from before the recording has a sentence of its
-/// own.
+/// Steps of a stage that take more than twice the median, with their causes. A step waiting for a
+/// reason from before the recording has a sentence of its own.
 pub fn sentence(records: &AnswerRecords, steps: &StepTimes) -> Option<Cited> {
-    let is_named =
-        steps.longest.iter().any(|it| it.host_call.is_some() || it.longest_work.is_some());
+    let is_named = steps.longest.iter().any(outlier_causes::is_explained);
     let is_wait = steps.outliers == 1 && Waits::of(records.ledger).has(&steps.stage);
     if steps.outliers == 0
         || is_wait
@@ -106,14 +93,6 @@ pub fn sentence(records: &AnswerRecords, steps: &StepTimes) -> Option<Cited> {
         true => Cited::of(" and {} more", [more.shown(|it| count(it as u64))]),
         false => Cited::default(),
     };
-    let calls = by_name(listed().filter_map(|(at, it)| {
-        let (call, ms) = it.host_call.as_deref().zip(it.host_call_ms)?;
-        Some((short_name(call), row.figure(format!("longest.{at}.host_call_ms"), ms)))
-    }));
-    let works = by_name(listed().filter_map(|(at, it)| {
-        let (work, ms) = it.longest_work.as_deref().zip(it.longest_work_ms)?;
-        Some((short_name(work), row.figure(format!("longest.{at}.longest_work_ms"), ms)))
-    }));
     let verb = if steps.outliers == 1 { "takes" } else { "take" };
     Some(Cited::of(
         "{} of {} {} more than twice {}: {}{}.{}",
@@ -124,109 +103,13 @@ pub fn sentence(records: &AnswerRecords, steps: &StepTimes) -> Option<Cited> {
             Cited::words(steps.median_word()),
             Cited::list(listed().map(|it| milliseconds(ms(it))), ", "),
             more,
-            delay((&calls, &works), steps, records),
+            outlier_causes::sentences(records, steps),
         ],
     ))
 }
 
 fn milliseconds(figure: Figure) -> Cited {
     Cited::of("{} ms", [figure.short()])
-}
-
-/// Times by name.
-type Named = Vec<(String, Vec<Figure>)>;
-
-fn by_name(times: impl Iterator<Item = (String, Figure)>) -> Named {
-    let mut all = Named::new();
-    for (name, ms) in times {
-        match all.iter_mut().find(|known| known.0 == name) {
-            Some(known) => known.1.push(ms),
-            None => all.push((name, vec![ms])),
-        }
-    }
-    all
-}
-
-/// The delay of outliers in which nothing is named. The page has conditions of the same time, which
-/// this sentence must not contradict.
-fn unnamed_delay(steps: &StepTimes, records: &AnswerRecords) -> &'static str {
-    const OFF_CORE: [FindingId; 2] =
-        [catalogue::LAUNCHING_THREAD_DISPLACED, catalogue::LAUNCHING_THREAD_OFF_CORE];
-    let is_off_core = |it: &Finding| {
-        let is_of_stage = it.evidence.get("stage") == Some(&steps.stage);
-        is_of_stage && OFF_CORE.iter().any(|id| it.id == *id)
-    };
-    if records.findings.iter().any(is_off_core) {
-        return " The thread that launches work was off its core at times, which may have delayed \
-                {}.";
-    }
-    match records.only_traced {
-        true => " No operator, range or call of the runtime explains {}.",
-        false if records.findings.iter().any(|it| it.id == catalogue::HOST_BUSY) => {
-            " The host was busy meanwhile, which may have delayed {}."
-        }
-        false => " What delayed {} is not recorded.",
-    }
-}
-
-/// The passes of the draft model in outliers, if they have many more than steps have on average.
-fn drafts(steps: &StepTimes, records: &AnswerRecords) -> Option<Cited> {
-    let common = common_batch(batches(records, &steps.stage))?;
-    let mean = common.drafts?;
-    let is_more = |it: &&OutlierStep| it.drafts.is_some_and(|it| it as f64 > MANY_DRAFTS * mean);
-    let listed = || steps.longest.iter().take(LISTED);
-    let row = row_of_steps(steps);
-    let number = |(at, it): (usize, &OutlierStep)| {
-        let drafts = row.count(format!("longest.{at}.drafts"), it.drafts?);
-        Some(drafts.shown(|it| count(it as u64)))
-    };
-    listed().all(|it| is_more(&it)).then(|| {
-        Cited::of(
-            " The draft model runs {} times in {}, {} times on average.",
-            [
-                Cited::list(listed().enumerate().filter_map(number), ", "),
-                Cited::words(if steps.outliers == 1 { "it" } else { "them" }),
-                row_of(common).figure("drafts", mean).decimals(1),
-            ],
-        )
-    })
-}
-
-/// The calls of the host in outliers, and the work of the GPU.
-fn delay((calls, works): (&Named, &Named), steps: &StepTimes, records: &AnswerRecords) -> Cited {
-    let outliers = steps.outliers;
-    if calls.is_empty() && works.is_empty() {
-        if let Some(drafts) = drafts(steps, records) {
-            return drafts;
-        }
-        let which = Cited::words(if outliers == 1 { "it" } else { "them" });
-        return Cited::of(unnamed_delay(steps, records), [which]);
-    }
-    let which = |named: &Named| {
-        let number = Figure::number(named.iter().flat_map(|it| it.1.clone()));
-        match (number.value() as u64, outliers) {
-            (1, 1) => Cited::words("it"),
-            (named, all) if named == all => Cited::words("them"),
-            _ => Cited::of("{} of them", [number.shown(|it| count(it as u64))]),
-        }
-    };
-    let each = |named: &Named| {
-        let each = named.iter().map(|(name, ms)| {
-            let ms = Cited::list(ms.iter().cloned().map(milliseconds), ", ");
-            Cited::of("{} ({})", [Cited::name(name), ms])
-        });
-        Cited::list(each, "; ")
-    };
-    let host = (!calls.is_empty()).then(|| {
-        Cited::of(
-            " In {} the GPU idles while the host launches nothing, in {}.",
-            [which(calls), each(calls)],
-        )
-    });
-    let work = (!works.is_empty()).then(|| {
-        Cited::of(" In {} the GPU works longer, most of all in {}.", [which(works), each(works)])
-    });
-    Cited::of("{}{}", [host.unwrap_or_default(), work.unwrap_or_default()])
 }
 
 #[cfg(test)]

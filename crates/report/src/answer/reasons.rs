@@ -12,7 +12,7 @@ use super::{
     base::Base,
     cause_words::{IN_RANGE, plain},
     cited::{Cited, Figure},
-    remedies::{Remedy, advice, in_outliers, taken},
+    remedies::{FewSteps, Remedy, advice, advice_of_few, taken},
     times::{is_idle, row_of_cause},
 };
 use crate::format::short_name;
@@ -136,8 +136,9 @@ fn reason<'a>(
         Some(range) => Cited::of(IN_RANGE, [Cited::name(range)]),
         None => Cited::words(plain(row.cause)),
     };
-    let few = in_outliers(records, stage, row).unwrap_or_default();
-    let parts = [Cited::words(at_most), share.text(), base.name(), cause, few];
+    let few = FewSteps::of(records, stage, row);
+    let in_few = few.as_ref().map(|it| it.text.clone()).unwrap_or_default();
+    let parts = [Cited::words(at_most), share.text(), base.name(), cause, in_few];
     let text = Cited::of("{}{} of {}: {}{}.", parts);
     let thread = thread_in_gaps(records, row);
     let displaced = thread.filter(|it| it.id == catalogue::LAUNCHING_THREAD_DISPLACED);
@@ -151,7 +152,10 @@ fn reason<'a>(
                 None => saving,
             }
         });
-        Remedy { advice, saving: saving.map(|it| base.saves(&it)) }
+        match few.filter(|it| it.is_only && displaced.is_none()) {
+            Some(few) => Remedy { advice: advice_of_few(row, advice), saving: few.saving },
+            None => Remedy { advice, saving: saving.map(|it| base.saves(&it, row)) },
+        }
     });
     let member = ledger.members(&row.stage, row.cause).next();
     let member = member.map(|it| records.kernel_names.of_member(it));
@@ -255,6 +259,20 @@ mod tests {
         let [(_, first), (_, second)] = found.as_slice() else { panic!("{found:?}") };
         assert!(first.ends_with(" This saves at most 90.0 of 100 ms of prefill."), "{first}");
         assert_eq!(second, "The same remedy saves at most 70.0 of 100 ms of decode.");
+    }
+
+    #[test]
+    fn a_saving_on_one_rank_names_it_and_the_waits_for_it_are_no_second_saving() {
+        let mut stall = row("decode_all", "gap_long_call", 2, 20.0);
+        stall["max_saving_ns"] = 3_000_000.into();
+        stall["saving_rank"] = 1.into();
+        let wait = row("decode_all", "collective_wait", 2, 20.0);
+        let found = reasons(&[stage("decode_all", 10, 20)], &[stall, wait]);
+        let [(_, stall), (_, wait)] = found.as_slice() else { panic!("{found:?}") };
+        let saved = "at most 3.00 of 10.0 ms of decode, on rank 1, for which others wait.";
+        assert!(stall.ends_with(saved), "{stall}");
+        let saved = "of decode; removing the causes on the last rank saves the same time.";
+        assert!(wait.ends_with(saved), "{wait}");
     }
 
     #[test]

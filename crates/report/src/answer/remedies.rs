@@ -1,30 +1,32 @@
 //! Remedies of reasons.
 
 use llmprof_analyze::{
-    findings,
+    findings::{self, MIN_SAVING_PCT},
     ledger::{LedgerCause, LedgerRow, LedgerStage},
-    stages::DECODE,
-    timeline::gpu::long_calls::LOADING,
-};
-use llmprof_core::domain::{
-    finding::{
-        Finding,
-        catalogue::{self, FindingId},
+    stages::{
+        BETWEEN_STEPS, DECODE,
+        step_times::{OUTLIER_MEDIANS, OutlierStep},
     },
-    units::Nanos,
+    timeline::gpu::long_calls::{IN_RANGE, LOADING},
+};
+use llmprof_core::domain::finding::{
+    Finding,
+    catalogue::{self, FindingId},
 };
 
 use super::{
     AnswerRecords,
     cited::{Cited, Figure, Row},
     stage_time::row_of_steps,
-    times::row_of,
+    times::{row_of, row_of_cause},
 };
 
-/// Min part of a cause's time in outliers that it is a cause of these alone.
+/// Min part of a cause's time in few steps that it is a cause of these alone.
 const IN_OUTLIERS: f64 = 0.5;
 /// Min part of the steps in which a cause recurs, of a cause of each step.
 const RECURRING: f64 = 0.9;
+/// The remedy of a cause that few steps have.
+const FEW_STEPS: &str = "Find what differs there: the others have little of this time.";
 /// The remedy of code that is prepared again and again.
 const EACH_STEP: &str = "Nearly each step prepares code again, so a warm-up does not help: pad or \
                          group inputs to few shapes, or use kernels that are not built for each \
@@ -60,20 +62,106 @@ pub fn taken(records: &AnswerRecords, stage: &LedgerStage) -> Option<Figure> {
     }
 }
 
-/// The steps that have most of the time of a long call, if these are outliers: a usual step has
-/// little of it.
-pub fn in_outliers(records: &AnswerRecords, stage: &LedgerStage, row: &LedgerRow) -> Option<Cited> {
-    let steps = records.step_times.iter().find(|it| it.stage == row.stage)?;
-    let of_outliers: f64 = steps.longest.iter().filter_map(|it| it.host_call_ms).sum();
-    let all = Nanos(row.ns).as_ms() * stage.instances.unwrap_or(1) as f64;
-    let is_theirs = row.cause == LedgerCause::GapLongCall && of_outliers >= IN_OUTLIERS * all;
-    is_theirs.then(|| {
+/// Steps that have most of the time of a cause.
+pub struct FewSteps {
+    /// Words after the cause.
+    pub text: Cited,
+    /// True if the other steps have too little of the cause for advice on each step.
+    pub is_only: bool,
+    /// Upper bound of the saving in them, as the end of a sentence; `None` if it is not known.
+    pub saving: Option<Cited>,
+}
+
+impl FewSteps {
+    /// The outliers that have most of a cause's time, if a usual step has little of it: counted by
+    /// this cause, not by all. Between steps, one gap.
+    pub fn of(records: &AnswerRecords, stage: &LedgerStage, row: &LedgerRow) -> Option<Self> {
+        let largest = records.ledger.members(&row.stage, row.cause).next();
+        if row.stage == BETWEEN_STEPS {
+            let is_one = largest
+                .is_some_and(|it| it.samples == 1 && it.ns as f64 > IN_OUTLIERS * row.ns as f64);
+            let is_several = stage.instances.is_some_and(|it| it > 1);
+            let text = Cited::words(", most of it in one gap");
+            let few = Self { text, is_only: true, saving: None };
+            return (row.cause.is_idle() && is_one && is_several).then_some(few);
+        }
+        let steps = records.step_times.iter().find(|it| it.stage == row.stage)?;
+        let work = largest.and_then(|it| it.kernel.as_deref());
         let cells = row_of_steps(steps);
+        let time = |(at, it): (usize, &OutlierStep)| {
+            let (column, ms) = time_in(it, row.cause, work)?;
+            Some(cells.figure(format!("longest.{at}.{column}"), ms))
+        };
+        let each: Vec<Figure> = steps.longest.iter().enumerate().filter_map(time).collect();
+        let all = row_of_cause(row).ns("ns", row.ns);
+        let all = match stage.instances {
+            Some(instances) => all.times(&row_of(stage).count("instances", instances)),
+            None => all,
+        };
+        let sum = |of: &[Figure]| of.iter().map(Figure::value).sum::<f64>();
+        let others = f64::from(steps.ms.n) - steps.longest.len() as f64;
+        let usual = (all.value() - sum(&each)).max(0.0) / others.max(1.0);
+        let is_longer = |it: &Figure| it.value() > OUTLIER_MEDIANS * usual;
+        let few: Vec<Figure> = each.into_iter().filter(is_longer).collect();
+        if few.is_empty() || sum(&few) < IN_OUTLIERS * all.value() {
+            return None;
+        }
         let noun = if steps.are_steps() { "step" } else { "instance" };
-        let outliers = cells.count("outliers", steps.outliers).decimals(0);
-        let all = cells.count("ms.n", steps.ms.n.into()).quantity(noun);
-        Cited::of(", most of it in {} of {}", [outliers, all])
-    })
+        let number = Figure::number(few.iter().cloned());
+        let n = cells.count("ms.n", steps.ms.n.into());
+        let (rest, saved) = rest_and_saving(&few, &all, &n)?;
+        let which = match (few.len(), steps.are_steps()) {
+            (1, true) => "this step",
+            (_, true) => "these steps",
+            (1, false) => "this instance",
+            (_, false) => "these instances",
+        };
+        let saving = [saved.short(), Cited::words(which)];
+        let text = [number.decimals(0), n.quantity(noun)];
+        Some(Self {
+            text: Cited::of(", most of it in {} of {}", text),
+            is_only: rest.value() < MIN_SAVING_PCT / 100.0 * steps.p50_ms,
+            saving: Some(Cited::of("saves at most {} ms in {}.", saving)),
+        })
+    }
+}
+
+/// The time of a cause in a step besides few of `n`, and what those few have more of it: at most
+/// all of the cause's time. `None` if there are no other steps.
+fn rest_and_saving(few: &[Figure], all: &Figure, n: &Figure) -> Option<(Figure, Figure)> {
+    let in_few = Figure::sum(few.iter().cloned());
+    let others = n.minus(&Figure::number(few.iter().cloned()));
+    let rest = all.minus(&in_few).over(&others)?;
+    let above = Figure::sum(few.iter().map(|it| it.minus(&rest)));
+    // The rest is negative if the few have more than all, as on one of several GPUs.
+    let saving = Figure::least([in_few, above, all.clone()])?;
+    Some((rest, saving))
+}
+
+/// Time of a cause in an outlier, milliseconds, with its column. `work` is the cause's largest
+/// kernel or copy.
+fn time_in(it: &OutlierStep, cause: LedgerCause, work: Option<&str>) -> Option<(String, f64)> {
+    if cause.is_idle() {
+        let at = it.idle.iter().position(|idle| idle.cause == cause)?;
+        return Some((format!("idle.{at}.ms"), it.idle[at].ms));
+    }
+    // Other causes have only a part of a kernel's time.
+    if cause != LedgerCause::LongLaunches {
+        return None;
+    }
+    let longest = it.longest_work.as_deref().filter(|it| Some(*it) == work)?;
+    (!longest.is_empty()).then_some(("longest_work_ms".into(), it.longest_work_ms?))
+}
+
+/// The remedy of a cause of few steps. Calls that prepare code have theirs.
+pub fn advice_of_few<'a>(row: &LedgerRow, usual: &'a str) -> &'a str {
+    let is_call = row.cause == LedgerCause::GapLongCall
+        && row.largest.as_deref().is_some_and(|it| !it.starts_with(IN_RANGE));
+    match row.cause {
+        _ if is_call => usual,
+        LedgerCause::LongLaunches => usual,
+        _ => FEW_STEPS,
+    }
 }
 
 /// True if code is prepared in nearly each step.
@@ -149,6 +237,58 @@ mod tests {
             let advice = advice(preparing, gaps);
             let begins = "Nearly each step prepares code again";
             assert_eq!(advice.starts_with(begins), is_in_each, "{preparing} {gaps}: {advice}");
+        }
+    }
+
+    /// The first reason of twenty steps of 4 ms, two of 40: in the first a cause takes `ms`.
+    fn reason(cause: &str, total_ms: u64, in_first_ms: f64) -> (String, String) {
+        let outlier = |ms: f64| {
+            let mut it = json!({"step": 3, "ms": 40.0, "host_call": null, "host_call_ms": null});
+            it["idle"] = json!([{"cause": cause, "ms": ms}]);
+            it
+        };
+        let ns = total_ms * 1_000_000 / 20;
+        let report = json!({
+            "only_traced": true,
+            "ledger_stages": [{
+                "stage": "decode_all", "measured_ns": 7_600_000, "instances": 20, "steps": 1,
+                "capped_operators": 0, "capped_ns": 0, "overlap_ns": 0, "missing": []
+            }],
+            "ledger": [{
+                "stage": "decode_all", "cause": cause, "ns": ns, "share_pct": 30.0, "members": 1,
+                "pass": "nsys", "counter": "", "samples": 1, "max_saving_ns": ns,
+                "largest": "cuMemFree_v2"
+            }],
+            "ledger_members": [],
+            "step_times": [{
+                "stage": "decode_all", "p50_ms": 4.0, "outliers": 2, "excess_ms": 72.0,
+                "ms": {"mean": 7.6, "std": null, "min": 4.0, "max": 40.0, "n": 20},
+                "longest": [outlier(in_first_ms), outlier(0.1)]
+            }]
+        });
+        let report = serde_json::to_vec(&report).unwrap();
+        assert_eq!(super::super::unfounded(&report).unwrap(), [""; 0]);
+        let it = stored_answer(&report).unwrap().remove(0).reasons.remove(0);
+        (it.text.to_string(), it.advice.to_string())
+    }
+
+    #[test]
+    fn a_cause_is_of_the_few_steps_that_have_most_of_it_and_so_is_its_remedy() {
+        for cause in ["gap_sync", "gap_copy", "gap_host", "gap_long_call", "gap_in_graph"] {
+            let (text, advice) = reason(cause, 38, 36.2);
+            assert!(text.ends_with(", most of it in 1 of 20 steps."), "{cause}: {text}");
+            assert!(advice.ends_with(" This saves at most 36.1 ms in this step."), "{advice}");
+            let is_of_few = advice.starts_with("Find what differs there");
+            assert_eq!(is_of_few, cause != "gap_long_call", "{cause}: {advice}");
+            let (text, advice) = reason(cause, 56, 36.2);
+            assert!(text.ends_with(", most of it in 1 of 20 steps."), "{cause}: {text}");
+            let is_of_each = !advice.starts_with("Find what") && !advice.contains("in this step");
+            assert!(is_of_each, "others have 1.04 of 4 ms: {cause}: {advice}");
+            let (_, advice) = reason(cause, 34, 36.2);
+            assert!(advice.ends_with(" at most 34.0 ms in these steps."), "all of it: {advice}");
+            let (text, advice) = reason(cause, 80, 36.2);
+            assert!(!text.contains("most of it"), "less than half: {text}");
+            assert!(!advice.contains("in this step"), "{cause}: {advice}");
         }
     }
 }

@@ -55,7 +55,11 @@ pub fn sentences(records: &AnswerRecords, time: &StageTime) -> Vec<Cited> {
     let steps = steps.filter(|_| !has_batches);
     let is_between = |it: &&StepTimes| it.between_pct(per_step.value()).is_some();
     let between = steps.filter(|_| time.steps.is_some()).filter(is_between);
-    all.extend(between.and_then(|it| between_steps(it, &per_step, stated.is_some())));
+    all.extend(between.and_then(|it| match steps_beyond(it, time) {
+        beyond if beyond >= 0.5 => stated.map(|_| apart_from_timed(&per_step)),
+        beyond if beyond > -0.5 => between_steps(it, &per_step, stated.is_some()),
+        _ => None,
+    }));
     all.extend(steps.and_then(|it| outliers::sentence(records, it)));
     all
 }
@@ -212,6 +216,20 @@ fn per_step_of(time: &StageTime) -> Option<Cited> {
 /// A capture may have other instances of each stage.
 const fn repeat_noun(records: &AnswerRecords, time: &StageTime) -> &'static str {
     if time.steps.is_some() || !records.only_traced { "repeat" } else { "instance" }
+}
+
+/// The number of steps beyond the steps of the timed decodes: steps of a decode that the recording
+/// cuts count too.
+fn steps_beyond(steps: &StepTimes, time: &StageTime) -> f64 {
+    let timed = time.steps.as_ref().zip(time.row);
+    let timed = timed.map(|(steps, row)| steps.value() * f64::from(row.ms.n));
+    timed.map_or(0.0, |timed| f64::from(steps.ms.n) - timed)
+}
+
+/// The time per step of the timed decodes, if other steps are measured too.
+fn apart_from_timed(per_step: &Figure) -> Cited {
+    let text = "Some of these steps are outside the timed decodes, which take {} ms per step.";
+    Cited::of(text, [per_step.clone().short()])
 }
 
 /// The part of decode between its steps, with the time per step if no other sentence has it.

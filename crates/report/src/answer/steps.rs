@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use llmprof_analyze::{
-    ledger::Ledger,
-    step_batches::{StepBatch, common_batch},
+    ledger::{Ledger, LedgerCause, LedgerRow},
+    step_batches::{StepBatch, common_batch, of_slowest},
     timeline::{
         step_states::LEFT_OUT,
         time_shares::{OUTSIDE_STAGES, StageShare},
@@ -15,8 +15,8 @@ use llmprof_core::trace::{engine_steps::StepClass, stage::WARMUP};
 use super::{
     AnswerRecords,
     cited::{Cited, Figure, Row},
-    on_findings::why_unended,
-    outliers, step_floors, times,
+    on_findings::{on_ranks, why_unended},
+    outliers, shared_gpus, step_floors, times,
 };
 use crate::{
     format::{count, share as short_share},
@@ -31,6 +31,10 @@ const STATED_PCT: f64 = 1.0;
 /// Least part of the time outside all stages that is stated to lie before the first or after the
 /// last of them.
 const PLACED_PART: f64 = 0.5;
+/// Min share of a stage, percent, of waits for a rank that is named.
+const RANK_WAIT_PCT: f64 = 5.0;
+/// Processes of different times in one sentence.
+const PROCESSES: usize = 3;
 /// Least share of wall time outside the steps of an engine that is stated, percent.
 const STATED_WALL_PCT: f64 = 5.0;
 
@@ -39,6 +43,16 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     let mut all = of_batches(records.step_batches, records.ledger);
     all.extend(step_floors::sentence(records.step_batches));
     all.extend(outliers::of_batches(records));
+    let is_long_wait = |it: &LedgerRow| {
+        it.cause == LedgerCause::CollectiveWait
+            && it.share_pct.is_some_and(|pct| pct >= RANK_WAIT_PCT)
+    };
+    if records.ledger.rows.iter().any(is_long_wait) {
+        all.extend(on_ranks(records.findings));
+    }
+    if records.ledger.rows.iter().any(|it| it.cause == LedgerCause::OtherStages) {
+        all.extend(shared_gpus::sentences(records.processes));
+    }
     let has_steps = !records.step_batches.is_empty();
     let stages = match why_unended(records.findings) {
         Some(_) => "the stages that the recording has whole",
@@ -69,23 +83,40 @@ fn of_batches(batches: &[StepBatch], ledger: &Ledger) -> Vec<Cited> {
     of_class.collect()
 }
 
-/// The phases of decode steps by speculation.
+/// The phases of decode steps by speculation, or the tokens that a step computes.
 fn speculation(it: &StepBatch) -> Option<Cited> {
     if it.class != StepClass::Decode {
         return None;
     }
     let row = row_of(it);
-    let [drafts, draft_ms, verify_ms] = [
-        row.figure("drafts", it.drafts?).decimals(1),
-        row.figure("draft_ms", it.draft_ms?).short(),
-        row.figure("verify_ms", it.verify_ms?).short(),
-    ];
-    Some(Cited::of(
-        "Decode speculates: on average a step has {} passes of the draft model, which take {} ms \
-         on the host, and a verification, which takes {} ms; how many tokens it keeps is not \
-         recorded.",
-        [drafts, draft_ms, verify_ms],
-    ))
+    let drafts = it.drafts.zip(it.draft_ms).map(|(drafts, ms)| {
+        [row.figure("drafts", drafts).decimals(1), row.figure("draft_ms", ms).short()]
+    });
+    let verify = it.verify_ms.map(|ms| row.figure("verify_ms", ms).short());
+    match (drafts, verify) {
+        (Some([drafts, draft_ms]), Some(verify_ms)) => Some(Cited::of(
+            "Decode speculates: on average a step has {} passes of the draft model, which take {} \
+             ms on the host, and a verification, which takes {} ms; how many tokens it keeps is \
+             not recorded.",
+            [drafts, draft_ms, verify_ms],
+        )),
+        (Some(drafts), None) => Some(Cited::of(
+            "Decode speculates: on average a step has {} passes of the draft model, which take {} \
+             ms on the host; how many tokens it keeps is not recorded.",
+            drafts,
+        )),
+        (None, _) => {
+            let tokens = row.figure("computed_tokens", it.computed_tokens?).short();
+            let requests = it
+                .requests
+                .map(|it| Cited::of(" of {}", [row.count("requests", it).quantity("request")]));
+            Some(Cited::of(
+                "Decode speculates: a step computes {} tokens{} on average; how many it keeps is \
+                 not recorded.",
+                [tokens, requests.unwrap_or_default()],
+            ))
+        }
+    }
 }
 
 pub fn row_of(it: &StepBatch) -> Row {
@@ -95,6 +126,7 @@ pub fn row_of(it: &StepBatch) -> Row {
         .with("requests", it.requests)
         .with("context_min", it.context_min)
         .with("context_max", it.context_max)
+        .with("process", it.process)
 }
 
 /// Number of steps of a class, their requests, times and tokens. `waits` are words for waits that
@@ -104,8 +136,7 @@ fn of_steps(rows: &[&StepBatch], waits: &'static str) -> Cited {
         rows.iter().map(move |it| row_of(it).figure(column, of(it)))
     };
     let steps = Figure::sum(each("steps", |it| it.steps as f64));
-    let processes = Figure::most(each("processes", |it| it.processes as f64));
-    let ranks = processes.filter(|it| it.value() > 1.0);
+    let ranks = processes(rows).filter(|it| it.value() > 1.0);
     let ranks = ranks.map(|it| Cited::of(" in {}", [it.quantity("process")])).unwrap_or_default();
     let name = rows.first().map(|it| it.class_word()).unwrap_or_default();
     let requests: Column = ("requests", |it| it.requests);
@@ -121,17 +152,24 @@ fn of_steps(rows: &[&StepBatch], waits: &'static str) -> Cited {
     let (least, most) = (least.unwrap_or_default(), most.unwrap_or_default());
     // A mean rate over different requests, or with an outlier, describes no step.
     let common = common_batch(rows.iter().copied());
-    let rate = common.filter(|_| waits.is_empty()).and_then(rate).unwrap_or_default();
-    let period = common.and_then(period).unwrap_or_default();
+    let rate = |it: &StepBatch| Some(it).filter(|_| waits.is_empty()).and_then(rate);
+    let pace = |it: &StepBatch| {
+        Cited::of("{}{}", [period(it).unwrap_or_default(), rate(it).unwrap_or_default()])
+    };
+    let of_common = common.map(pace).unwrap_or_default();
     let time = match (steps.value() == 1.0, least.as_str() == most.as_str(), common) {
-        (true, ..) => Cited::of("{} ms{}", [most, rate]),
+        (true, ..) => Cited::of("{} ms{}", [most, common.and_then(rate).unwrap_or_default()]),
         (_, false, _) if steps.value() == 2.0 => {
-            Cited::of("{} and {} ms{}{}", [least, most, period, rate])
+            Cited::of("{} and {} ms{}", [least, most, of_common])
         }
-        (_, true, _) => Cited::of("{} ms each{}{}", [most, period, rate]),
+        (_, true, _) if common.is_none_or(|it| it.process.is_none()) => {
+            Cited::of("{} ms each{}", [most, of_common])
+        }
         (_, _, Some(common)) => {
-            let typical = typical(common, rows);
-            Cited::of("{}{}{}; all take {} to {} ms", [typical, period, rate, least, most])
+            let (listed, others) = by_process(common, rows);
+            let listed = listed.iter().map(|it| Cited::of("{}{}", [typical(it, rows), pace(it)]));
+            let listed = Cited::list(listed, "; ");
+            Cited::of("{}{}; all take {} to {} ms", [listed, others, least, most])
         }
         (_, _, None) => Cited::of("{} to {} ms each", [least, most]),
     };
@@ -146,6 +184,31 @@ fn of_steps(rows: &[&StepBatch], waits: &'static str) -> Cited {
             Cited::words(waits),
         ],
     )
+}
+
+/// The number of processes with steps.
+fn processes(rows: &[&StepBatch]) -> Option<Figure> {
+    let most = rows.iter().map(|it| row_of(it).count("processes", it.processes));
+    let by_process: BTreeMap<u32, Figure> = rows
+        .iter()
+        .filter_map(|it| Some((it.process?, row_of(it).count("process", it.process?.into()))))
+        .collect();
+    Figure::most(most.chain([Figure::number(by_process.into_values())]))
+}
+
+/// The rows of processes that differ in the same steps, slowest first, and the number of those that
+/// are not listed.
+fn by_process<'a>(common: &'a StepBatch, rows: &[&'a StepBatch]) -> (Vec<&'a StepBatch>, Cited) {
+    let mut all: Vec<&StepBatch> =
+        rows.iter().copied().filter(|it| it.is_in_other_process(common)).collect();
+    all.sort_by(|a, b| b.pace_ms().total_cmp(&a.pace_ms()));
+    all.insert(0, common);
+    let others = all.split_off(all.len().min(PROCESSES));
+    let others = (!others.is_empty()).then(|| {
+        let each = others.iter().map(|it| row_of(it).figure("p50_ms", it.p50_ms));
+        Cited::of("; faster: {}", [Figure::number(each).quantity("other process")])
+    });
+    (all, others.unwrap_or_default())
 }
 
 /// The least and the most context.
@@ -169,15 +232,17 @@ fn typical(it: &StepBatch, rows: &[&StepBatch]) -> Cited {
     let requests = it.requests.filter(|_| differ(|it| it.requests)).map(|requests| {
         Cited::of(" with {}", [row.count("requests", requests).quantity("request")])
     });
-    let is_alone = rows.iter().filter(|row| row.requests == it.requests).count() == 1;
+    let batches = of_slowest(rows.iter().copied());
+    let is_alone = batches.iter().filter(|row| row.requests == it.requests).count() == 1;
     let context = it.context_min.zip(it.context_max).filter(|_| !is_alone);
     let context = context.map(|(least, most)| {
         contexts((row.count("context_min", least), row.count("context_max", most)))
     });
     Cited::of(
-        "{} ms{}{} (median of {})",
+        "{} ms{}{}{} (median of {})",
         [
             row.figure("p50_ms", it.p50_ms).short(),
+            it.process_name().map_or_else(Cited::default, |it| Cited::name(format!(" in {it}"))),
             requests.unwrap_or_default(),
             context.unwrap_or_default(),
             row.count("steps", it.steps).quantity("step"),
@@ -201,7 +266,7 @@ fn range(rows: &[&StepBatch], least: Column, most: Column) -> Option<(Figure, Fi
 }
 
 fn rate(it: &StepBatch) -> Option<Cited> {
-    let rate = row_of(it).figure("tokens_per_s", it.typical_tokens_per_s()?).decimals(0);
+    let rate = row_of(it).figure("tokens_per_s", it.typical_tokens_per_s()?).short();
     Some(match it.period_ms {
         Some(_) => Cited::of(", {} tokens per second", [rate]),
         // The time to the next step is unknown.
@@ -254,118 +319,4 @@ fn outside(it: &StageShare, has_steps: bool, stages: &'static str) -> Option<Cit
 }
 
 #[cfg(test)]
-mod tests {
-    use llmprof_analyze::stats::Spread;
-
-    use super::*;
-    use crate::headline::times::tests::batch;
-
-    fn row(requests: Option<u64>, times: &[f64], tokens_per_s: Option<f64>) -> StepBatch {
-        StepBatch {
-            requests,
-            context_min: requests.map(|it| 100 * it),
-            context_max: requests.map(|it| 100 * it),
-            steps: times.len() as u64,
-            ms: Spread::of(times.iter().copied()).unwrap(),
-            p50_ms: times[0],
-            period_ms: None,
-            tokens_per_s,
-            ..batch(StepClass::Decode, 0)
-        }
-    }
-
-    #[test]
-    fn steps_of_several_batches_are_stated_by_the_common_batch_and_never_averaged() {
-        let rows = [row(Some(4), &[2.0, 2.0, 2.0], Some(2000.0)), row(Some(8), &[4.0], None)];
-        assert_eq!(
-            of_batches(&rows, &Ledger::default()),
-            ["4 decode steps of 4 to 8 requests with mean contexts of 400 to 800 tokens: 2.00 ms \
-                 with 4 requests (median of 3 steps), 2,000 tokens per second within a step; \
-                 all take 2.00 to 4.00 ms."]
-        );
-        let rows = [row(Some(4), &[2.0], Some(2000.0)), row(None, &[4.0], None)];
-        let text = of_batches(&rows, &Ledger::default());
-        assert_eq!(text, ["2 decode steps: 2.00 and 4.00 ms."]);
-    }
-
-    #[test]
-    fn two_steps_have_no_median_and_the_time_to_the_next_step_is_stated_where_it_is_longer() {
-        let mut rows = [row(Some(1), &[3.5, 40.5], None)];
-        let text = of_batches(&rows, &Ledger::default());
-        let steps = "2 decode steps of 1 request with a mean context of 100 tokens";
-        assert_eq!(text, [format!("{steps}: 3.50 and 40.5 ms.")]);
-        rows[0] = StepBatch { period_ms: Some(4.0), ..row(Some(1), &[3.0, 3.0, 3.1], Some(250.0)) };
-        let text = of_batches(&rows, &Ledger::default());
-        let steps = "3 decode steps of 1 request with a mean context of 100 tokens";
-        assert_eq!(
-            text,
-            [format!(
-                "{steps}: 3.00 ms (median of 3 steps), one every 4.00 ms, 250 tokens per second; \
-                  all take 3.00 to 3.10 ms."
-            )]
-        );
-        rows[0].period_ms = Some(3.1);
-        assert!(!of_batches(&rows, &Ledger::default())[0].as_str().contains("one every"));
-    }
-
-    #[test]
-    fn a_median_of_one_context_names_it() {
-        let rows = [
-            row(Some(1), &[2.0, 2.0, 2.0], None),
-            StepBatch {
-                context_min: Some(800),
-                context_max: Some(900),
-                ..row(Some(1), &[4.0], None)
-            },
-        ];
-        let text = of_batches(&rows, &Ledger::default());
-        assert_eq!(
-            text,
-            ["4 decode steps of 1 request with mean contexts of 100 to 900 tokens: 2.00 ms with \
-              a mean context of 100 tokens (median of 3 steps); all take 2.00 to 4.00 ms."]
-        );
-    }
-
-    #[test]
-    fn time_outside_the_stages_of_an_engine_is_stated_without_work_of_a_gpu_and_has_its_place() {
-        let share = |device: f64, before_ms: f64| StageShare {
-            stage: OUTSIDE_STAGES.into(),
-            instances: None,
-            wall_ms: 67.0,
-            wall_share_pct: Some(67.0),
-            device_ms: Some(device),
-            device_share_pct: Some(device),
-            before_ms: Some(before_ms),
-            after_ms: Some(0.0),
-        };
-        let text =
-            |it: &StageShare, has_steps| Some(outside(it, has_steps, "the stages")?.to_string());
-        assert_eq!(
-            text(&share(0.0, 1.0), true).as_deref(),
-            Some("67 % of all wall time is outside the stages.")
-        );
-        assert_eq!(text(&share(0.0, 1.0), false), None);
-        let named = "67 % of all wall time and 20 % of all GPU time are outside the stages, \
-                     60.0 ms of wall time before the first one.";
-        assert_eq!(text(&share(20.0, 60.0), false).as_deref(), Some(named));
-    }
-
-    #[test]
-    fn steps_that_each_rank_has_are_stated_with_the_number_of_processes() {
-        let rows = [StepBatch { processes: 2, ..row(None, &[2.0, 2.0], None) }];
-        assert_eq!(
-            of_batches(&rows, &Ledger::default()),
-            ["2 decode steps in 2 processes: 2.00 ms each."]
-        );
-    }
-
-    #[test]
-    fn a_rate_with_an_outlier_is_not_stated() {
-        let rows = [row(Some(1), &[2.0, 2.0, 900.0], Some(3.3))];
-        assert_eq!(
-            of_batches(&rows, &Ledger::default()),
-            ["3 decode steps of 1 request with a mean context of 100 tokens: 2.00 ms (median of \
-              3 steps); all take 2.00 to 900 ms."]
-        );
-    }
-}
+mod tests;

@@ -47,7 +47,10 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
             (LedgerUnit::Step, Some(steps)) => {
                 let times = records.step_times.iter().find(|it| it.stage == stage.stage);
                 let number = cells.count("instances", steps);
-                all.push(cut_decode(records, times, time.ms.clone(), number));
+                // Steps of an engine have a sentence of their own.
+                let has_batches = outliers::batches(records, &stage.stage).next().is_some();
+                let decode = || cut_decode(records, times, time.ms.clone(), number);
+                all.extend((!has_batches).then(decode));
             }
             _ => all.extend(stage_time::sentences(records, &time)),
         }
@@ -67,7 +70,8 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         };
         all.extend(stage_time::sentences(records, &time));
     }
-    all.extend(cut_steps(records).map(|it| {
+    let has_batches = |it: &&StepTimes| outliers::batches(records, &it.stage).next().is_some();
+    all.extend(cut_steps(records).filter(|it| !has_batches(it)).map(|it| {
         let row = row_of_steps(it);
         let mean = row.figure("ms.mean", it.ms.mean);
         cut_decode(records, Some(it), mean, row.count("ms.n", it.ms.n.into()))

@@ -22,7 +22,8 @@ use super::{
     AnswerRecords,
     cited::{Cited, Row},
     on_findings::{
-        why_excluded, why_no_kernels, why_no_stages, why_nothing_ran, why_unended, why_untimed,
+        why_excluded, why_left_out, why_no_kernels, why_no_stages, why_nothing_ran, why_unended,
+        why_untimed,
     },
 };
 use crate::{
@@ -183,7 +184,8 @@ pub fn unknown(records: &AnswerRecords) -> Option<String> {
         let unknown = || format!("What the GPU did is unknown. {remedy}");
         return Some(why_nothing_ran(records.findings).unwrap_or_else(unknown));
     }
-    if let Some(why) = why_excluded(records.findings).or_else(|| why_unended(records.findings)) {
+    let reasons = [why_excluded, why_unended, why_left_out];
+    if let Some(why) = reasons.iter().find_map(|it| it(records.findings)) {
         return Some(format!("How long prefill and decode take is unknown. {why}"));
     }
     let names = longest_ranges(records.ranges, totals.kernels + totals.whole_graphs);
@@ -241,6 +243,33 @@ mod tests {
     use llmprof_core::trace::stage::StageRule;
 
     use super::*;
+    use crate::answer::stored_answer;
+
+    #[test]
+    fn a_capture_whose_only_step_is_cut_has_its_remedy_once_and_offers_no_range() {
+        let message = "1 of 1 step is left out of all times: 1 cut by the start or the end of the \
+                       recording.";
+        let report = serde_json::json!({
+            "aggregates": {"devices": {
+                "devices": 1, "window_ms": 500.0, "busy_ms": 25.0, "busy_pct": 5.0, "kernels": 16,
+                "kernel_ms": 20.0, "whole_graphs": 0, "transfers": []
+            }},
+            "ranges": [{
+                "domain": "", "name": "vllm steps: prefill", "style": "push_pop", "gpu_ops": 16,
+                "ns": {"count": 1, "total": 5, "mean": 5.0, "median": 5.0, "min": 5, "max": 5,
+                    "std": null}
+            }],
+            "findings": [{
+                "id": "steps_left_out", "severity": "warning", "message": message,
+                "advice": "Record it whole.", "evidence": {}
+            }],
+        });
+        let answer = stored_answer(&serde_json::to_vec(&report).unwrap()).unwrap().remove(0);
+        let expected =
+            format!("How long prefill and decode take is unknown. {message} Record it whole.");
+        assert_eq!(answer.unknown, [expected]);
+        assert!(answer.overhead.iter().all(|it| !it.as_str().contains("left out")), "stated once");
+    }
 
     #[test]
     fn numbered_ranges_are_offered_once_by_a_pattern_that_a_rule_accepts() {

@@ -17,8 +17,8 @@ const BELOW: f64 = 40.0;
 const LABEL: f64 = 14.0;
 /// Classes of lines, in turn.
 const CLASSES: [&str; 2] = ["prefill", "decode"];
-/// Lines of one chart; further ones have the colours of earlier ones and hide them.
-const MAX_LINES: usize = 12;
+/// Maximum number of lines of one chart, floors included: further ones hide earlier ones.
+const MAX_LINES: usize = 24;
 
 /// A point of a chart.
 #[derive(Debug, Clone)]

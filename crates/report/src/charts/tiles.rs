@@ -6,7 +6,7 @@ use llmprof_analyze::{
     power::StagePower,
     requests::LatencyRecord,
     roofline::mfu::{ALL_STAGES, MfuRecord},
-    stages::{BETWEEN_STEPS, DECODE, StageTiming, in_sentence, step_times::StepTimes},
+    stages::{BETWEEN_STEPS, DECODE, PREFILL, StageTiming, in_sentence, step_times::StepTimes},
     stats::{Spread, percent},
     step_batches::{StepBatch, common_batch},
     timeline::gpu::StageGpu,
@@ -108,20 +108,28 @@ pub fn stored_tiles(report: &[u8]) -> Result<Vec<Tile>, serde_json::Error> {
     Ok(serde_json::from_slice::<Headline>(report)?.tiles())
 }
 
+/// True for a stage that is timed, as a whole or by its steps.
+fn is_timed(stage: &str, stages: &[StageTiming], steps: &[StepTimes]) -> bool {
+    stages.iter().any(|row| row.stage == stage) || steps.iter().any(|row| row.stage == stage)
+}
+
 /// GPU activity of the stages that are timed, and of the time between an engine's steps.
 fn timed_gpus<'a>(
-    stages: &'a [StageTiming],
+    (stages, steps): (&'a [StageTiming], &'a [StepTimes]),
     gpus: &'a [StageGpu],
 ) -> impl Iterator<Item = &'a StageGpu> {
-    let is_timed = |it: &StageGpu| stages.iter().any(|row| row.stage == it.stage);
     let is_between = |it: &StageGpu| it.stage == BETWEEN_STEPS && it.busy_ms.is_some();
-    gpus.iter().filter(move |it| is_timed(it) || is_between(it))
+    gpus.iter().filter(move |it| is_timed(&it.stage, stages, steps) || is_between(it))
 }
 
 /// Busy time of the timed stages over their windows without named waits, percent; an upper bound if
 /// the busy time of a stage is one.
-pub fn gpu_busy_pct(stages: &[StageTiming], gpus: &[StageGpu], waits: Waits) -> Option<f64> {
-    busy_pct(timed_gpus(stages, gpus), waits)
+pub fn gpu_busy_pct(
+    timed: (&[StageTiming], &[StepTimes]),
+    gpus: &[StageGpu],
+    waits: Waits,
+) -> Option<f64> {
+    busy_pct(timed_gpus(timed, gpus), waits)
 }
 
 fn busy_pct<'a>(gpus: impl Iterator<Item = &'a StageGpu>, waits: Waits) -> Option<f64> {
@@ -198,7 +206,7 @@ impl Headline {
                     0 => String::new(),
                     outliers => format!(" with {}", quantity(outliers, "outlier")),
                 };
-                // Repeats count on over all samples.
+                // The number of repeats is summed over all samples.
                 let times = if noun == "repeat" { self.repeats(it.ms.n) } else { it.ms.n };
                 let mean = figure(*mean);
                 let is_other = mean != figure(it.p50_ms) && !self.waits().has(&it.stage);
@@ -240,9 +248,11 @@ impl Headline {
             2 => "two alike steps".to_owned(),
             steps => format!("median of {}", quantity(steps, "step")),
         };
+        let process = it.process_name().map(|name| format!(", {name}, the slowest"));
         let note = format!(
-            "{steps}{}{}{}{}",
+            "{steps}{}{}{}{}{}",
             requests.unwrap_or_default(),
+            process.unwrap_or_default(),
             if self.only_traced { ", traced" } else { "" },
             period.unwrap_or_default(),
             rate.unwrap_or_default()
@@ -261,7 +271,7 @@ impl Headline {
 
     /// Share of the traced stages in which the GPU ran their work.
     fn busy(&self) -> Option<Tile> {
-        let stages = || timed_gpus(&self.stages, &self.stage_gpu);
+        let stages = || timed_gpus((&self.stages, &self.step_times), &self.stage_gpu);
         let waits = self.waits();
         let share = busy_pct(stages(), waits)?;
         let of_each = stages().filter_map(|it| {
@@ -272,11 +282,20 @@ impl Headline {
         let upper = stages().any(|it| it.busy_is_upper_bound);
         let is_without = stages().any(|it| waits.has(&it.stage));
         let without = if is_without { ", without unrecorded waits" } else { "" };
+        let is_withheld = |stage: &&str| {
+            is_timed(stage, &self.stages, &self.step_times) && stages().all(|it| it.stage != *stage)
+        };
+        let withheld: Vec<&str> =
+            [PREFILL, DECODE].into_iter().filter(is_withheld).map(in_sentence).collect();
+        let withheld = match withheld.is_empty() {
+            true => String::new(),
+            false => format!("; withheld for {}: read the findings", withheld.join(" and ")),
+        };
         Some(Tile {
             label: "GPU busy",
             value: format!("{}{}", if upper { "≤ " } else { "" }, number(share)),
             unit: "%",
-            note: format!("traced: {}{without}", of_each.join(", ")),
+            note: format!("traced: {}{without}{withheld}", of_each.join(", ")),
         })
     }
 
@@ -317,4 +336,47 @@ impl Headline {
 /// A percentage without its sign.
 fn number(share: f64) -> String {
     pct(share).trim_end_matches(" %").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// Share and note of the GPU's busy time, of a prefill and the steps of a cut decode.
+    fn busy(of_decode: bool) -> [String; 2] {
+        let ms = |ms: f64| json!({"mean": ms, "std": null, "min": ms, "max": ms, "n": 1});
+        let gpu = |stage: &str, busy_ms: f64| {
+            json!({"stage": stage, "instances": 1, "window_ms": 100.0, "busy_ms": busy_ms,
+                "busy_pct": busy_ms, "launches": 1, "copies": []})
+        };
+        let mut gpus = vec![gpu(PREFILL, 10.0)];
+        gpus.extend(of_decode.then(|| gpu(DECODE, 90.0)));
+        let report = json!({
+            "aggregates": {"repeats": 1, "stage_ms": {}},
+            "stages": [{
+                "stage": PREFILL, "tokens": null, "tokens_per_s": null, "share_pct": null,
+                "ms": ms(100.0)
+            }],
+            "mfu": [],
+            "step_times": [{
+                "stage": DECODE, "p50_ms": 5.0, "outliers": 0, "excess_ms": 0.0, "ms": ms(5.0),
+                "longest": []
+            }],
+            "stage_gpu": gpus
+        });
+        let tiles = stored_tiles(&serde_json::to_vec(&report).unwrap()).unwrap();
+        let tiles = serde_json::to_value(tiles).unwrap();
+        let is_busy = |it: &&Value| it["label"] == "GPU busy";
+        let tile = tiles.as_array().unwrap().iter().find(is_busy).unwrap();
+        ["value", "note"].map(|key| tile[key].as_str().unwrap().to_owned())
+    }
+
+    #[test]
+    fn the_busy_share_has_the_steps_of_a_cut_decode_or_names_the_decode() {
+        assert_eq!(busy(true), ["50.0", "traced: prefill 10.0 %, decode 90.0 %"]);
+        let withheld = "traced: prefill 10.0 %; withheld for decode: read the findings";
+        assert_eq!(busy(false), ["10.0", withheld]);
+    }
 }

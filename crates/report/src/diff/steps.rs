@@ -3,7 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use llmprof_analyze::{compare::Measured, stats::Spread, step_batches::StepBatch};
+use llmprof_analyze::{
+    compare::Measured,
+    stats::Spread,
+    step_batches::{StepBatch, of_slowest},
+};
 use llmprof_core::{domain::units::quantity, trace::engine_steps::StepClass};
 
 use crate::{format::count, profile::LLMProfileReport};
@@ -13,24 +17,28 @@ use crate::{format::count, profile::LLMProfileReport};
 const LEAST_PART: f64 = 0.05;
 
 /// The measure of a stage's times. An engine or a server under load runs a stage for each of its
-/// requests: these are instances of one run, not repeats.
+/// requests: these are instances of one run, not repeats. Stages of an unprofiled pass have
+/// repeats, even if the capture has steps.
 pub(super) fn measure_of_stages(report: &LLMProfileReport) -> fn(&Spread) -> Measured {
-    if report.request_latency.is_empty() && report.step_batches.is_empty() {
+    let has_steps = report.only_traced && !report.step_batches.is_empty();
+    if report.request_latency.is_empty() && !has_steps {
         |ms| Measured::over_repeats(ms, None)
     } else {
         Measured::over_instances
     }
 }
 
-/// The compared rows: name and milliseconds.
+/// The compared rows: name and milliseconds. If processes differ, the slowest is compared: process
+/// numbers change from run to run.
 pub(super) fn rows(batches: &[StepBatch]) -> Vec<(String, Spread)> {
+    let batches = of_slowest(batches);
     let mut of_class: BTreeMap<(StepClass, &Option<String>), u64> = BTreeMap::new();
-    for it in batches {
+    for it in &batches {
         *of_class.entry((it.class, &it.mode)).or_default() += it.steps;
     }
     let is_common =
         |it: &&StepBatch| it.steps as f64 >= LEAST_PART * of_class[&(it.class, &it.mode)] as f64;
-    batches.iter().filter(is_common).map(row).collect()
+    batches.into_iter().filter(is_common).map(row).collect()
 }
 
 fn row(it: &StepBatch) -> (String, Spread) {
@@ -76,6 +84,20 @@ mod tests {
                 ("from one decode step to the next of 8 requests".to_owned(), 3.1),
                 ("decode step of 1 request".to_owned(), 2.0)
             ]
+        );
+    }
+
+    #[test]
+    fn the_slowest_of_processes_that_differ_is_compared() {
+        let of = |process: u32, period: f64| StepBatch {
+            process: Some(process),
+            period_ms: Some(period),
+            ..decode(8, 9, &[period])
+        };
+        let all = [of(3, 3.0), of(4, 5.0), of(5, 4.0)];
+        assert_eq!(
+            found(&all),
+            [("from one decode step to the next of 8 requests".to_owned(), 5.0)]
         );
     }
 

@@ -107,7 +107,7 @@ impl<'a> TimeRecords<'a> {
             let steps = || self.step_batches.iter().filter(|it| it.class == StepClass::Decode);
             let common = common_batch(steps())?;
             // The tokens that a step by speculation keeps are unknown.
-            let is_one = steps().all(|it| it.requests == common.requests && it.verify_ms.is_none());
+            let is_one = steps().all(|it| it.requests == common.requests && !it.is_speculative());
             return (is_one && !common.has_unrecorded_waits).then_some(StatedTime::Batch(common));
         }
         self.of_stage(DECODE, self.per_token_ms?)
@@ -185,6 +185,8 @@ pub(crate) mod tests {
             context_mean: None,
             steps: 4,
             processes: 1,
+            process: None,
+            rank: None,
             ms: Spread::of([2.0; 4]).unwrap(),
             p50_ms: 2.0,
             period_ms: Some(2.5),
@@ -194,6 +196,7 @@ pub(crate) mod tests {
             drafts: None,
             draft_ms: None,
             verify_ms: None,
+            computed_tokens: None,
             has_unrecorded_waits: false,
             floor_ms: None,
             times_floor: None,

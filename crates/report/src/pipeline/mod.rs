@@ -60,7 +60,7 @@ pub enum AnalyzeError {
     Capture { source: ParseError },
     #[error("a stage rule does not match the capture")]
     Rules { source: UnknownRange },
-    #[error("the run's own model is known; state one only for a command or a capture")]
+    #[error("the run's own model and steps are known; state them only for a command or a capture")]
     KnownModel,
     #[error("cannot write {name}")]
     Write { name: &'static str, source: io::Error },
@@ -106,6 +106,7 @@ fn analyze_parsed(
     let mut trace =
         parse::read_parsed(dir, timeline).map_err(|source| AnalyzeError::Trace { source })?;
     trace.subject = saved.spec.kind();
+    trace.settings = saved.spec.passes().and_then(|it| it.profiling.clone());
     trace.stated_steps = steps;
     if let Some(import) = saved.spec.import().cloned() {
         return analyze_import(saved, trace, dir, &import, rules, devices);
@@ -319,7 +320,7 @@ impl Analyzed {
 
     /// The first page for a terminal.
     pub fn first_page(&self, id: RunId) -> String {
-        crate::first_page(&self.facts(id, &self.steps()), &self.analysis)
+        crate::first_page(&self.facts(id, &self.steps()), &self.trace, &self.analysis)
     }
 
     fn steps(&self) -> Vec<StepRecord> {

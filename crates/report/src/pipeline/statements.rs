@@ -38,6 +38,8 @@ pub fn state(
     };
     if let Some(model) = model {
         *computes = Some(model.into());
+    } else if let Some(stated) = computes {
+        stated.new_tokens = steps;
     }
     Ok(())
 }

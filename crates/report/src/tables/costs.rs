@@ -143,6 +143,8 @@ pub fn costs(analysis: &Analysis) -> ReportTable {
         ReportTable::of("costs", "Static costs", CAPTION, (&columns(), &SHOWN), &none)
             .or_gap(why, remedy)
     };
+    let shared = catalogue::STATED_MODEL_ON_SEVERAL_GPUS;
+    let is_shared = analysis.findings.iter().any(|it| it.id == shared);
     match &analysis.cost {
         Some(cost) => cost_table(cost),
         None if analysis.start.as_ref().is_some_and(|start| start.target.is_some()) => gap(
@@ -156,7 +158,7 @@ pub fn costs(analysis: &Analysis) -> ReportTable {
         None if let Some(why) = analysis.why_refuted() => {
             gap(&why, catalogue::STATED_MODEL_REFUTED.advice.unwrap_or_default())
         }
-        None if analysis.stated.is_some() && analysis.processes.devices() < 2 => gap(
+        None if analysis.stated.is_some() && !is_shared => gap(
             "Repeats differ in their decode steps; a static cost is that of one number.",
             "`llmprof cost` counts the operators of a configured model.",
         ),

@@ -94,6 +94,8 @@ pub fn batch_columns() -> Vec<TableColumn<StepBatch>> {
         count("context_mean", "Mean context", |it| it.context_mean.into()),
         count("steps", "Steps", |it| it.steps.into()),
         count("processes", "Processes", |it| it.processes.into()),
+        number("process", "Process", 0, |it| it.process.into()),
+        number("rank", "Rank", 0, |it| it.rank.into()),
     ];
     columns.extend(spread_columns!("ms", |it: StepBatch| it.ms));
     columns.extend([
@@ -113,10 +115,11 @@ pub fn batch_columns() -> Vec<TableColumn<StepBatch>> {
         number("drafts", "Drafts", 1, |it| it.drafts.into()),
         millis("draft_ms", "Drafts on host, ms", |it| it.draft_ms.into()),
         millis("verify_ms", "Verification on host, ms", |it| it.verify_ms.into()),
+        number("computed_tokens", "Tokens computed", 1, |it| it.computed_tokens.into()),
         flag("has_unrecorded_waits", "With unrecorded waits", |it| it.has_unrecorded_waits.into()),
         millis("floor_ms", "Floor ms", |it| it.floor_ms.into()),
         number("times_floor", "Times floor", 2, |it| it.times_floor.into()),
-        text("floor_missing", "Reason for no floor", |it| (&it.floor_missing).into()),
+        text("floor_missing", "Reason for no floor or ratio", |it| (&it.floor_missing).into()),
     ]);
     columns
 }
@@ -124,7 +127,8 @@ pub fn batch_columns() -> Vec<TableColumn<StepBatch>> {
 /// Times of steps by class, requests and context.
 pub fn step_batches(analysis: &Analysis) -> ReportTable {
     let mut caption = "Steps of one class with equally many requests and a similar context. Each \
-                       rank of an engine has its own. \"One every\" is the median time between the \
+                       rank of an engine has its own; processes whose times differ have rows of \
+                       their own. \"One every\" is the median time between the \
                        ends of consecutive steps: in decode, between two tokens of a request. \
                        Tokens/s use it. Context is the mean key length of a step's requests."
         .to_owned();
@@ -143,6 +147,12 @@ pub fn step_batches(analysis: &Analysis) -> ReportTable {
         "tokens_per_s",
     ];
     let rows = &analysis.step_batches;
+    for (column, is_known) in [
+        ("process", rows.iter().any(|it| it.process.is_some())),
+        ("rank", rows.iter().any(|it| it.rank.is_some())),
+    ] {
+        shown.extend(is_known.then_some(column));
+    }
     if rows.iter().any(|it| it.floor_ms.is_some()) {
         shown.extend(["floor_ms", "times_floor"]);
         caption += " The floor is the time that the stated model needs at least for the requests \

@@ -175,7 +175,7 @@ pub fn stage_gpu(analysis: &Analysis) -> ReportTable {
          Where the next operation had been launched before the gap, the cause is unknown."
             .to_owned();
     if other {
-        caption += " Other: only work of other stages ran.";
+        caption += " Other: only work ran that the stage did not launch.";
     }
     if several {
         caption += " Each GPU is measured separately; \"all\" is their sum.";

@@ -140,8 +140,8 @@ fn stage_notes(of: &StagePower) -> Vec<String> {
     notes.extend(of.why.as_ref().map(|why| format!("{stage}: figures are missing. {why}")));
     if let Some(steady) = of.back_to_back {
         notes.push(format!(
-            "{stage}: too short to be measured alone; its figures come from {} executions back \
-             to back, {} s after the last repeat.",
+            "{stage}: its figures come from {} executions back to back, {} s after the last \
+             repeat, with the caches as the previous execution left them.",
             decimals(steady.instances, 0),
             decimals(steady.seconds, 2),
         ));

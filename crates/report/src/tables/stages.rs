@@ -57,7 +57,8 @@ pub fn share_columns() -> Vec<TableColumn<StageShare>> {
 pub fn stage_shares(analysis: &Analysis) -> ReportTable {
     let caption = "All instances of each stage, in the capture from its first range or work to its \
                    last. Device time is the time in which a GPU ran work, summed over GPUs. Stages \
-                   of several processes may overlap in wall time.";
+                   of several processes may overlap in wall time. If each rank has a trace of its \
+                   own, wall time is the mean over the traces; instances and device time are sums.";
     let shown =
         ["stage", "instances", "wall_ms", "wall_share_pct", "device_ms", "device_share_pct"];
     let rows = &analysis.stage_shares;

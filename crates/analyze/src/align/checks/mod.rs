@@ -26,7 +26,7 @@ const MAX_ROWS: usize = 60;
 /// Names of the sides.
 pub(super) const SIDES: [&str; 2] = [AlignedSide::Mock.name(), AlignedSide::WholeModel.name()];
 /// Checks that compare kernels of both sides.
-const COMPARING: [&str; 10] = [
+pub(super) const COMPARING: [&str; 10] = [
     "names",
     "missing_kernels",
     "extra_kernels",

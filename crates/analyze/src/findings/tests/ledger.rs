@@ -47,6 +47,7 @@ fn with_cause(cause: LedgerCause, saving_ns: i64) -> Analysis {
         counter: "figures".into(),
         samples: 6,
         max_saving_ns: saving_ns,
+        saving_rank: None,
     };
     let members = vec![member("a", MS), member("b", MS), member("a", MS)];
     let ledger = Ledger { stages: vec![stage], rows: vec![row], members };
@@ -56,8 +57,12 @@ fn with_cause(cause: LedgerCause, saving_ns: i64) -> Analysis {
 #[test]
 fn each_cause_of_the_ledger_is_one_finding_with_its_kernels() {
     // No change of the program is known to save these.
-    let without =
-        [LedgerCause::ProfilerOverhead, LedgerCause::UnrecordedWait, LedgerCause::GapUnknown];
+    let without = [
+        LedgerCause::ProfilerOverhead,
+        LedgerCause::UnrecordedWait,
+        LedgerCause::GapUnknown,
+        LedgerCause::GapWait,
+    ];
     let is_saving = |it: &&LedgerCause| it.is_cause() && !without.contains(it);
     for cause in LedgerCause::ALL.iter().filter(is_saving) {
         let id = format!("ledger_{cause}");

@@ -158,7 +158,7 @@ fn requests_of_a_name_that_no_engine_has_leave_the_other_rows() {
 }
 
 #[test]
-fn steps_that_speculate_or_are_not_of_decode_have_no_floor() {
+fn steps_of_several_tokens_and_of_prefill_have_no_floor() {
     for (name, class, why) in [
         ("execute_context_1(40)_generation_0(0)", StepClass::Prefill, None),
         ("execute_context_0(0)_generation_2(6)", StepClass::Decode, Some("several tokens")),

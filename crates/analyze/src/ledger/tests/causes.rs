@@ -232,3 +232,39 @@ fn a_graph_that_starts_long_after_its_call_is_still_being_launched() {
     pass_difference 0 0
     ");
 }
+
+#[test]
+fn a_launch_far_longer_than_the_others_of_its_kernel_is_a_cause_of_its_own() {
+    let sketch = |ns: i64| {
+        let kernel = |at: i64| {
+            let (id, from) = (20 + at, 1_000 * (1 + at));
+            let to = if at == 8 { from + ns } else { from + 1_000 };
+            format!("call 1 {id} {}..{}\nkernel {id} k {from}..{to} 7\n", 1 + at, 2 + at)
+        };
+        let end = 9_000 + ns;
+        format!("range 1 prefill 0..{end}\n{}", (0..9).map(kernel).collect::<String>())
+    };
+    let of = |ns: i64| {
+        let mut case = Case::new(&sketch(ns), "prefill", 9_000 + ns);
+        // Each launch has blocks on half of the SMs.
+        case.trace.nsys.as_mut().unwrap().target.gpus[0].sm_count = Some(20);
+        let ledger = case.ledger();
+        let ns = |cause: LedgerCause| ledger.members("prefill", cause).map(|it| it.ns).sum::<i64>();
+        let long = ledger.members("prefill", LedgerCause::LongLaunches).next();
+        let text = long.map(|it| it.evidence.clone()).unwrap_or_default();
+        (ns(LedgerCause::Waves), ns(LedgerCause::LongLaunches), text)
+    };
+    let text = "one launch took 400 us, its others 1.00 us".to_owned();
+    assert_eq!(of(400_000), (4_500, 399_000, text));
+    assert_eq!(of(1_000), (4_500, 0, String::new()), "equal launches");
+
+    // The usual launches have nothing above their launch that another grid could save.
+    let mut case = Case::new(&sketch(400_000), "prefill", 409_000);
+    case.trace.nsys.as_mut().unwrap().target.gpus[0].sm_count = Some(20);
+    case.launch_ns = 1_000;
+    let ledger = case.ledger();
+    let saving = |cause: LedgerCause| {
+        ledger.members("prefill", cause).map(|it| it.max_saving_ns).sum::<i64>()
+    };
+    assert_eq!((saving(LedgerCause::Waves), saving(LedgerCause::LongLaunches)), (0, 399_000));
+}

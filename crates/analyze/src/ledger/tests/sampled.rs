@@ -227,6 +227,8 @@ fn products_limited_by_memory_read_operands_and_other_kernels_pass_activations_o
         ("paged_attention_v2_kernel", OperandTraffic, false),
         ("fused_moe_kernel", OperandTraffic, false),
         ("vectorized_elementwise_kernel", MemoryTraffic, false),
+        ("combine_bf16", MemoryTraffic, false),
+        ("splitKreduce_kernel", MemoryTraffic, true),
         ("rms_norm_kernel", MemoryTraffic, false),
         ("k", MemoryTraffic, false),
     ] {

@@ -13,6 +13,8 @@ pub enum Category {
     /// The work of a range on a stream.
     DeviceRange,
     Frame,
+    /// The time that the profiler recorded.
+    Window,
     /// Own work of the profiler.
     Overhead,
     /// Target of a wait, whose call is another event.
@@ -36,13 +38,13 @@ impl Category {
             "python_function" => Self::Frame,
             "overhead" => Self::Overhead,
             "cuda_sync" => Self::Wait,
+            "Trace" => Self::Window,
             "ac2g"
             | "async_cpu_to_gpu"
             | "async_gpu"
             | "fwdbwd"
             | "forward_backward"
             | "cuda_event"
-            | "Trace"
             | "cpu_instant_event"
             | "cuda_profiler_range" => Self::Redundant,
             _ => Self::Unknown,

@@ -6,7 +6,10 @@ use std::{
 };
 
 use llmprof_core::{
-    domain::finding::{Finding, catalogue},
+    domain::{
+        digits::count,
+        finding::{Finding, catalogue},
+    },
     trace::timeline::Timeline,
 };
 
@@ -92,7 +95,7 @@ pub fn findings(
                 .advise("Record with a version of PyTorch in which issue 146900 is fixed."),
         );
     }
-    found.extend(coarse(files, sum(|it| it.whole)));
+    found.extend(coarse(files, sum(|it| it.whole), trace));
     if files.iter().any(|it| it.bare) {
         let message = "The trace is a list of events without a header: device, driver and rank \
                        are unknown.";
@@ -133,17 +136,31 @@ fn unread(files: &[FileFacts], unpaired: u64, unknown: u64) -> Finding {
     finding.advise("Figures cover the kernels, copies, calls, operators and ranges that were read.")
 }
 
+/// Time of a kernel that an error of 1 us changes by a tenth and more, nanoseconds.
+const SHORT_NS: i64 = 10_000;
+
 /// The finding on times in whole microseconds.
-fn coarse(files: &[FileFacts], whole: u64) -> Option<Finding> {
+fn coarse(files: &[FileFacts], whole: u64, trace: &Timeline) -> Option<Finding> {
     let kernels: u64 = files.iter().map(|it| it.kernels).sum();
-    if whole < MIN_WHOLE || whole < kernels {
+    let of = |is_it: fn(i64) -> bool| {
+        trace.kernels.iter().filter(|it| is_it(it.end_ns - it.start_ns)).count() as u64
+    };
+    let (short, none) = (of(|ns| ns < SHORT_NS), of(|ns| ns == 0));
+    if whole < MIN_WHOLE || whole < kernels || short == 0 {
         return None;
     }
-    let message = "Times of the trace are whole microseconds: each kernel's time is uncertain by \
-                   up to 1 us, so sums of short kernels are rough.";
+    let message = format!(
+        "Times of the trace are whole microseconds: each kernel's time is uncertain by up to 1 us. \
+         {} of {} kernels take less than 10 us, {} of them 0 us: sums of these kernels and the \
+         GPU's busy time are rough.",
+        count(short),
+        count(kernels),
+        count(none)
+    );
     Some(
         Finding::new(catalogue::TRACE_TIMES_COARSE, message)
             .with("kernels", kernels)
+            .with("kernels of less than 10 us", short)
             .advise("Record with PyTorch 2.4 or newer, which writes nanoseconds."),
     )
 }

@@ -26,7 +26,7 @@ use super::{
     sites,
     strings::Strings,
     text::{Header, Tables},
-    windows::{ProcessKey, Windows},
+    windows::{ProcessKey, Windows, origin, shifted},
 };
 use crate::parse::{FARTHEST, ParseError};
 
@@ -115,6 +115,8 @@ impl Merged {
                 self.devices.insert((file, own), number);
             }
         }
+        // Windows of one process share its clock.
+        let place = ProcessRank { file: other.map_or(place.file, |it| it as u32), ..place };
         self.trace.collectives.processes.insert(process, place);
         self.trace.processes.insert(process, process_name(&rows, pid, rank, process));
         captures.add_to(&mut self.trace.graph_captures, Some(process));
@@ -174,6 +176,8 @@ impl Merged {
         self.operators(process, &mut rows, threads, base);
         let overheads = rows.overheads.iter().map(|(start, end)| (process, at(*start), at(*end)));
         self.trace.framework.overheads.extend(overheads);
+        let window = rows.window.map(|(start, end)| (process, (at(start), at(end))));
+        self.trace.windows.extend(window);
         let graphs = graph_calls(&rows.calls, strings);
         let is_rounded = rows.odd.whole >= rows.kernels.len() as u64;
         let mut place = 0;
@@ -291,6 +295,9 @@ impl Merged {
             it.end_ns = it.end_ns.map(|end| end + by);
         }
         trace.framework.shift(by);
+        for (process, (start, end)) in &mut trace.windows {
+            (*start, *end) = (start.saturating_add(by(*process)), end.saturating_add(by(*process)));
+        }
         trace.findings = findings::findings(&facts, copies.left_out(), &trace);
         trace.strings = tables.strings.into_names();
         trace.kernels.sort();
@@ -308,26 +315,6 @@ impl Merged {
 
 /// Times after it, September 2001, are of the wall clock; an uptime is less.
 const WALL_CLOCK: i64 = 1_000_000_000_000_000_000;
-
-/// Start of the first event.
-fn origin(trace: &Timeline) -> i64 {
-    let kernels = trace.kernels.iter().map(|it| it.start_ns);
-    let calls = trace.cuda_calls.iter().map(|it| it.start_ns);
-    let copies = trace.copies.iter().map(|it| it.start_ns);
-    let ranges = trace.ranges.iter().map(|it| it.start_ns);
-    let operators = trace.framework.iter().map(|it| it.start_ns);
-    let overheads = trace.framework.overheads.iter().map(|it| it.1);
-    let host = calls.chain(ranges).chain(operators).chain(overheads);
-    kernels.chain(copies).chain(host).min().unwrap_or(0)
-}
-
-fn shifted(calls: &ApiCalls, by: impl Fn(i64) -> i64) -> ApiCalls {
-    let moved = |it: ApiCall| {
-        let by = by(process_of(it.global_tid));
-        ApiCall { start_ns: it.start_ns + by, end_ns: it.end_ns + by, ..it }
-    };
-    calls.iter().map(moved).collect()
-}
 
 /// Correlation ids of launches of graphs.
 fn graph_calls(calls: &ApiCalls, strings: &Strings) -> HashSet<i64> {

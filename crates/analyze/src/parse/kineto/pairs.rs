@@ -13,8 +13,13 @@ use crate::parse::possible_interval;
 pub struct OpenPairs(HashMap<(i64, i64), Vec<Option<usize>>>);
 
 impl FileRows {
-    /// Reads half of a pair. Returns false for an event that belongs to no range.
-    pub(super) fn pair(&mut self, event: &EventFields, opens: bool) -> bool {
+    /// Reads half of a pair, and counts an event that belongs to no range.
+    pub(super) fn add_half(&mut self, event: &EventFields, opens: bool) {
+        self.odd.unpaired += u64::from(!self.pair(event, opens));
+    }
+
+    /// Returns false for an event that belongs to no range.
+    fn pair(&mut self, event: &EventFields, opens: bool) -> bool {
         let thread = (self.process(&event.pid), self.number(event.tid).unwrap_or(0));
         let ns = event.ts.as_deref().and_then(|it| nanos(it.get()));
         let ns = ns.filter(|ns| *ns >= 0 && possible_interval(*ns, *ns));

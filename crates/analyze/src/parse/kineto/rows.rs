@@ -89,6 +89,8 @@ pub struct FileRows {
     pub operators: Vec<HostRow>,
     pub frames: Vec<HostRow>,
     pub overheads: Vec<(i64, i64)>,
+    /// Start and end of the recording, if the file has them.
+    pub window: Option<(i64, i64)>,
     /// Process and thread as written.
     pub threads: Vec<(i64, i64)>,
     thread_index: HashMap<(i64, i64), u32>,
@@ -117,10 +119,7 @@ impl FileRows {
         match event.ph.0.as_deref() {
             Some("X") => {}
             Some("M") => return self.metadata(event),
-            Some(half @ ("B" | "E")) => {
-                self.odd.unpaired += u64::from(!self.pair(&event, half == "B"));
-                return;
-            }
+            Some(half @ ("B" | "E")) => return self.add_half(&event, half == "B"),
             // Marks, flows and counters have no duration.
             Some("i" | "I" | "n" | "s" | "t" | "f" | "b" | "e" | "C" | "c" | "R") => return,
             _ => {
@@ -134,6 +133,7 @@ impl FileRows {
             Category::Redundant => return,
             Category::Wait => return self.waits.add(&event.args.0),
             Category::Unknown => return self.odd.count_unknown(text),
+            Category::Window => return self.add_window(&event),
             _ => {}
         }
         let (Some(name), Some((start_ns, end_ns))) = (&event.name.0, self.times(&event, &category))
@@ -183,8 +183,15 @@ impl FileRows {
                 self.frames.push(row);
             }
             Category::Overhead => self.overheads.push(at),
-            Category::Wait | Category::Redundant | Category::Unknown => {}
+            Category::Window | Category::Wait | Category::Redundant | Category::Unknown => {}
         }
+    }
+
+    /// Sets the time of the recording, which the profiler writes once.
+    fn add_window(&mut self, event: &EventFields) {
+        let times = self.times(event, &Category::Window);
+        let is_known = |it: &(i64, i64)| it.0 >= 0 && possible_interval(it.0, it.1);
+        self.window = self.window.or(times.filter(is_known));
     }
 
     fn metadata(&mut self, event: EventFields) {

@@ -131,10 +131,14 @@ fn times_are_exact_with_a_base_and_since_1970() {
 
 #[test]
 fn whole_microseconds_are_a_finding() {
-    let event = |at: usize| KERNEL.replace("4.5", &at.to_string()).replace("1.25", "3");
-    let events: Vec<String> = (0..10).map(event).collect();
-    let texts: Vec<&str> = events.iter().map(String::as_str).collect();
-    assert_eq!(ids(&trace(&texts)), ["trace_times_coarse"]);
+    let of = |us: &str| {
+        let event = |at: usize| KERNEL.replace("4.5", &at.to_string()).replace("1.25", us);
+        let events: Vec<String> = (0..10).map(event).collect();
+        let texts: Vec<&str> = events.iter().map(String::as_str).collect();
+        ids(&trace(&texts)).into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(of("3"), ["trace_times_coarse"]);
+    assert_eq!(of("10"), [""; 0], "1 us is a tenth of it at most");
     assert_eq!(ids(&trace(&[KERNEL])), [""; 0]);
 }
 
@@ -392,3 +396,4 @@ mod graph_captures;
 mod pairs;
 mod refused;
 mod untimed;
+mod window;

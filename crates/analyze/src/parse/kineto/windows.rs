@@ -9,6 +9,7 @@ use foldhash::HashMap;
 use llmprof_core::trace::{
     collectives::ProcessRank,
     interval::{Interval, union},
+    timeline::{ApiCall, ApiCalls, Timeline, process_of},
 };
 
 use super::rows::FileRows;
@@ -103,6 +104,27 @@ impl FileRows {
         let span = all.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap_or_default();
         (span.0.saturating_add(base), span.1.saturating_add(base))
     }
+}
+
+/// Start of the first event.
+pub fn origin(trace: &Timeline) -> i64 {
+    let kernels = trace.kernels.iter().map(|it| it.start_ns);
+    let calls = trace.cuda_calls.iter().map(|it| it.start_ns);
+    let copies = trace.copies.iter().map(|it| it.start_ns);
+    let ranges = trace.ranges.iter().map(|it| it.start_ns);
+    let operators = trace.framework.iter().map(|it| it.start_ns);
+    let overheads = trace.framework.overheads.iter().map(|it| it.1);
+    let host = calls.chain(ranges).chain(operators).chain(overheads);
+    kernels.chain(copies).chain(host).min().unwrap_or(0)
+}
+
+/// The calls, moved by the time of their processes.
+pub fn shifted(calls: &ApiCalls, by: impl Fn(i64) -> i64) -> ApiCalls {
+    let moved = |it: ApiCall| {
+        let by = by(process_of(it.global_tid));
+        ApiCall { start_ns: it.start_ns + by, end_ns: it.end_ns + by, ..it }
+    };
+    calls.iter().map(moved).collect()
 }
 
 #[cfg(test)]

@@ -91,6 +91,7 @@ pub fn read(path: &Path) -> Result<Timeline, ParseError> {
     trace.drop_repeated_calls();
 
     trace.strings = names.resolve(&export)?;
+    trace.recorded_ns = unnamed.recorded_until;
     trace.ranges = unnamed.named(&export)?;
 
     trace.findings.extend(logged()?);

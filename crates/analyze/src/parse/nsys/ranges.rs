@@ -37,7 +37,7 @@ pub(super) struct UnnamedRanges {
     /// Start, length and site.
     rows: PackedRows<3>,
     /// End of the recording: nsys ends there the ranges that are still open.
-    recorded_until: Option<i64>,
+    pub recorded_until: Option<i64>,
     /// Rows left out for impossible times.
     pub impossible: u64,
 }

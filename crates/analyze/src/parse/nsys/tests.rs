@@ -393,4 +393,6 @@ fn a_range_that_ends_before_its_start_or_with_the_recording_has_no_end() {
         let end = |name| trace.ranges.iter().find(|it| it.name == name).unwrap().end_ns;
         assert_eq!((end("decode_all"), end("odd"), trace.impossible_rows), (None, Some(4), 0));
     }
+    assert_eq!(trace(&[META, STRINGS, NVTX, recording]).recorded_ns, Some(9));
+    assert_eq!(trace(&[META, STRINGS, NVTX]).recorded_ns, None);
 }

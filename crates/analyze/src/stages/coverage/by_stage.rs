@@ -135,11 +135,6 @@ impl StageCoverage {
         ];
         reasons.into_iter().filter(|it| it.0).map(|it| it.1).collect()
     }
-
-    /// Returns true when figures over all kernels of the stage are valid.
-    pub fn complete(&self) -> bool {
-        self.reasons().is_empty()
-    }
 }
 
 /// Counts a capture by stage, in the order of stage numbers.

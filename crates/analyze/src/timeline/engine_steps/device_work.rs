@@ -4,6 +4,7 @@ use crate::timeline::{
     capture::{Capture, Join},
     interval::{Interval, IntervalSet},
     open_ranges::EXCLUDED,
+    stage_spans::extended,
     steps_at::StepsAt,
 };
 
@@ -12,6 +13,8 @@ use crate::timeline::{
 pub(in crate::timeline) struct DeviceWork {
     /// First start, last end and time in which something ran, on devices with a common clock.
     pub window: Option<Interval>,
+    /// The same with copies and fills: a step lasts until these have ended, too, as a stage does.
+    pub span: Option<Interval>,
     pub(super) busy_ns: i64,
     /// Part of the window that a range filter leaves out; nothing in it is busy time.
     excluded_ns: i64,
@@ -37,6 +40,7 @@ impl DeviceWork {
             self.busy_ns = self.busy_ns.saturating_add(end - from - left_out(from));
         }
         self.window = Some((first.min(start), last.max(end)));
+        self.span = Some(extended(self.span, (start, end)));
     }
 
     /// From the first start to the last end, without the parts that a range filter leaves out.
@@ -49,7 +53,7 @@ impl DeviceWork {
 /// times, in the order of their starts; `None` if some ran on a device without a common clock.
 pub fn work_windows(capture: &Capture, steps: &[(i64, Interval)]) -> Option<Vec<Option<Interval>>> {
     let work = device_work(capture, steps);
-    work.iter().map(|it| (!it.is_untimed).then_some(it.window)).collect()
+    work.iter().map(|it| (!it.is_untimed).then_some(it.span)).collect()
 }
 
 /// The work that was launched during each step, on its thread or, for a process, on all of its
@@ -91,6 +95,11 @@ pub(in crate::timeline) fn device_work(
         }
         work[at].graphs += 1;
         work[at].is_replayed = true;
+    }
+    for (copy, launch) in capture.copies() {
+        if let Some(at) = step_of(launch).filter(|_| is_timed(copy.global_pid, copy.device)) {
+            work[at].span = Some(extended(work[at].span, (copy.start_ns, copy.end_ns)));
+        }
     }
     for (work, excluded) in work.iter_mut().zip(&excluded) {
         let window = work.window.unwrap_or_default();

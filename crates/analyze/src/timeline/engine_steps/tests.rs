@@ -1,11 +1,11 @@
 //! Steps of sketched captures, with their work.
 
-use llmprof_core::trace::{clocks::UnequalClock, stage::StageRules, timeline::Timeline};
+use llmprof_core::trace::{Trace, clocks::UnequalClock, stage::StageRules, timeline::Timeline};
 use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    kernels::tests::capture,
+    kernels::tests::{capture, launching},
     timeline::open_ranges::{EXCLUDED, NONE},
 };
 
@@ -213,4 +213,21 @@ fn threads_with_steps_at_once_have_periods_of_their_own_and_one_engine_may_chang
     assert_eq!(of(&two), [None, None, Some(100), Some(100)]);
     let one = [(1, 0, 100), (2, 100, 200), (1, 200, 300)];
     assert_eq!(of(&one), [None, Some(100), Some(100)]);
+}
+
+#[test]
+fn a_step_lasts_until_its_copies_have_ended_and_so_do_the_times_of_steps() {
+    let name = "execute_context_0(0)_generation_2(2)";
+    let step = |at: i64| {
+        let times = [(at, at + 100), (at + 10, at + 20), (at + 20, at + 60)];
+        let (id, call, copy) = (9_000 + at, at + 30, at + 60);
+        let work = format!("call 1 {id} {call}..{}\ncopy {id} 8 {copy}..{}", at + 40, at + 150);
+        format!("{}\n{work}", launching(name, 1 + at, times))
+    };
+    let trace = capture(&[step(0), step(1_000), step(2_000)].join("\n"));
+    for it in engine_steps(&Capture::of(&trace)) {
+        assert_eq!((it.step_ms, it.device_ms), (150e-6, Some(40e-6)), "{it:?}");
+    }
+    let found = crate::analyze(&Trace { nsys: Some(trace), ..Trace::default() }, None, None);
+    assert_eq!(found.step_times[0].ms.max, found.step_batches[0].ms.max);
 }

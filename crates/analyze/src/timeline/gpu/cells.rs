@@ -1,6 +1,7 @@
 //! Sums for each stage on each GPU, from a single pass over the activities.
 
 mod graph_launches;
+mod thread_devices;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +10,7 @@ use llmprof_core::trace::{
     timeline::{CallReader, CopyKind, MemoryOp, ON_HOST, process_of},
 };
 
-use self::graph_launches::graph_calls;
+use self::{graph_launches::graph_calls, thread_devices::ThreadDevices};
 use super::{
     super::{
         activity::{Activity, Busy, DeviceWork, activities, used_devices},
@@ -201,11 +202,12 @@ impl GpuCells {
         }
     }
 
-    /// Sets the window of every instance on each GPU that its process uses, without the parts that
-    /// do not count.
+    /// Sets the window of every instance on each GPU that its thread or process uses, without the
+    /// parts that do not count.
     fn set_windows(&mut self, capture: &Capture) {
         let (instances, spans) = (&capture.stages.instances, stage_spans(capture));
         let mut open: Vec<Vec<Interval>> = vec![vec![]; self.cells.len()];
+        let devices = ThreadDevices::of(capture, &self.used);
         for (it, span) in instances.iter().zip(&spans) {
             if it.start_ns >= it.end_ns || span.0 >= span.1 || span.1 == i64::MAX {
                 continue;
@@ -215,11 +217,11 @@ impl GpuCells {
             let uncounted = capture.stages.uncounted_in(it.place, (it.start_ns, it.end_ns));
             let parts: Vec<Interval> = uncounted.outside(*span).collect();
             let ns = parts.iter().fold(0i64, |sum, it| sum.saturating_add(it.1 - it.0));
-            for (_, device) in self.used.range((process, 0)..=(process, u32::MAX)) {
-                let place = self.place(it.label, *device);
+            for device in devices.of_place(it.place) {
+                let place = self.place(it.label, device);
                 let cell = &mut self.cells[place];
                 cell.instances += 1;
-                cell.is_unequal |= !capture.trace.has_common_clock(process, *device);
+                cell.is_unequal |= !capture.trace.has_common_clock(process, device);
                 cell.instances_ns = cell.instances_ns.saturating_add(ns);
                 open[place].extend_from_slice(&parts);
             }

@@ -25,6 +25,9 @@ pub enum GapReason {
     Queued,
     /// The work was launched before the gap, and waited for an unrecorded reason.
     Unrecorded,
+    /// The work was launched before this time and waited longer than kernels take to start: for
+    /// another process or an event of another stream, which the capture does not record.
+    Wait,
     /// The capture has no launching call.
     Unknown,
 }
@@ -52,8 +55,8 @@ impl GapSum {
     }
 }
 
-/// The reasons of a gap with their time. Without a reason on the host, a gap is inside a graph if
-/// one launch has both its neighbours.
+/// The reasons of a gap with their time, before long calls, graphs and long waits are named.
+/// Without a reason on the host, a gap is inside a graph if one launch has both its neighbours.
 pub fn reasons(gap: &IdleGap) -> impl Iterator<Item = (GapReason, i64)> + use<> {
     let IdleSplit { host, copy, sync, unknown, launch } = gap.reasons.program;
     let launched = gap.after.filter(|after| after.join.has_call());

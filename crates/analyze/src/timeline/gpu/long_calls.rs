@@ -22,7 +22,7 @@ pub const LONG_CALL_NS: i64 = 1_000_000;
 /// call, which takes little time itself.
 pub const LOADING: &str = "preparation of code for";
 
-/// Start of the names of gaps in which the host is in a range of the program and calls nothing.
+/// Start of the names of gaps in which the host is in a range of the program, which is not a call.
 pub const IN_RANGE: &str = "the range ";
 
 /// Max calls compared with a gap, latest first.
@@ -36,8 +36,6 @@ type Calls = BTreeMap<i64, Vec<(Interval, u32)>>;
 pub struct LongCalls<'a> {
     long: Calls,
     loads: Calls,
-    /// Numbers of the names of gaps in ranges, by the numbers of the ranges' names.
-    in_range: HashMap<u32, u32>,
     numbers: HashMap<Cow<'a, str>, u32>,
     names: Vec<Cow<'a, str>>,
 }
@@ -57,14 +55,16 @@ impl<'a> LongCalls<'a> {
         for call in trace.framework.iter().filter(|it| is_long((it.start_ns, it.end_ns))) {
             let signature = trace.framework.signatures.get(call.signature as usize);
             let name = signature.map_or("", |it| it.name.as_str());
-            all.add(call.global_tid, (call.start_ns, call.end_ns), name);
+            let span = (call.start_ns, call.end_ns);
+            // A region of the program, such as a compiled one: no operator has such a name.
+            all.add(call.global_tid, span, name, is_range(name) && name.contains(' '));
         }
         let is_wanted: Vec<bool> = trace.call_kinds().iter().map(|it| is_own_work(*it)).collect();
         for (_, _, call) in trace.cuda_calls.at_sites(&is_wanted) {
             let (span, name) = ((call.start_ns, call.end_ns), trace.text(call.name));
             let name = without_version(name);
             if is_long(span) {
-                all.add(call.global_tid, span, name);
+                all.add(call.global_tid, span, name, false);
             }
             if loads_code(name) {
                 let number = all.number(format!("{LOADING} {name}").into());
@@ -76,27 +76,26 @@ impl<'a> LongCalls<'a> {
         all
     }
 
-    fn add(&mut self, thread: i64, span: Interval, name: &'a str) {
+    fn add(&mut self, thread: i64, span: Interval, name: &'a str, is_range: bool) {
         if !name.is_empty() {
-            let number = self.number(name.into());
+            let number = self.number_of(name.into(), is_range);
             self.long.entry(thread).or_default().push((span, number));
         }
     }
 
+    /// The number of a call, or of a range of this name.
+    fn number_of(&mut self, name: Cow<'a, str>, is_range: bool) -> u32 {
+        self.number(if is_range { format!("{IN_RANGE}{name}").into() } else { name })
+    }
+
     /// Adds ranges; names that differ only in numbers are one name.
     fn add_ranges(&mut self, ranges: &[(&Range, Interval)]) {
-        let named = ranges.iter().map(|it| ("", it.0.name.as_str()));
-        let (groups, group_of) = RangeNames::grouped(named);
+        let names = ranges.iter().map(|it| ("", it.0.name.as_str()));
+        let (groups, group_of) = RangeNames::grouped(names);
         let mut numbers = Vec::with_capacity(groups.len());
         for name in groups.iter().map(RangeNames::in_rule) {
-            // Names with a namespace are operators of a framework.
-            let in_range = (!name.contains("::")).then(|| format!("{IN_RANGE}{name}"));
-            let number = self.number(name.into());
-            if let Some(in_range) = in_range {
-                let in_range = self.number(in_range.into());
-                self.in_range.insert(number, in_range);
-            }
-            numbers.push(number);
+            let is_range = is_range(&name);
+            numbers.push(self.number_of(name.into(), is_range));
         }
         for ((range, span), group) in ranges.iter().zip(group_of) {
             if !range.name.is_empty() {
@@ -116,13 +115,10 @@ impl<'a> LongCalls<'a> {
         self.names.len() as u32 - 1
     }
 
-    /// The call in which the host was for most of a gap until a launch, with its part of the gap. A
-    /// range of the program in which it called nothing is named as one.
+    /// The call in which the host was for most of a gap until a launch, with its part of the gap.
     pub fn before(&self, trace: &Timeline, launch: u32, gap: Interval) -> Option<(u32, Interval)> {
         let call = trace.cuda_calls.get(launch as usize);
-        let (number, part) = self.inside(call.global_tid, (gap.0, call.start_ns.min(gap.1)))?;
-        let range = self.in_range.get(&number).filter(|_| !has_calls(trace, launch, part));
-        Some((*range.unwrap_or(&number), part))
+        self.inside(call.global_tid, (gap.0, call.start_ns.min(gap.1)))
     }
 
     /// The call in which a thread was for most of a gap, with its part of the gap; else the loading
@@ -163,16 +159,6 @@ impl<'a> LongCalls<'a> {
     }
 }
 
-/// True if the thread of a launch made other calls in this time before it, or may have made them.
-fn has_calls(trace: &Timeline, launch: u32, time: Interval) -> bool {
-    let mut calls = trace.cuda_calls.reader();
-    let thread = calls.get(launch).global_tid;
-    let earlier = (0..launch).rev().map(|at| calls.get(at));
-    let mut in_time = earlier.take_while(|it| it.start_ns >= time.0).enumerate();
-    in_time
-        .any(|(count, it)| count >= MAX_COMPARED || it.global_tid == thread && it.start_ns < time.1)
-}
-
 fn is_long((start, end): Interval) -> bool {
     end.saturating_sub(start) >= LONG_CALL_NS
 }
@@ -181,6 +167,11 @@ fn is_long((start, end): Interval) -> bool {
 fn is_own_work(kind: CallKind) -> bool {
     let is_launch = matches!(kind, CallKind::Kernel | CallKind::Graph | CallKind::Unknown);
     !is_launch && !kind.waits() && !kind.writes_memory()
+}
+
+/// False for names with a namespace, which operators of a framework have.
+fn is_range(name: &str) -> bool {
+    !name.contains("::")
 }
 
 #[cfg(test)]
@@ -200,7 +191,7 @@ mod tests {
     #[test]
     fn a_gap_is_named_by_the_innermost_call_that_fills_it() {
         let outer = "range 1 outer 1000000..9000000\nrange 1 inner 1500000..8500000";
-        assert_eq!(inside(outer, (1_400_000, 8_600_000)).as_deref(), Some("inner"));
+        assert_eq!(inside(outer, (1_400_000, 8_600_000)).as_deref(), Some("the range inner"));
         assert_eq!(inside(outer, (8_600_000, 8_650_000)), None, "a short gap");
         assert_eq!(inside(outer, (2_000_000, 4_000_000)), None, "a small part of the call");
         assert_eq!(inside(outer, (8_500_000, 30_000_000)), None, "a small part of the gap");
@@ -208,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_in_a_range_without_calls_is_named_by_the_pattern_of_its_range() {
+    fn a_gap_in_a_range_is_named_by_the_pattern_of_its_range() {
         let name = |ranges: &str, calls: &str| {
             let trace = capture(&format!("{ranges}\n{calls}\ncall 1 9 3000000..3000100"));
             let long = LongCalls::of(&trace);
@@ -223,7 +214,8 @@ mod tests {
         assert_eq!(name(layers, "call 2 1 2000000..2000100"), of("the range layer_*"));
         assert_eq!(name(layers, "call 1 1 950000..950100"), of("the range layer_*"), "before it");
         assert_eq!(name(layers, "call 1 1 2950000..2950100"), of("the range layer_*"), "after it");
-        assert_eq!(name(layers, "call 1 1 2000000..2000100"), of("layer_*"), "a call inside");
+        let inside = "call 1 1 2000000..2000100";
+        assert_eq!(name(layers, inside), of("the range layer_*"), "a range is not a call");
         let operator = "range 1 aten::mm 1000000..2900000";
         assert_eq!(name(operator, ""), of("aten::mm"), "an operator is a call");
     }

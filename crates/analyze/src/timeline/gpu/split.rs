@@ -4,18 +4,17 @@
 //! in n of the time, and the first ones the nanoseconds that remain of the division. Gaps are the
 //! same as in [`super`], by the same reasons.
 
+mod shared_time;
+
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
 };
 
-use foldhash::{HashMap, HashSet};
-use llmprof_core::trace::{
-    runtime_call::{CallKind, without_version},
-    timeline::{CopyKind, Timeline},
-};
+use foldhash::HashMap;
+use llmprof_core::trace::timeline::{CopyKind, Timeline};
 
-pub use super::gap_sums::{GapReason, GapSum};
+use self::shared_time::{SharedTime, WorkTimes};
 use super::{
     super::{
         activity::{Activity, DeviceWork},
@@ -25,10 +24,14 @@ use super::{
         open_at::OpenAt,
     },
     cells::{GpuCell, GpuCells},
-    gap_sums::reasons,
-    idle_gap::{IdleGap, LaneEvent},
-    long_calls::{LONG_CALL_NS, LongCalls},
-    waits::IdleSplit,
+    idle_gap::LaneEvent,
+    launch_lengths::LaunchLengths,
+    named_gaps::GapNames,
+};
+pub use super::{
+    gap_sums::{GapReason, GapSum},
+    launch_lengths::LongLaunches,
+    other_work::OtherWork,
 };
 use crate::{
     kernels::is_measured, operators::rolled_paths::RolledPaths, timeline::open_ranges::RangeNest,
@@ -84,10 +87,23 @@ pub struct WindowSplit {
     /// Sum of the windows of all instances: overlaps count as often as they occur.
     pub instances_ns: i64,
     pub window_ns: i64,
-    /// Time in which only work of other stages ran.
+    /// Time in which only work ran that the stage did not launch.
     pub other_ns: i64,
     pub work: BTreeMap<WorkOf, WorkTime>,
     pub gaps: BTreeMap<GapAfter, GapSum>,
+    /// The work of the other time.
+    pub other: Vec<OtherWork>,
+    /// By number of the GPU.
+    pub on_gpus: BTreeMap<u32, WindowsOnGpu>,
+    /// Launches of a kernel that take far longer than its others.
+    pub long_launches: BTreeMap<WorkOf, LongLaunches>,
+}
+
+/// Windows of one stage on one GPU, and their idle time by reason.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct WindowsOnGpu {
+    pub windows: u64,
+    pub gaps: BTreeMap<GapReason, i64>,
 }
 
 /// The stages of a capture.
@@ -119,7 +135,9 @@ impl WindowSplits {
             };
             let work = it.work.into_iter().map(|(of, time)| (renamed(of), time)).collect();
             let gaps = it.gaps.into_iter().map(|(of, sum)| (gap(of), sum)).collect();
-            WindowSplit { work, gaps, ..it }
+            let long = it.long_launches.into_iter().map(|(of, long)| (renamed(of), long));
+            let long_launches = long.collect();
+            WindowSplit { work, gaps, long_launches, ..it }
         };
         self.stages.extend(other.stages.into_iter().map(moved));
         let calls = other.long_gaps.into_iter();
@@ -151,11 +169,12 @@ pub(super) struct SplitSums<'a> {
     stages: Vec<StageSums>,
     /// By cell.
     shared: Vec<SharedTime>,
+    idle: Vec<BTreeMap<GapReason, i64>>,
     /// The last work: most gaps follow it.
     last: Option<(DeviceWork, usize, WorkOf)>,
-    /// Names of calls that launch graphs.
-    graph_launches: HashSet<u32>,
-    long_calls: LongCalls<'a>,
+    gaps: GapNames<'a>,
+    /// By stage and work: lengths of its launches.
+    lengths: HashMap<(usize, WorkOf), LaunchLengths>,
     /// By stage.
     long_gaps: Vec<(usize, Interval, u32)>,
 }
@@ -171,18 +190,16 @@ impl<'a> SplitSums<'a> {
             operators: RolledPaths::default(),
         };
         let stages = capture.stages.labels.iter().map(|_| StageSums::default()).collect();
-        let long_calls = LongCalls::of(capture.trace);
-        let sites = capture.trace.cuda_calls.sites().iter().zip(capture.trace.call_kinds());
-        let graph_launches =
-            sites.filter(|it| it.1 == CallKind::Graph).map(|((name, _), _)| *name).collect();
-        let (shared, last, long_gaps) = Default::default();
-        Self { names, stages, shared, last, graph_launches, long_calls, long_gaps }
+        let gaps = GapNames::of(capture);
+        let (shared, idle, last, lengths, long_gaps) = Default::default();
+        Self { names, stages, shared, idle, last, gaps, lengths, long_gaps }
     }
 
     /// Adds an event; the windows of `cells` are set.
     pub fn add(&mut self, cells: &[GpuCell], event: &LaneEvent) {
         if self.shared.is_empty() {
-            self.shared.extend(cells.iter().map(|_| SharedTime::default()));
+            self.shared.resize_with(cells.len(), SharedTime::default);
+            self.idle.resize_with(cells.len(), BTreeMap::new);
         }
         match event {
             LaneEvent::Work { cell, work, .. } => {
@@ -195,6 +212,10 @@ impl<'a> SplitSums<'a> {
                     time.staged_calls += 1;
                     time.staged_ns = time.staged_ns.saturating_add(ns);
                 }
+                if matches!(of.kind, WorkKind::Kernel(_)) {
+                    let lengths = self.lengths.entry((cells[*cell].label, of)).or_default();
+                    lengths.add(work.end_ns - work.start_ns);
+                }
                 self.shared[*cell].add(work, of, &cells[*cell].window, &mut stage.work);
             }
             LaneEvent::Gap(gap) => {
@@ -202,92 +223,75 @@ impl<'a> SplitSums<'a> {
                     Some((kind, row, of)) if (kind, row) == (work.work, work.row) => of,
                     _ => self.names.of(work),
                 });
-                let long_call = self.long_call(gap);
                 let label = cells[gap.cell].label;
-                let launching = self.long_launch(gap);
-                let is_graph = gap.reasons.program.launch > 0 && self.launches_graph(gap);
+                let sums = &mut self.stages[label].gaps;
+                let idle = &mut self.idle[gap.cell];
+                let long_call = self.gaps.divide(gap, |reason, call, ns| {
+                    let after = after.filter(|_| call.is_none());
+                    *idle.entry(reason).or_default() += ns;
+                    sums.entry(GapAfter { reason, after, call }).or_default().add(ns);
+                });
                 if let Some((call, part)) = long_call {
                     self.long_gaps.push((label, part, call));
-                }
-                let gaps = &mut self.stages[label].gaps;
-                for (reason, ns) in reasons(gap) {
-                    let of = match (reason, long_call) {
-                        (GapReason::Host, Some((call, _))) => {
-                            GapAfter { reason: GapReason::LongCall, after: None, call: Some(call) }
-                        }
-                        (GapReason::Launch, _) if !is_graph && launching.is_some() => {
-                            GapAfter { reason: GapReason::LongCall, after: None, call: launching }
-                        }
-                        // A graph that was submitted in the gap starts some time after its call.
-                        (GapReason::Launch | GapReason::Queued, _) if is_graph => {
-                            GapAfter { reason: GapReason::GraphLaunch, after, call: None }
-                        }
-                        _ => GapAfter { reason, after, call: None },
-                    };
-                    gaps.entry(of).or_default().add(ns);
                 }
             }
             LaneEvent::Unattributed(_) => {}
         }
     }
 
-    /// The call of a launch that takes long in the gap: it loads or compiles the kernel.
-    fn long_launch(&mut self, gap: &IdleGap) -> Option<u32> {
-        let is_long = gap.reasons.program.launch >= LONG_CALL_NS;
-        let after = gap.after.filter(|it| is_long && it.join.has_call())?;
-        let trace = self.names.trace;
-        let call = trace.cuda_calls.get(after.join.call as usize);
-        let is_it = call.end_ns - call.start_ns >= LONG_CALL_NS;
-        is_it.then(|| self.long_calls.number(without_version(trace.text(call.name)).into()))
-    }
-
-    /// True if a graph's launch ends the gap.
-    fn launches_graph(&self, gap: &IdleGap) -> bool {
-        gap.after.filter(|it| it.join.has_call()).is_some_and(|after| {
-            let call = self.names.trace.cuda_calls.get(after.join.call as usize);
-            self.graph_launches.contains(&call.name)
-        })
-    }
-
-    /// The long call in which the host was until it launched the work that ended the gap.
-    fn long_call(&self, gap: &IdleGap) -> Option<(u32, Interval)> {
-        let IdleSplit { host, launch, .. } = gap.reasons.program;
-        let after = gap.after.filter(|it| host - launch >= LONG_CALL_NS && it.join.has_call())?;
-        self.long_calls.before(self.names.trace, after.join.call, (gap.from, gap.to))
-    }
-
     /// The measured stages, of these names, without those in which a graph of an unknown GPU ran.
     pub fn finish(mut self, labels: &[String], cells: &GpuCells) -> WindowSplits {
         self.shared.resize_with(cells.cells().len(), SharedTime::default);
+        self.idle.resize_with(cells.cells().len(), BTreeMap::new);
         let gpus = cells.devices.len().max(1);
-        let mut windows = vec![(0, 0i64, 0i64); self.stages.len()];
+        let mut windows = vec![(0, 0i64, 0i64, BTreeMap::new()); self.stages.len()];
         let mut unplaced = BTreeSet::new();
         for (at, (cell, shared)) in cells.cells().iter().zip(&mut self.shared).enumerate() {
             shared.advance(i64::MAX, &cell.window, &mut self.stages[at / gpus].work);
-            let (count, instances_ns, ns) = &mut windows[at / gpus];
+            let (count, instances_ns, ns, on_gpus) = &mut windows[at / gpus];
             if cell.unplaced {
                 unplaced.insert(labels[at / gpus].as_str());
             }
             *count += cell.instances;
             *instances_ns = instances_ns.saturating_add(cell.instances_ns);
             *ns = ns.saturating_add(cell.window_ns());
+            let gaps = std::mem::take(&mut self.idle[at]);
+            let it = WindowsOnGpu { windows: cell.instances, gaps };
+            on_gpus.insert(cells.devices[at % gpus], it);
         }
-        type NamedSums<'a> = (((StageSums, &'a String), u64), (u64, i64, i64));
+        type Windows = (u64, i64, i64, BTreeMap<u32, WindowsOnGpu>);
+        type NamedSums<'a> = (((StageSums, &'a String), u64), Windows);
         let split = |(((sums, name), instances), times): NamedSums| {
-            let (windows, instances_ns, window_ns) = times;
+            let (windows, instances_ns, window_ns, on_gpus) = times;
             let (work, gaps): (BTreeMap<_, _>, BTreeMap<_, _>) =
                 (sums.work.into_iter().collect(), sums.gaps.into_iter().collect());
             let inside: i64 = work.values().map(|it: &WorkTime| it.ns).sum();
             let idle: i64 = gaps.values().map(|it: &GapSum| it.ns).sum();
             let other_ns = window_ns - inside - idle;
-            let stage = name.clone();
-            WindowSplit { stage, instances, windows, instances_ns, window_ns, other_ns, work, gaps }
+            WindowSplit {
+                stage: name.clone(),
+                instances,
+                windows,
+                instances_ns,
+                window_ns,
+                other_ns,
+                work,
+                gaps,
+                other: Vec::new(),
+                on_gpus,
+                long_launches: BTreeMap::new(),
+            }
         };
         let named = self.stages.into_iter().zip(labels).zip(cells.instances.iter().copied());
         let mut stages: Vec<WindowSplit> = named.zip(windows).map(split).collect();
+        for ((label, of), lengths) in self.lengths {
+            if let Some(long) = lengths.long() {
+                stages[label].long_launches.insert(of, long);
+            }
+        }
         stages.retain(|it| it.windows > 0 && it.window_ns > 0 && is_measured(&it.stage));
         stages.retain(|it| !unplaced.contains(it.stage.as_str()));
-        let host_calls = self.long_calls.into_names();
+        let host_calls = self.gaps.into_names();
         let long_gap = |(label, (from, to), call): (usize, Interval, u32)| LongGap {
             stage: labels[label].clone(),
             from,
@@ -346,51 +350,6 @@ impl<'a> WorkNames<'a> {
         let number = self.operators.number(&trace.ranges[range as usize].name);
         self.of_entry.insert(entry, number);
         number
-    }
-}
-
-/// Work of one stage that runs on one GPU.
-#[derive(Default)]
-struct SharedTime {
-    active: Vec<(i64, WorkOf)>,
-    /// End of the time already divided.
-    until: i64,
-    /// Position of the last lookup in the window.
-    near: usize,
-}
-
-type WorkTimes = HashMap<WorkOf, WorkTime>;
-
-impl SharedTime {
-    fn add(&mut self, work: &Activity, of: WorkOf, window: &IntervalSet, times: &mut WorkTimes) {
-        self.advance(work.start_ns, window, times);
-        if self.active.is_empty() {
-            self.until = work.start_ns;
-        }
-        self.active.push((work.end_ns, of));
-    }
-
-    /// Divides the time up to `to`.
-    fn advance(&mut self, to: i64, window: &IntervalSet, times: &mut WorkTimes) {
-        while let Some(end) = self.active.iter().map(|it| it.0).min() {
-            let next = end.min(to);
-            if next > self.until {
-                let ns = window.overlap_near(self.until, next, &mut self.near);
-                let (each, rest) = (ns / self.active.len() as i64, ns % self.active.len() as i64);
-                let is_alone = self.active.len() == 1;
-                for (at, (_, of)) in self.active.iter().enumerate() {
-                    let time = times.entry(*of).or_default();
-                    let part = each + i64::from((at as i64) < rest);
-                    time.ns += part;
-                    time.alone_ns += if is_alone { part } else { 0 };
-                }
-                self.until = next;
-            }
-            if end > to {
-                return;
-            }
-            self.active.retain(|it| it.0 > next);
-        }
     }
 }
 

@@ -9,11 +9,14 @@ use llmprof_core::trace::{
 };
 
 use super::{Extent, OpenStages, PlaceIntervals, StageInstance, place, step_ranges};
-use crate::stages::PREFILL;
+use crate::{
+    stages::PREFILL,
+    timeline::{interval::Interval, recorded::MIN_QUIET_NS},
+};
 
 impl OpenStages {
-    /// Marks the instances that are not whole. `loose` contains the runs of decode steps that have
-    /// no enclosing decode range; `decode` is the index of the decode label.
+    /// Marks the instances that are not whole. `loose` contains the runs of decode steps that lie
+    /// in no decode range; `decode` is the index of the decode label.
     pub(super) fn mark_extents(&mut self, trace: &Timeline, loose: &PlaceIntervals, decode: usize) {
         let closed: HashSet<(i64, i64)> = trace
             .unclosed
@@ -32,12 +35,21 @@ impl OpenStages {
         let inferred = trace.inferred.generating_threads();
         let last: BTreeMap<i64, usize> =
             self.instances.iter().enumerate().map(|(at, it)| (it.place, at)).collect();
+        let is_ranged = |it: &&StageInstance| {
+            let runs = loose.get(&it.place);
+            it.label == decode
+                && runs.is_some_and(|all| all.binary_search(&(it.start_ns, it.end_ns)).is_err())
+        };
+        let ranged: HashSet<i64> =
+            self.instances.iter().filter(is_ranged).map(|it| it.place).collect();
         let mut seen = HashSet::new();
         let starts = ProcessStarts::of(trace);
         for at in 0..self.instances.len() {
             let it = self.instances[at];
             let is_inferred = it.label == decode && inferred.contains(&it.place);
-            let is_loose = it.label == decode && loose.contains_key(&it.place);
+            let is_run =
+                |runs: &Vec<Interval>| runs.binary_search(&(it.start_ns, it.end_ns)).is_ok();
+            let is_loose = it.label == decode && loose.get(&it.place).is_some_and(is_run);
             // The prefill of a first decode lies before the recording, and its first steps may.
             let is_first = seen.insert(it.place) && (is_loose || is_inferred);
             let lacks_start = is_first
@@ -51,7 +63,10 @@ impl OpenStages {
             let ends_late = last[&it.place] == at && trace.inferred.cut_threads.contains(&it.place);
             let is_cut_run = lacks_start || of_steps.get(&(it.place, ())).is_some_and(lacks_end);
             let unbounded = of_stage.get(&(it.place, self.labels[it.label].as_str()));
-            let is_cut = is_loose && is_cut_run
+            // The range around a run is not recorded if other decodes of the thread have one.
+            let lacks_range = is_loose && ranged.contains(&it.place);
+            let is_cut = lacks_range
+                || is_loose && is_cut_run
                 || is_inferred && (lacks_start || ends_late)
                 || unbounded.is_some_and(|start| *start <= it.start_ns);
             self.instances[at].extent = if is_cut {
@@ -62,6 +77,65 @@ impl OpenStages {
                 Extent::Whole
             };
         }
+    }
+
+    /// Shortens decodes whose range lasts longer than the recording: the time without a step before
+    /// the first call and after the last work is not recorded, if it is longer than each step.
+    pub(super) fn trim_decodes(&mut self, trace: &Timeline, decode: usize) {
+        let is_step = |it: &Range| {
+            trace.rules.is_decode_step(&it.name, &it.domain)
+                || trace.rules.is_step_in_decode(&it.name, &it.domain)
+        };
+        let mut steps: Option<PlaceIntervals> = None;
+        for at in 0..self.instances.len() {
+            let it = self.instances[at];
+            let process = process_of(it.place);
+            let Some((first, last)) = self.records.of_process(process).map(|it| it.times) else {
+                continue;
+            };
+            let is_beyond = it.start_ns < first || last < it.end_ns;
+            if it.label != decode || it.extent == Extent::EstimatedEnd || !is_beyond {
+                continue;
+            }
+            let steps = steps.get_or_insert_with(|| {
+                let mut found = step_ranges(trace, is_step);
+                for step in &self.steps {
+                    found.entry(step.place).or_default().push((step.start_ns, step.end_ns));
+                }
+                found.values_mut().for_each(|all| all.sort_unstable());
+                found
+            });
+            let is_inside = |step: &&Interval| {
+                let is_same = **step == (it.start_ns, it.end_ns);
+                !is_same && it.start_ns <= step.0 && step.1 <= it.end_ns
+            };
+            let all = steps.get(&it.place).map_or(&[][..], Vec::as_slice);
+            let from = all.partition_point(|step| step.0 < it.start_ns);
+            let inside = || {
+                let of_range = all[from..].iter().take_while(|step| step.0 <= it.end_ns);
+                of_range.filter(is_inside)
+            };
+            let is_recorded = |step: &&Interval| first <= step.1 && step.0 <= last;
+            let is_whole = |step: &&Interval| first <= step.0 && step.1 <= last;
+            let Some(longest) = inside().filter(is_whole).map(|it| it.1 - it.0).max() else {
+                continue;
+            };
+            let least = longest.max(MIN_QUIET_NS);
+            let start = inside().filter(is_recorded).map(|it| it.0).fold(first, i64::min);
+            let end = inside().filter(is_recorded).map(|it| it.1).fold(last, i64::max);
+            let is_at_bound = self.records.is_at_bound(process, (it.start_ns, it.end_ns));
+            let it = &mut self.instances[at];
+            if is_at_bound {
+                it.extent = Extent::Cut;
+            }
+            if start - it.start_ns > least {
+                (it.start_ns, it.extent) = (start, Extent::Cut);
+            }
+            if it.end_ns - end > least {
+                (it.end_ns, it.extent) = (end, Extent::Cut);
+            }
+        }
+        self.instances.sort_by_key(|it| (it.start_ns, it.label));
     }
 }
 

@@ -1,11 +1,11 @@
-//! Runs of decode steps that have no enclosing decode range.
+//! Runs of decode steps that lie in no decode range.
 
 use std::collections::BTreeMap;
 
 use llmprof_core::trace::{range::Range, timeline::Timeline};
 
 use super::{PlaceIntervals, end, outermost, place};
-use crate::timeline::interval::Interval;
+use crate::timeline::interval::{Interval, IntervalSet};
 
 /// The ranges of steps by thread or process, without ranges inside others.
 pub(in crate::timeline) fn step_ranges(
@@ -19,16 +19,19 @@ pub(in crate::timeline) fn step_ranges(
     found.into_iter().map(|(place, all)| (place, outermost(all))).collect()
 }
 
-/// Runs of decode steps by thread or process, if no range of decode is around them: a run ends
-/// where another stage or the warm-up starts or ends.
+/// Runs of decode steps by thread or process that lie in no range of decode: a run ends where a
+/// stage or the warm-up starts or ends.
 pub(super) fn loose_steps(
     trace: &Timeline,
     open: &BTreeMap<(i64, usize), Vec<Interval>>,
     decode: usize,
 ) -> PlaceIntervals {
     let mut steps = step_ranges(trace, |it| trace.rules.is_decode_step(&it.name, &it.domain));
-    steps.retain(|place, _| !open.contains_key(&(*place, decode)));
     for (place, steps) in &mut steps {
+        if let Some(decodes) = open.get(&(*place, decode)) {
+            let decodes = IntervalSet::new(decodes.iter().copied());
+            steps.retain(|it| decodes.overlap_ns(it.0, it.1) == 0 && !decodes.contains(it.0));
+        }
         let of_place = open.iter().filter(|((at, _), _)| at == place);
         let mut bounds: Vec<i64> =
             of_place.flat_map(|(_, all)| all.iter().flat_map(|it| [it.0, it.1])).collect();
@@ -45,5 +48,6 @@ pub(super) fn loose_steps(
         }
         *steps = runs;
     }
+    steps.retain(|_, runs| !runs.is_empty());
     steps
 }

@@ -206,7 +206,7 @@ fn steps_of_decode_without_a_range_around_them_are_one_decode_until_another_stag
     assert_eq!(decodes(&turns, rules.clone()), [(30, 50), (60, 80)]);
     assert_eq!(decodes(&turns[2..5], rules.clone()), [(10, 50)], "without other stages");
     let inside = [("decode_all", 0, 50), (step, 5, 9), (step, 60, 70)];
-    assert_eq!(decodes(&inside, rules.clone()), [(0, 50)], "the program names its decode");
+    assert_eq!(decodes(&inside, rules.clone()), [(0, 50), (60, 70)], "next to a named decode");
     rules = StageRules::with(vec!["decode_all=decode_all@LLM".parse().unwrap()], vec![], vec![]);
     assert_eq!(decodes(&turns, rules), [(30, 50), (60, 80)], "the user names the usual range");
     rules = StageRules::with(vec!["decode_all=generate".parse().unwrap()], vec![], vec![]);
@@ -227,4 +227,23 @@ fn a_decode_lacks_its_start_by_the_outermost_ranges_of_its_steps() {
     assert_eq!(extent(&[(5, 100), (105, 200)]), Extent::Cut, "a step may lie before it");
     assert_eq!(extent(&[(5, 100), (6, 99), (105, 200), (106, 199)]), Extent::Cut);
     assert_eq!(extent(&[(5, 7), (8, 10)]), Extent::Whole, "no step fits before it");
+}
+
+#[test]
+fn a_run_of_steps_is_cut_if_other_decodes_of_its_thread_have_a_range() {
+    let named = |name: &str, (start, end): Interval| {
+        Range::new((STAGE_DOMAIN, name), (start, Some(end)), ((7 << 24) | 1, true))
+    };
+    let ranges = vec![
+        named("prefill", (0, 5)),
+        named("decode_all", (5, 30)),
+        named("decode_step", (6, 29)),
+        named("prefill", (30, 35)),
+        named("decode_step", (35, 45)),
+        named("decode_step", (46, 55)),
+    ];
+    let stages = OpenStages::of(&Timeline { ranges, ..Timeline::default() }, "warmup");
+    let decodes = stages.instances.iter().filter(|it| stages.labels[it.label] == DECODE);
+    let found: Vec<_> = decodes.map(|it| ((it.start_ns, it.end_ns), it.extent)).collect();
+    assert_eq!(found, [((5, 30), Extent::Whole), ((35, 55), Extent::Cut)]);
 }

@@ -1,5 +1,6 @@
 //! Steps whose work is compared with the calls that launched it.
 
+mod edges;
 mod orphans;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,6 +56,12 @@ pub struct ComparedStep {
     need: WorkNeed,
 }
 
+impl ComparedStep {
+    fn is_whole(&self) -> bool {
+        self.state == StepState::Whole
+    }
+}
+
 /// The steps that must have launched work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WorkNeed {
@@ -74,6 +81,8 @@ struct StepLaunches {
     /// Kernels of the last launch: recorded ones, and ones without a valid time. If both are zero,
     /// the end of the step is unknown.
     last: (u64, u64),
+    /// Kernels and copies that it launched; a graph traced as a whole counts once.
+    work: u64,
 }
 
 impl StepLaunches {
@@ -107,7 +116,7 @@ pub fn compared(capture: &Capture) -> Vec<ComparedStep> {
         place: *place,
         start_ns: range.0,
         end_ns: range.1,
-        work: work.window,
+        work: work.span,
     });
     let spans = stage_spans::spans(hosts);
     let orphans = Orphans::of(capture, &spans);
@@ -126,14 +135,26 @@ pub fn compared(capture: &Capture) -> Vec<ComparedStep> {
                 WorkNeed::Never => false,
             }
     };
+    let mut unlaunched: Option<Orphans> = None;
     for (at, it) in steps.iter_mut().enumerate() {
         it.span = spans[at];
         it.state = match launches[at].state() {
             Some(state) => state,
             None if orphans.are_in(process_of(it.place), spans[at]) => StepState::CallsMissing,
-            None if lacks_work(&*it, &work[at]) => StepState::WithoutWork,
+            None if lacks_work(&*it, &work[at]) => {
+                let all = unlaunched.get_or_insert_with(|| Orphans::with_earlier(capture, &spans));
+                match all.are_in(process_of(it.place), spans[at]) {
+                    true => StepState::CallsMissing,
+                    false => StepState::WithoutWork,
+                }
+            }
             None => StepState::Whole,
         };
+    }
+    let launched: Vec<u64> = launches.iter().map(|it| it.work).collect();
+    let cut = edges::cut(capture, &steps, &launched);
+    for (it, _) in steps.iter_mut().zip(cut).filter(|(it, is_cut)| *is_cut && it.is_whole()) {
+        it.state = StepState::Cut;
     }
     let windows: Vec<Option<Interval>> = work.iter().map(|it| it.window).collect();
     set_queued_spans(&mut steps, &windows);
@@ -252,8 +273,12 @@ fn launches(capture: &Capture, steps: &[(i64, Interval)]) -> Vec<StepLaunches> {
     let mut open = steps_at.lookup();
     let mut found = vec![StepLaunches::default(); steps.len()];
     each_launching_call(capture, |it| {
-        let Some(launch) = it.launch.filter(|it| it.kernels > 0) else { return };
+        let Some(launch) = it.launch else { return };
         let Some(at) = open.at(it.call.global_tid, it.call.start_ns) else { return };
+        found[at].work += launch.kernels.max(1);
+        if launch.kernels == 0 {
+            return;
+        }
         found[at].kernels += launch.kernels;
         found[at].recorded += launch.recorded;
         found[at].untimed += launch.untimed;

@@ -19,6 +19,8 @@ use crate::{
     stages::{BETWEEN_STEPS, DECODE},
 };
 
+mod edges;
+
 /// Kernels of a step.
 const KERNELS: i64 = 4;
 const STEP: &str = "execute_context_0(0)_generation_8(8)";

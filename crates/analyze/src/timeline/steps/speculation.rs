@@ -203,6 +203,19 @@ mod tests {
     }
 
     #[test]
+    fn a_word_before_the_phases_of_the_draft_model_changes_no_step() {
+        let named = |mut line: String| {
+            if !line.contains("TARGET_VERIFY") {
+                line = line.replace("step[", "draft~step[");
+            }
+            line
+        };
+        let plain = rounds(4);
+        let prefixed: Vec<String> = plain.iter().cloned().map(named).collect();
+        assert_eq!(of(&prefixed.join("\n")), of(&plain.join("\n")));
+    }
+
+    #[test]
     fn a_round_that_the_window_cuts_has_no_class() {
         let all = rounds(4);
         let cut = of(&all[2..18].join("\n"));

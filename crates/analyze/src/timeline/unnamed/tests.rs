@@ -98,6 +98,28 @@ fn the_time_between_the_steps_of_an_engine_has_causes_and_the_work_launched_in_i
 }
 
 #[test]
+fn threads_with_a_gpu_each_have_their_own_time_between_steps() {
+    let step = |at: i64, thread: i64| {
+        let start = 300 * at + 50 * (thread - 1);
+        let times = [(0, 100), (5, 10), (20, 100)].map(|it| (start + it.0, start + it.1));
+        let name = "execute_context_0(0)_generation_8(8)";
+        let lines = launching(name, 10 * thread + at, times);
+        let of_thread = lines.replace("range 1 ", &format!("range {thread} "));
+        of_thread.replace("call 1 ", &format!("call {thread} "))
+    };
+    let lines: Vec<String> = (0..4).flat_map(|at| [1, 2].map(|thread| step(at, thread))).collect();
+    let mut trace = capture(&lines.join("\n"));
+    trace.kernels = trace.kernels.map(|_, it| it.device = u32::from(it.correlation_id >= 20));
+    let found = analyze(&Trace { nsys: Some(trace), ..Trace::default() }, None, None);
+    let between = stage(&found, BETWEEN_STEPS).unwrap();
+    assert_eq!((between.measured_ns, between.instances), (200, Some(6)), "three of each thread");
+    let decode = stage(&found, "decode_all").unwrap();
+    assert_eq!((decode.measured_ns, decode.instances), (100, Some(8)));
+    let idle = found.ledger.of_stage("decode_all").filter(|it| it.cause.is_idle());
+    assert_eq!(idle.map(|it| it.ns).sum::<i64>(), 20, "of one GPU");
+}
+
+#[test]
 fn around_a_step_that_lost_work_nothing_shows_what_the_gpu_did() {
     let mut trace = capture(&steps("").replace("kernel 2 k 320..400 7", ""));
     let name = trace.strings.len() as u32;

@@ -28,7 +28,7 @@ const GRAPH: i64 = 888;
 const WAIT: i64 = 900;
 
 /// A capture whose calls launch kernels. Its graphs have no GPU.
-fn launching(sketch: &str) -> Timeline {
+fn with_launches(sketch: &str) -> Timeline {
     let mut trace = capture(sketch);
     let first = trace.strings.len() as u32;
     let names = ["cudaLaunchKernel_v7000", "cudaGraphLaunch_v10000", "cudaStreamSynchronize_v3020"];
@@ -80,7 +80,7 @@ fn steps(ranges: StepRanges, is_early: bool, has_graph: bool) -> Timeline {
         lines.push((510_000, format!("graph {GRAPH} 5 510000..520000 9")));
     }
     lines.sort();
-    launching(&lines.into_iter().map(|it| it.1).collect::<Vec<_>>().join("\n"))
+    with_launches(&lines.into_iter().map(|it| it.1).collect::<Vec<_>>().join("\n"))
 }
 
 /// A change of a recording.
@@ -262,8 +262,8 @@ fn each_reason_holds_for_the_stage_that_lacks_data() {
                  kernel 1 a 65..70 7\ngraph 888 5 70..90 8";
     let orphan = "range 1 prefill 0..20\nrange 1 decode_all 20..40\ncall 1 1 1..2
                   kernel 1 a 2..8 7\nkernel 9 lost 25..30 7";
-    let two = |damage| damaged(launching(TWO_STAGES), &[damage]);
-    let of = |sketch: &str, damages: &[Damage]| damaged(launching(sketch), damages);
+    let two = |damage| damaged(with_launches(TWO_STAGES), &[damage]);
+    let of = |sketch: &str, damages: &[Damage]| damaged(with_launches(sketch), damages);
     let cases = [
         (Reason::KernelsLost, DECODE, two(Damage::Kernel(4))),
         (Reason::KernelsUntimed, DECODE, two(Damage::Time(4))),
@@ -289,7 +289,7 @@ fn each_reason_holds_for_the_stage_that_lacks_data() {
         }
         let found = TimelineTables::of(&capture, &[]).withheld;
         assert!(found.stages_with(reason).contains(&stage), "{reason}: {found:?}");
-        let whole = TimelineTables::of(&Capture::of(&launching(TWO_STAGES)), &[]).withheld;
+        let whole = TimelineTables::of(&Capture::of(&with_launches(TWO_STAGES)), &[]).withheld;
         assert!(whole.stages_with(reason).is_empty(), "{reason}: {whole:?}");
     }
 }

@@ -48,6 +48,8 @@ fn the_names_of_sglang_carry_the_work_of_a_step_and_its_mode() {
         ("step[TARGET_VERIFY bs=2 g_sq=6 g_sk=30]", Verify, NONE, some([2, 6, 30])),
         ("step[DRAFT_EXTEND_V2 bs=2]", DraftExtend, NONE, some([2])),
         ("draft step[EXTEND bs=4 toks=100]", Draft, NONE, some([4, 100])),
+        ("draft step[DRAFT_EXTEND bs=2]", DraftExtend, NONE, some([2])),
+        ("draft step[DRAFT_EXTEND_V2 bs=2]", DraftExtend, NONE, some([2])),
         ("step[MIXED bs=5]", Mixed, NONE, NONE),
         ("step[IDLE bs=0]", Idle, NONE, NONE),
         ("step[SPLIT_PREFILL bs=3]", Other, NONE, NONE),

@@ -73,3 +73,21 @@ fn the_mean_of_different_repeats_follows_from_the_tables() {
     let report = serde_json::to_vec(&report).unwrap();
     assert_eq!(unfounded(&report).unwrap(), Vec::<String>::new());
 }
+
+#[test]
+fn steps_of_cut_decodes_are_not_set_against_the_time_of_whole_ones() {
+    let sentences = |steps: &[(u64, f64)]| -> Vec<String> {
+        let report = report(&[(520.4, 4)], &[(200.0, 2)], steps);
+        let answer = stored_answer(&serde_json::to_vec(&report).unwrap()).unwrap().remove(0);
+        answer.sentences.iter().map(|it| it.as_str().to_owned()).collect()
+    };
+    let between = |it: &String| it.contains("lies between its steps");
+    let cut = sentences(&[(2, 100.0), (4, 130.0), (2, 36.8)]);
+    let timed = "Some of these steps are outside the timed decodes, which take 130 ms per step.";
+    assert!(!cut.iter().any(between), "{cut:?}");
+    assert!(cut.iter().any(|it| it == timed), "{cut:?}");
+    let whole = sentences(&[(1, 100.0), (2, 110.0), (1, 90.0)]);
+    assert!(whole.iter().any(between), "{whole:?}");
+    let fewer = sentences(&[(3, 100.0)]);
+    assert!(!fewer.iter().any(|it| between(it) || it == timed), "{fewer:?}");
+}

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use llmprof_analyze::{Analysis, step_batches::StepBatch};
+use llmprof_analyze::{
+    Analysis,
+    step_batches::{StepBatch, of_slowest},
+};
 use llmprof_core::trace::engine_steps::StepClass;
 
 use crate::{
@@ -14,7 +17,8 @@ use crate::{
 /// fewer than two numbers of requests.
 pub fn batches(analysis: &Analysis) -> String {
     let mut by_context: BTreeMap<Option<u32>, Vec<(u64, &StepBatch)>> = BTreeMap::new();
-    for it in analysis.step_batches.iter().filter(|it| it.class == StepClass::Decode) {
+    let decode = analysis.step_batches.iter().filter(|it| it.class == StepClass::Decode);
+    for it in of_slowest(decode) {
         let octave = it.context_min.and_then(u64::checked_ilog2);
         let requests = it.requests.map(|requests| (requests, it));
         by_context.entry(octave).or_default().extend(requests);

@@ -81,6 +81,7 @@ mod tests {
             counter: "calls".into(),
             samples: 1,
             max_saving_ns: 0,
+            saving_rank: None,
         };
         let note = |inside: &&str| StageNote {
             part: "vision".into(),

@@ -107,7 +107,7 @@ fn kernels_launched_before_the_capture_are_ignored() {
     let window = window.replace("call 1 4 ", "call 1 14 ").replace("kernel 4 ", "kernel 14 ");
     let trace = traced(&window);
     let found = by_stage(&Capture::of(&trace));
-    assert!(found.iter().all(|it| it.complete() && it.unattributed == 0), "{found:?}");
+    assert!(found.iter().all(|it| it.reasons().is_empty() && it.unattributed == 0), "{found:?}");
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_stage_with_missing_launches_has_no_figures() {
     let found = by_stage(&Capture::of(&trace));
     let decode = found.iter().find(|it| it.stage == "decode_all").unwrap();
     assert!(decode.unknown() && !decode.lost(), "{decode:?}");
-    assert!(found.iter().find(|it| it.stage == "prefill").unwrap().complete());
+    assert!(found.iter().find(|it| it.stage == "prefill").unwrap().reasons().is_empty());
 }
 
 #[test]
@@ -153,7 +153,10 @@ fn graphs_traced_as_a_whole_or_without_kernels_lose_nothing() {
     );
     trace.graphs = capture("graph 1 5 2..9 7\ngraph 2 5 9..16 7").graphs;
     let found = by_stage(&Capture::of(&trace));
-    assert_eq!((found[0].whole_graphs, found[0].launched, found[0].complete()), (2, 2, true));
+    assert_eq!(
+        (found[0].whole_graphs, found[0].launched, found[0].reasons().is_empty()),
+        (2, 2, true)
+    );
 }
 
 #[test]

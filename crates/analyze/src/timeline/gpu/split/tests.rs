@@ -1,5 +1,6 @@
 //! Divided windows of sketches.
 
+use llmprof_core::trace::timeline::{ApiCall, pid_of};
 use proptest::prelude::*;
 
 use super::*;
@@ -124,6 +125,38 @@ fn work_of_other_stages_is_no_time_of_this_one() {
     ");
 }
 
+#[test]
+fn other_work_has_the_process_stage_or_thread_that_launched_it() {
+    let sketch = "range 1 decode_all 0..100\nrange 1 prefill 100..200\nrange 2 prefill 0..5
+        call 1 1 1..2\ncall 2 2 1..2\ncall 3 3 1..2\ncall 4 4 1..2
+        kernel 1 own 10..20 7\nkernel 3 thread 15..30 9\nkernel 2 stage 30..40 8
+        kernel 4 training 50..80 6\nkernel 4 small 80..85 6";
+    let mut trace = capture(sketch);
+    let other: i64 = 1 << 40;
+    let process = (7 << 24) | other;
+    trace.kernels = trace.kernels.map(|at, it| it.global_pid |= if at > 2 { other } else { 0 });
+    let of_call = |it: ApiCall| match it.correlation_id {
+        4 => ApiCall { global_tid: it.global_tid | other, ..it },
+        _ => it,
+    };
+    trace.cuda_calls = trace.cuda_calls.iter().map(of_call).collect();
+    trace.processes = [(process, "python3".to_owned())].into();
+    let splits = device_tables(&Capture::of(&trace), None).1;
+    let decode = splits.stages.iter().find(|it| it.stage == "decode_all").unwrap();
+    let mut found: Vec<_> =
+        decode.other.iter().map(|it| (it.launcher.as_str(), it.largest.as_str(), it.ns)).collect();
+    found.sort_unstable();
+    let process =
+        format!("work of another process (python3, pid {}), of no stage", pid_of(process));
+    let expected = [
+        (process.as_str(), "training", 35),
+        ("work of no stage, launched by thread 3", "thread", 10),
+        ("work of prefill", "stage", 10),
+    ];
+    assert_eq!(found, expected);
+    assert_eq!(decode.other_ns, 55);
+}
+
 proptest! {
     #[test]
     fn every_nanosecond_of_a_window_has_one_place(
@@ -188,4 +221,34 @@ fn stages_of_two_divisions_keep_their_operators_and_calls() {
         .filter_map(|it| Some(all.operators[it.operator? as usize].as_str()))
         .collect();
     assert_eq!(operators, ["attend", "project"]);
+}
+
+#[test]
+fn launched_work_that_starts_a_millisecond_late_waited_for_something_else() {
+    let gap = |ns: i64, reason: &str| {
+        let (from, end) = (100 + ns, 10_000_000);
+        let sketch = format!(
+            "range 1 prefill 0..{end}\ncall 1 1 1..2\ncall 1 2 3..4
+             kernel 1 a 10..100 7\nkernel 2 b {from}..{end} 7"
+        );
+        let found = lines(&capture(&sketch));
+        assert!(found.contains(&format!("{reason} 1 {ns} after - a")), "{found}");
+    };
+    gap(2_000_000, "Wait");
+    gap(900_000, "Queued");
+}
+
+#[test]
+fn launched_work_that_starts_late_while_another_gpu_works_waits_for_nothing_unrecorded() {
+    let cases =
+        [("500000..900000", "Queued"), ("500000..510000", "Wait"), ("3000000..3900000", "Wait")];
+    for (other, reason) in cases {
+        let mut trace = capture(&format!(
+            "range 1 prefill 0..4000000\ncall 1 1 1..2\ncall 1 2 3..4\ncall 1 3 5..6
+             kernel 1 a 10..100 7\nkernel 3 c {other} 7\nkernel 2 b 2000100..4000000 7"
+        ));
+        trace.kernels = trace.kernels.map(|at, it| it.device = u32::from(at == 1));
+        let found = lines(&trace);
+        assert!(found.contains(&format!("{reason} 1 2000000 after - a")), "{other}: {found}");
+    }
 }

@@ -22,18 +22,32 @@ pub struct Orphans(BTreeMap<i64, IntervalSet>);
 impl Orphans {
     /// The work of a capture, without work that was launched before the recording.
     pub fn of(capture: &Capture, spans: &[Interval]) -> Self {
+        let mut first: Option<FirstCalls> = None;
+        let is_recorded = |(process, correlation): (i64, i64)| {
+            let first = first.get_or_insert_with(|| FirstCalls::of(capture.trace));
+            !first.is_before(process, correlation)
+        };
+        Self::filtered(capture, spans, is_recorded)
+    }
+
+    /// All work of a capture.
+    pub fn with_earlier(capture: &Capture, spans: &[Interval]) -> Self {
+        Self::filtered(capture, spans, |_| true)
+    }
+
+    /// Work by its process and the number of its launch.
+    fn filtered(
+        capture: &Capture,
+        spans: &[Interval],
+        mut is_it: impl FnMut((i64, i64)) -> bool,
+    ) -> Self {
         let kernels = capture.kernels().filter(|it| !it.1.has_call()).map(|(it, _)| {
             ((process_of(it.global_pid), it.correlation_id), (it.start_ns, it.end_ns))
         });
         let graphs = capture.graphs().filter(|it| !it.1.has_call()).map(|(it, _)| {
             ((process_of(it.global_pid), it.correlation_id), (it.start_ns, it.end_ns))
         });
-        let mut first: Option<FirstCalls> = None;
-        let is_recorded = |((process, correlation), _): &((i64, i64), Interval)| {
-            let first = first.get_or_insert_with(|| FirstCalls::of(capture.trace));
-            !first.is_before(*process, *correlation)
-        };
-        let work = kernels.chain(graphs).filter(is_recorded);
+        let work = kernels.chain(graphs).filter(|it| is_it(it.0));
         Self::joined(work.map(|((process, _), times)| (process, times)), spans)
     }
 
@@ -77,7 +91,27 @@ fn sorted_bounds(spans: &[Interval]) -> Vec<i64> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::*;
+    use super::{
+        super::{StepState, compared},
+        *,
+    };
+    use crate::kernels::tests::{capture, launching};
+
+    #[test]
+    fn a_step_in_which_work_runs_lacks_the_calls_that_launched_it_and_not_the_work() {
+        let step = |at: i64| {
+            let times = [(0, 100), (10, 11), (20, 60)].map(|it| (100 * at + it.0, 100 * at + it.1));
+            launching("execute_context_0(0)_generation_2(2)", 10 + at, times)
+        };
+        let first = |work: &str| {
+            let range = "range 1 execute_context_0(0)_generation_2(2) 0..100";
+            let trace = capture(&format!("{range}\n{work}{}\n{}", step(1), step(2)));
+            compared(&Capture::of(&trace)).remove(0).state
+        };
+        // Its launches have numbers before those of the first recorded call.
+        assert_eq!(first("kernel 1 a 20..40 7\nkernel 2 b 40..60 7\n"), StepState::CallsMissing);
+        assert_eq!(first(""), StepState::WithoutWork);
+    }
 
     proptest! {
         #[test]

@@ -1,0 +1,122 @@
+//! Calls of the runtime in the steps of a stage.
+
+use std::collections::BTreeMap;
+
+use llmprof_core::trace::{
+    runtime_call::{CallKind, without_version},
+    timeline::{Timeline, process_of},
+};
+
+use super::{LEAST_MEDIAN, OUTLIER_MEDIANS, StageSteps};
+use crate::{
+    stats::lower_median,
+    timeline::{gpu::step_idle::LongestGap, interval::Interval},
+};
+
+/// A call of the host in the longest gap of a step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CallInGap {
+    pub name: String,
+    /// Part of the gap in it.
+    pub ns: i64,
+}
+
+/// The steps of a stage by process.
+struct StepsByProcess(BTreeMap<i64, Vec<(Interval, usize)>>);
+
+impl StepsByProcess {
+    fn of(stage: &StageSteps) -> Self {
+        let mut found: BTreeMap<i64, Vec<(Interval, usize)>> = BTreeMap::new();
+        for (at, it) in stage.steps.iter().enumerate() {
+            found.entry(it.process.unwrap_or_default()).or_default().push((it.span, at));
+        }
+        Self(found)
+    }
+
+    /// The step of a process at a time.
+    fn at(&self, process: i64, time: i64) -> Option<usize> {
+        let steps = self.0.get(&process)?;
+        let at = steps.partition_point(|it| it.0.0 <= time).checked_sub(1)?;
+        (time < steps[at].0.1).then_some(steps[at].1)
+    }
+}
+
+/// The call of the same thread that takes most of each gap, whatever its kind.
+pub fn in_gaps(trace: &Timeline, gaps: &[Option<LongestGap>]) -> Vec<Option<CallInGap>> {
+    let mut found: Vec<Option<(u32, i64)>> = vec![None; gaps.len()];
+    let threads: Vec<i64> = gaps.iter().flatten().filter_map(|it| it.thread).collect();
+    let sites = trace.cuda_calls.sites();
+    let is_wanted: Vec<bool> = sites.iter().map(|(_, thread)| threads.contains(thread)).collect();
+    for (_, _, call) in trace.cuda_calls.at_sites(&is_wanted) {
+        for (gap, found) in gaps.iter().zip(&mut found) {
+            let Some(gap) = gap.filter(|it| it.thread == Some(call.global_tid)) else { continue };
+            let ns = call.end_ns.min(gap.span.1) - call.start_ns.max(gap.span.0);
+            if 2 * ns > gap.span.1 - gap.span.0 && found.is_none_or(|it| it.1 < ns) {
+                *found = Some((call.name, ns));
+            }
+        }
+    }
+    let named = |(name, ns)| CallInGap { name: without_version(trace.text(name)).to_owned(), ns };
+    found.into_iter().map(|it| it.map(named)).collect()
+}
+
+/// Milliseconds of the longest call of each name in a step: the median over the steps that are not
+/// outliers and have one. A name that no call of the runtime has is absent.
+pub fn usual_ms<'a>(
+    trace: &Timeline,
+    stage: &StageSteps,
+    names: &[&'a str],
+) -> BTreeMap<&'a str, f64> {
+    let steps = StepsByProcess::of(stage);
+    let place_of = |name: u32| {
+        let name = without_version(trace.text(name));
+        names.iter().position(|it| *it == name)
+    };
+    let places: Vec<Option<usize>> =
+        trace.cuda_calls.sites().iter().map(|(name, _)| place_of(*name)).collect();
+    let is_wanted: Vec<bool> = places.iter().map(Option::is_some).collect();
+    let mut longest: BTreeMap<(usize, usize), i64> = BTreeMap::new();
+    for (_, site, call) in trace.cuda_calls.at_sites(&is_wanted) {
+        let step = steps.at(process_of(call.global_tid), call.start_ns);
+        let step = step.filter(|it| !stage.is_outlier(*it));
+        if let Some((place, step)) = places[site as usize].zip(step) {
+            let ns = longest.entry((place, step)).or_default();
+            *ns = (*ns).max(call.end_ns - call.start_ns);
+        }
+    }
+    let usual = |(place, name): (usize, &&'a str)| {
+        let each = longest.range((place, 0)..(place + 1, 0)).map(|it| *it.1 as f64 / 1e6);
+        let each: Vec<f64> = each.collect();
+        let is_enough = each.len() >= LEAST_MEDIAN;
+        Some((*name, lower_median(each).filter(|_| is_enough)?))
+    };
+    names.iter().enumerate().filter_map(usual).collect()
+}
+
+/// Kernels that each outlier launched one by one, if it replayed no graph and most other steps
+/// replay one and launch far fewer kernels.
+pub fn launched_singly(trace: &Timeline, stage: &StageSteps) -> Vec<Option<u64>> {
+    let kinds = trace.call_kinds();
+    let is_wanted: Vec<bool> = kinds.iter().map(|it| it.is_launch()).collect();
+    let steps = StepsByProcess::of(stage);
+    let mut launches = vec![(0_u64, 0_u64); stage.steps.len()];
+    for (_, site, call) in trace.cuda_calls.at_sites(&is_wanted) {
+        let Some(step) = steps.at(process_of(call.global_tid), call.start_ns) else { continue };
+        match kinds[site as usize] {
+            CallKind::Graph => launches[step].1 += 1,
+            _ => launches[step].0 += 1,
+        }
+    }
+    let others: Vec<(u64, u64)> = stage.usual().map(|at| launches[at]).collect();
+    let replaying = others.iter().filter(|it| it.1 > 0).count();
+    let usual = lower_median(others.iter().map(|it| it.0 as f64)).unwrap_or(f64::MAX);
+    let singly = |at: usize| {
+        let (kernels, graphs) = launches[at];
+        let is_it = graphs == 0
+            && 2 * replaying > others.len()
+            && kernels > 0
+            && kernels as f64 > OUTLIER_MEDIANS * usual;
+        is_it.then_some(kernels)
+    };
+    stage.listed().map(singly).collect()
+}
