@@ -50,6 +50,8 @@ head = [
     "model us",
     "ratio",
     "interval",
+    "mock / model W",
+    "mock / model J",
     "deciding checks",
 ]
 rows = [head]
@@ -81,6 +83,8 @@ for line in (data / "submitted").read_text().splitlines():
                     "-",
                     "-",
                     "-",
+                    "-",
+                    "-",
                     message or "",
                 ]
             )
@@ -92,7 +96,12 @@ for line in (data / "submitted").read_text().splitlines():
         unexpected += not good
         latency = found["latency"] or {}
         interval = latency.get("interval")
-        per = [shown(found[side]["kernels_per_instance"], 1) for side in ("mock", "e2e")]
+        sides = [found[side] for side in ("mock", "e2e")]
+        per = [shown(side["kernels_per_instance"], 1) for side in sides]
+        power = [side["power"] or {} for side in sides]
+        # Joules of the part alone and of the whole model: of different work, so no ratio.
+        watts = [shown(side.get("mean_w"), 1) for side in power]
+        joules = [shown(side.get("energy_j"), 3) for side in power]
         rows.append(
             [
                 "PASS" if good else "FAIL",
@@ -106,6 +115,8 @@ for line in (data / "submitted").read_text().splitlines():
                 shown(latency.get("e2e_us"), 1),
                 shown(latency.get("ratio"), 3),
                 "-" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}",
+                " / ".join(watts),
+                " / ".join(joules),
                 deciding(found)
                 + (
                     ""

@@ -9,9 +9,9 @@
 # submits, one after another, runs that end in an alignment with the whole model: attention and the
 # mixture of experts of a layer, and attention with three wrong mocks: f32, without the CUDA graph,
 # with another prompt. Prints a table of verdicts by stage, with PASS if the verdict is the expected
-# one. Exits with 0 if all are. --out keeps the alignment reports. --device cpu tries the script
-# without a GPU: there are no kernels, so every verdict is inconclusive. Needs bash, curl and
-# python3; compiles nothing.
+# one, and with the watts and joules of each side, which decide nothing. Exits with 0 if all verdicts
+# are. --out keeps the alignment reports. --device cpu tries the script without a GPU: there are no
+# kernels, so every verdict is inconclusive. Needs bash, curl and python3; compiles nothing.
 set -euo pipefail
 bin=target/release out='' device=auto model=deepseek-ocr attention=3 moe=3 tokens=64
 while [ $# -gt 0 ]; do

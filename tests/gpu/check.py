@@ -8,6 +8,21 @@ import json
 import pathlib
 import sys
 
+# Limits by run and stage. The target is 25 %; each launch costs the tracer a fixed time, so short
+# stages of the smaller models exceed it. Their limits are above the rows of run-h200.txt and
+# run-h100.txt: 36.3, 39.9, 85.0 and 37.9 % (second, prefill), 30.6 and 63.5 % (small, prefill),
+# 42.0 and 38.4 % (small, decode of 0.34 and 0.36 ms).
+MAX_OVERHEAD_PCT = {
+    ("light", "prefill"): 25,
+    ("light", "decode_all"): 3,
+    ("deep", "prefill"): 25,
+    ("deep", "decode_all"): 15,
+    ("second", "prefill"): 100,
+    ("second", "decode_all"): 15,
+    ("small", "prefill"): 75,
+    ("small", "decode_all"): 50,
+}
+
 data, device = pathlib.Path(sys.argv[1]), sys.argv[2]
 on_gpu = device != "cpu"
 failures = []
@@ -97,8 +112,6 @@ for line in (data / "submitted").read_text().splitlines():
         )
     overhead = {row["stage"]: row for row in report["overhead"]}
     power = {row["stage"]: row for row in (report["power"] or {}).get("stages", [])}
-    # Limits in percent; tokens of a tiny model are too short to measure.
-    max_overhead = {"deep": 15, "light": 3, "second": 15}.get(name, float("inf"))
     for row in report["stages"]:
         stage = row["stage"]
         cost = overhead.get(stage, {})
@@ -139,10 +152,16 @@ for line in (data / "submitted").read_text().splitlines():
                 not traced or cost.get("overhead_pct") is not None,
                 f"the overhead of {stage} is not known",
             )
-            limit = max_overhead if stage == "decode_all" else max(max_overhead, 25)
-            slow = (cost.get("overhead_pct") or 0) > limit
-            # A short prefill of single launches may exceed it: the report has to state what each costs.
-            stated = name == "second" and stage == "prefill" and any(
+            limit = MAX_OVERHEAD_PCT.get((name, stage), 25)
+            overhead_pct = cost.get("overhead_pct") or 0
+            check(
+                name,
+                overhead_pct <= limit,
+                f"overhead of {stage} is {shown(overhead_pct)} %, over {limit} %",
+            )
+            # A short prefill of single launches may exceed 25 %: the report has to state the cost
+            # of each launch.
+            stated = any(
                 it["id"] == "overhead_high"
                 and it["evidence"].get("stage") == stage
                 and "added per launch" in it["evidence"]
@@ -150,8 +169,8 @@ for line in (data / "submitted").read_text().splitlines():
             )
             check(
                 name,
-                not slow or stated,
-                f"overhead of {stage} is {shown(cost.get('overhead_pct'))} %, over {limit} %",
+                overhead_pct <= 25 or (name, stage) != ("second", "prefill") or stated,
+                f"no finding states the cost of each launch of {stage}",
             )
         stages.append(
             [

@@ -107,6 +107,8 @@ pub const INPUT_MANIFEST: &str = "inputs/manifest.yaml";
 /// `baseline/events.jsonl`.
 pub const BASELINE: &str = "baseline";
 pub const REQUEST: &str = "request.json";
+/// Folder of a command's own files, in the folder of its pass: `{out}` of the command.
+pub const OUT: &str = "out";
 /// The commands of a pass in a shell's syntax, in its folder.
 pub const COMMAND: &str = "cmd.txt";
 /// Power and clocks of the GPU during the unprofiled pass ([`crate::trace::power::PowerLine`]).

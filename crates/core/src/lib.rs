@@ -4,6 +4,30 @@ pub mod domain;
 pub mod layout;
 pub mod trace;
 
+use std::{
+    fmt::Display,
+    io::{self, Write},
+};
+
+/// Writes to standard output; a reader that left, such as `head`, is not an error.
+pub fn print(text: &str) -> io::Result<()> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written,
+    }
+}
+
+/// Writes a line to standard output, as [`print`] does.
+pub fn print_line(line: impl Display) -> io::Result<()> {
+    print(&format!("{line}\n"))
+}
+
+/// Writes a line to standard error. A failed write is ignored: a reader that left changes neither
+/// the output nor the exit code.
+pub fn print_notice(line: impl Display) {
+    _ = writeln!(io::stderr(), "{line}");
+}
+
 /// An error with its causes, in one line: the only place where a chain is joined.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

@@ -98,7 +98,7 @@ pub struct WorkloadOptions {
     #[arg(long, requires = "target")]
     extracted: bool,
     /// On a GPU: flush the L2 cache before a prefill and between decode steps of the part, as the
-    /// rest of the model would.
+    /// rest of the model would, except in executions back to back.
     #[arg(long, requires = "target")]
     cold_cache: bool,
     /// Folder with *.safetensors and optionally tokenizer.json; synthetic weights if omitted.
@@ -218,8 +218,7 @@ impl WorkloadOptions {
             (None, None) => return Err(ArgsError::Nothing),
         };
         let model = read_model(model)?;
-        let dtype =
-            self.dtype.unwrap_or(if self.device == "cpu" { model.cpu_dtype } else { model.dtype });
+        let dtype = self.dtype.unwrap_or_else(|| model.default_dtype(self.device == "cpu"));
         Ok(RunnerRequest {
             weights: self.weights.clone().or(model.weights.clone()),
             model,

@@ -3,7 +3,11 @@
 //! Wall-clock times are the host's, device times are between CUDA events of the same ranges. Writes
 //! nothing but the result.
 
-use llmprof_core::{domain::runner::RunnerRequest, trace::event::Event};
+use llmprof_core::{
+    domain::{median::median, runner::RunnerRequest},
+    print_line,
+    trace::event::Event,
+};
 use serde::Serialize;
 
 use crate::{
@@ -70,12 +74,13 @@ struct TimeQuantiles {
 }
 
 impl TimeQuantiles {
-    /// Quantiles by nearest rank; `None` without times.
+    /// Median, and quantiles by nearest rank; `None` without times.
     fn of(mut times: Vec<f64>) -> Option<Self> {
         times.sort_by(f64::total_cmp);
         let last = times.len().checked_sub(1)?;
         let at = |share: f64| times[(share * last as f64).round() as usize];
-        Some(Self { median: at(0.5), p10: at(0.1), p90: at(0.9), n: times.len() })
+        let median = median(times.iter().copied())?;
+        Some(Self { median, p10: at(0.1), p90: at(0.9), n: times.len() })
     }
 }
 
@@ -117,8 +122,9 @@ pub fn bench(request: &RunnerRequest, started_ns: i64) -> Result<(), RunError> {
         decode: decode_rates(&events, &stages, request.batch),
         stages,
     };
-    println!("{}", serde_json::to_string_pretty(&report).expect("numbers and names make JSON"));
-    Ok(())
+    let text = serde_json::to_string_pretty(&report).expect("numbers and names make JSON");
+    let failed = |source| RunError::Write { path: "standard output".into(), source };
+    print_line(text).map_err(failed)
 }
 
 /// Times of each stage, in the order of their first range.

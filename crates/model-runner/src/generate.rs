@@ -106,15 +106,16 @@ impl Session {
         let steps = if self.program.has_steps() { self.max_new_tokens } else { 0 };
         if steps > 0 {
             let _decode_all = self.recorder.range("decode_all");
-            self.decode(steps)?;
+            self.decode(steps, Self::flush_l2)?;
         }
         self.program.computed(steps as usize)
     }
 
     /// Runs `steps` steps, the host one ahead of the GPU: tokens stay on the device, so a step is
     /// launched while the one before runs, as in engines with asynchronous scheduling. The range of
-    /// a step is open from its launch until the one before has finished.
-    fn decode(&mut self, steps: u32) -> Result<()> {
+    /// a step is open from its launch until the one before has finished. `before_step` runs
+    /// outside of it.
+    fn decode(&mut self, steps: u32, before_step: fn(&Self) -> Result<()>) -> Result<()> {
         #[cfg(feature = "cuda")]
         let mut pace = if let Device::Cuda(device) = &self.device {
             Some(crate::gpu::StepPacer::new(device))
@@ -122,7 +123,7 @@ impl Session {
             None
         };
         for step in 0..steps {
-            self.flush_l2()?;
+            before_step(self)?;
             let _step = self.recorder.decode_step(step);
             self.step()?;
             #[cfg(feature = "cuda")]
@@ -143,7 +144,7 @@ impl Session {
     }
 
     /// Runs each stage back to back for at least `time`, unrecorded; outputs are from the last
-    /// repeat.
+    /// repeat. The L2 cache is not flushed, as the energy of flushes is not the stage's.
     pub fn steady(&mut self, time: Duration) -> Result<Vec<Steady>> {
         let recorder = self.recorder.clone();
         recorder.without_recording(|| {
@@ -159,7 +160,7 @@ impl Session {
             let prompt = self.program.cursor().positions().to_vec();
             let decode = self.repeat_for(time, "decode_all", |session| {
                 session.program.rewind(&prompt)?;
-                session.decode(steps)
+                session.decode(steps, |_| Ok(()))
             })?;
             Ok(vec![prefill, decode])
         })

@@ -4,6 +4,9 @@
 //! profiler interface is NVTX. Every failure ends in an exit code and one last line on standard
 //! error.
 
+// They panic if the reader has left: `llmprof_core::print_line`.
+#![cfg_attr(not(test), warn(clippy::print_stdout))]
+
 mod args;
 mod bench;
 mod ceilings;
@@ -26,13 +29,12 @@ mod text;
 mod weights;
 
 use std::{
-    fmt::Display,
-    io::{self, Write},
+    io,
     panic::{self, AssertUnwindSafe},
     process::ExitCode,
 };
 
-use llmprof_core::domain::runner::EXIT_BAD_INPUT;
+use llmprof_core::{domain::runner::EXIT_BAD_INPUT, print_notice};
 
 use prepare::RunError;
 
@@ -46,12 +48,6 @@ fn merge_freed_memory_at_once() {
         nix::libc::mallopt(nix::libc::M_MXFAST, 0);
         nix::libc::mallopt(nix::libc::M_TRIM_THRESHOLD, i32::MAX);
     }
-}
-
-/// Writes a line to standard error. A failed write is ignored: a reader that left does not change
-/// the exit code.
-fn print_notice(line: impl Display) {
-    _ = writeln!(io::stderr(), "{line}");
 }
 
 /// Runs the program.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use candle_core::{DType, Device};
 use llmprof_core::{
-    domain::{dtype::Dtype, runner::RunnerRequest},
+    domain::{dtype::Dtype, run_config::WeightSource, runner::RunnerRequest},
     trace::event::{EVENT_SCHEMA, ImageViews, SampleStart, Start},
 };
 use nix::time::{ClockId, clock_gettime};
@@ -133,6 +133,7 @@ pub fn prepare(request: &RunnerRequest, started_ns: i64) -> Result<PreparedSessi
         session.recorder.time_by(crate::gpu::GpuTimer::new(cuda));
         if request.cold_cache && request.target.is_some() {
             session.l2_flush = Some(crate::gpu::L2Flush::new(cuda)?);
+            about.cold_cache = true;
         }
     }
     Ok(PreparedSession { session, dtype, tokenizer, about, samples })
@@ -296,11 +297,12 @@ fn start(request: &RunnerRequest, dtype: DType, inputs: &[ReadSample]) -> Start 
         pid: std::process::id(),
         model: request.model.name.clone(),
         target: request.target.clone(),
-        weights: if request.weights.is_some() { "loaded" } else { "synthetic" }.to_owned(),
-        // These four are set once they are known.
+        weights: WeightSource::of(request.weights.as_deref()).as_str().to_owned(),
+        // These five are set once they are known.
         parameters: 0,
         weight_bytes: 0,
         decode_graph: false,
+        cold_cache: false,
         load_ns: 0,
         dtype: dtype.as_str().to_owned(),
         device: request.device.clone(),

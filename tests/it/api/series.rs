@@ -43,7 +43,6 @@ fn runs_that_differ_in_their_seed_alone_are_of_two_series_and_the_default_seed_i
     assert_eq!(of(0).get("seed"), None);
     let ids: BTreeSet<String> = [0, 7, 8].into_iter().map(|seed| series_id(&of(seed))).collect();
     assert_eq!(ids.len(), 3);
-    assert_eq!(of(7), of(7));
 }
 
 /// Runs `settings` to its end with this time per token.

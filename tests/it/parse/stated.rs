@@ -178,7 +178,7 @@ fn a_statement_that_contradicts_the_capture_is_reported() {
 }
 
 #[test]
-fn steps_stated_without_a_model_give_the_time_of_a_step_unless_the_capture_marks_them() {
+fn steps_stated_without_a_model_are_reported_and_compared_with_those_that_a_capture_marks() {
     let unmarked = report("hf-llama-e2e", &[("new_tokens", "16")]);
     assert_eq!(unmarked["aggregates"]["stated_steps"], 16);
     assert_eq!(unmarked["spec"]["subject"]["new_tokens"], 16);

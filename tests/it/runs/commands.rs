@@ -316,7 +316,8 @@ async fn a_program_that_ends_before_its_recording_starts_is_reported_with_the_de
     let message = step["message"].as_str().unwrap();
     let start = "the program ended before recording started (delay 600 s";
     assert!(message.starts_with(start) && !message.contains("unrelated"), "{message}");
-    assert!(message.contains("set nsys.delay_s to less than its runtime, or to 0"), "{message}");
+    let remedy = "set nsys.delay_s to at least 1 s less than its runtime, or to 0";
+    assert!(message.contains(remedy), "{message}");
 }
 
 #[test]

@@ -34,6 +34,7 @@ async fn the_configuration_of_a_run_is_submitted_again_as_it_is() {
     let resolved = &config["resolved"];
     assert_eq!((&resolved["devices"], &resolved["dtype"]), (&json!(["cpu"]), &json!("f32")));
     assert_eq!(resolved["run_bytes"], 2_000_000_000_u64);
+    assert_eq!((&resolved["mode"], &resolved["weights"]), (&json!("basic"), &json!("synthetic")));
     assert!(resolved["model"]["decoder"]["layers"].is_u64(), "{resolved}");
     assert_eq!(config["profiling"]["ncu"]["max_launches"], 3);
 
@@ -82,5 +83,41 @@ async fn a_submission_of_each_subject_is_accepted_again_with_the_same_spec() {
         let first = spec(&body).await;
         let again = Value::from(first.submission().unwrap());
         assert_eq!(spec(&again).await, first);
+    }
+}
+
+#[tokio::test]
+async fn a_configuration_of_another_mode_dtype_or_source_of_weights_is_refused_with_the_remedy() {
+    let api = Api::new().await;
+    let presets = api.get("/profiling").await.json()["presets"].clone();
+    let presets = presets.as_array().unwrap();
+    let deep = presets.iter().find(|it| it["mode"] == "deep").unwrap()["profiling"].clone();
+    let config = |mode: &str, change: Value| {
+        let mut resolved = json!({ "mode": "deep", "run_s": 60, "run_bytes": 1 });
+        for (field, value) in change.as_object().unwrap() {
+            resolved[field] = value.clone();
+        }
+        json!({ "model": MODEL, "mode": mode, "profiling": deep, "resolved": resolved })
+    };
+    let mut single = config("light", json!({}));
+    single["profiling"] = json!({ "ncu": { "max_launches": 3 } });
+    let mut own_dtype = config("deep", json!({ "dtype": "bf16" }));
+    own_dtype["dtype"] = json!("f32");
+    for (body, refused) in [
+        (config("deep", json!({})), None),
+        (config("deep", json!({ "dtype": "f32", "weights": "synthetic" })), None),
+        (single, None),
+        (own_dtype, None),
+        (config("light", json!({})), Some("delete `profiling` to run in mode light")),
+        (config("basic", json!({})), Some("has all settings of mode deep (resolved.mode)")),
+        (config("deep", json!({ "dtype": "bf16" })), Some("omit resolved.dtype to run in f32")),
+        (config("deep", json!({ "weights": "loaded" })), Some("weights is synthetic, not loaded")),
+    ] {
+        let answer = api.post(&body).await;
+        let text = answer.text();
+        match refused {
+            None => assert_eq!(answer.status, 202, "{body}: {text}"),
+            Some(reason) => assert!(answer.status == 409 && text.contains(reason), "{text}"),
+        }
     }
 }

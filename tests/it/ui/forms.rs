@@ -12,7 +12,7 @@ use crate::{
         router::{Api, MODEL},
     },
     support::captures::MOCK,
-    ui::page::{HOST, OWN, UNKNOWN, assert_contains, page, post},
+    ui::page::{HOST, OWN, UNKNOWN, assert_contains, location, page, post},
 };
 
 #[tokio::test]
@@ -204,4 +204,38 @@ fn bound(schema: &Value, field: &str, end: &str) -> i64 {
     let parts = schema["allOf"].as_array().into_iter().flatten();
     let found = [schema].into_iter().chain(parts).find_map(|it| it["properties"][field].get(end));
     found.and_then(Value::as_i64).unwrap_or_else(|| panic!("no {end} of {field}: {schema}"))
+}
+
+#[tokio::test]
+async fn a_form_queues_one_run_and_redirects_to_its_page() {
+    let api = Api::new().await;
+    let body = format!(
+        "key=k&model={MODEL}&mode=basic&repeats=4&labels=a%2C+b&dtype=&device=\
+                       &profiling=nsys.delay_s%3D2"
+    );
+    let first = post(&api, "/ui/runs", &[], &body).await;
+    let again = post(&api, "/ui/runs", &[], &body).await;
+    let changed = post(&api, "/ui/runs", &[], &body.replace("=4", "=5")).await;
+    let id = location(&first).strip_prefix("/ui/runs/").unwrap().to_owned();
+    assert_eq!(location(&again), location(&first), "a button pressed twice");
+    assert_ne!(location(&changed), location(&first), "went back and changed a field");
+    let spec = &api.get(&format!("/runs/{id}")).await.json()["spec"];
+    let passes = &spec["subject"]["passes"];
+    assert_eq!(
+        (&passes["repeats"], &spec["common"]["labels"], &passes["mode"]),
+        (&json!(4), &json!(["a", "b"]), &json!("basic"))
+    );
+    let form = page(&api.get(&format!("/?again={id}")).await, 200);
+    assert_contains(
+        &form,
+        &[
+            "value=\"basic\" checked",
+            "name=\"repeats\" type=\"number\" min=\"1\" max=\"100\" value=\"4\"",
+            "value=\"a, b\"",
+            "nsys.delay_s=2</textarea>",
+        ],
+    );
+    let settings = "settings=nsys.sample%3Dnone%0Ansys.cpuctxsw%3Dnone";
+    let lighter = page(&api.get(&format!("/?again={id}&{settings}")).await, 200);
+    assert_contains(&lighter, &["nsys.sample=none\nnsys.cpuctxsw=none"]);
 }

@@ -161,35 +161,6 @@ async fn pages_of_the_list_reach_every_run() {
 }
 
 #[tokio::test]
-async fn a_form_queues_one_run_and_redirects_to_its_page() {
-    let api = Api::new().await;
-    let body = format!("key=k&model={MODEL}&mode=basic&repeats=4&labels=a%2C+b&dtype=&device=");
-    let first = post(&api, "/ui/runs", &[], &body).await;
-    let again = post(&api, "/ui/runs", &[], &body).await;
-    let changed = post(&api, "/ui/runs", &[], &body.replace("=4", "=5")).await;
-    let id = location(&first).strip_prefix("/ui/runs/").unwrap().to_owned();
-    assert_eq!(location(&again), location(&first), "a button pressed twice");
-    assert_ne!(location(&changed), location(&first), "went back and changed a field");
-    let spec = &api.get(&format!("/runs/{id}")).await.json()["spec"];
-    let passes = &spec["subject"]["passes"];
-    assert_eq!(
-        (&passes["repeats"], &spec["common"]["labels"], &passes["mode"]),
-        (&json!(4), &json!(["a", "b"]), &json!("basic"))
-    );
-    let form = page(&api.get(&format!("/?again={id}")).await, 200);
-    assert_contains(
-        &form,
-        &[
-            "value=\"basic\" checked",
-            "name=\"repeats\" type=\"number\" min=\"1\" max=\"100\" value=\"4\"",
-            "value=\"a, b\"",
-        ],
-    );
-    let lighter = page(&api.get(&format!("/?again={id}&in_mode=light")).await, 200);
-    assert_contains(&lighter, &["value=\"light\" checked", "value=\"a, b\""]);
-}
-
-#[tokio::test]
 async fn an_invalid_form_is_shown_again_with_its_values_and_the_reason() {
     let api = Api::new().await;
     let cases = [

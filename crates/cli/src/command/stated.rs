@@ -21,8 +21,8 @@ pub struct StatedOptions {
     /// Prompt tokens of each sequence
     #[arg(long, value_name = "N", requires = "model_config")]
     prompt_tokens: Option<String>,
-    /// Decode steps of one repeat [default: as many as in the capture]; without --model-config,
-    /// for the time of a step
+    /// Decode steps of one repeat; accepted without a model, for the time of a step
+    /// [default: as many as in the capture]
     #[arg(long, value_name = "N")]
     new_tokens: Option<String>,
     /// Sequences computed at the same time [default: 1]

@@ -204,9 +204,10 @@ pub struct ThresholdChanges {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(minimum = 0))]
     pub latency_pct: Option<f64>,
-    /// Ratio of latencies beyond which the two sides do not run the same work.
+    /// Ratio of the longer latency to the shorter one beyond which the two sides do not run the
+    /// same work.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schema(minimum = 0))]
+    #[cfg_attr(feature = "schema", schema(minimum = 1))]
     pub triage_ratio: Option<f64>,
     /// Share of the operation's time on either side from which a kernel's time is compared,
     /// percent.

@@ -166,6 +166,13 @@ pub struct ClipSpec {
     pub grid: usize,
 }
 
+impl ModelSpec {
+    /// Dtype on the CPU or a GPU if a request states none.
+    pub fn default_dtype(&self, on_cpu: bool) -> Dtype {
+        if on_cpu { self.cpu_dtype } else { self.dtype }
+    }
+}
+
 impl VisionSpec {
     /// Side of the grid of image tokens for a square view of `px` pixels: `ceil((px / patch) / 4)`.
     pub fn grid(&self, px: usize) -> usize {

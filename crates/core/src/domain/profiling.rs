@@ -4,6 +4,7 @@
 //! a tool.
 
 mod change;
+mod cost;
 mod cpu_sampling;
 mod effect;
 mod runner;
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize, de::IgnoredAny};
 
 pub use self::{
     change::ProfilingError,
+    cost::{LighterSetting, TracedWork},
     runner::{RunnerPass, RunnerSettings},
 };
 use crate::domain::{json_numbers::Within, mode::Mode, named_values::named_values};

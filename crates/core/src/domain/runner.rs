@@ -65,7 +65,8 @@ pub struct RunnerRequest {
     #[serde(default)]
     pub extracted: bool,
     /// Flush the GPU's L2 cache before a prefill and between decode steps of a part, as the rest of
-    /// the model would. The stage `decode_all` includes the flushes, its steps do not.
+    /// the model would. The stage `decode_all` includes the flushes; its steps, and executions back
+    /// to back, do not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cold_cache: bool,
     /// Record operators, as events.
@@ -98,12 +99,11 @@ impl RunnerRequest {
 
     /// The request as its settings define a pass: what it records.
     pub fn of_pass(&self, pass: RunnerPass, settings: &Profiling) -> Self {
-        // A recording of a part has ranges that cannot be joined to the events of the whole.
-        let records_part = pass == RunnerPass::Nsys && !settings.nsys.records_all();
+        let operator_ranges = settings.operators_are_ranges(pass);
         let settings = &settings.runner;
         Self {
             operators: settings.operators.contains(&pass),
-            operator_ranges: records_part || settings.operator_ranges.contains(&pass),
+            operator_ranges,
             predictions: settings.predictions.contains(&pass),
             memory: settings.memory && pass == RunnerPass::Baseline,
             ..self.clone()

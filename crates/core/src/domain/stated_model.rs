@@ -78,8 +78,8 @@ pub struct CaptureStatement {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StatementError {
     #[error(
-        "{0}: given without model_config, the model whose costs to count; only a capture takes \
-         new_tokens alone, for the time of a decode step"
+        "{0}: given without model_config; add model_config (for a capture, new_tokens is accepted \
+         without it if no other field is given)"
     )]
     WithoutModel(&'static str),
     #[error("prompt_tokens: missing; the costs of a model depend on its prompt's length")]
@@ -317,7 +317,7 @@ mod tests {
             (&[("new_tokens", "many")], "new_tokens"),
             (&[("new_tokens", "24"), ("batch", "2")], "given without model_config"),
             (&[("new_tokens", "24"), ("prompt_tokens", "2")], "given without model_config"),
-            (&[("batch", "2")], "only a capture takes new_tokens alone"),
+            (&[("batch", "2")], "for a capture, new_tokens is accepted"),
         ] {
             let error = of(fields).unwrap_err();
             assert!(error.contains(part), "{error}");

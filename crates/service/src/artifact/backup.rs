@@ -30,7 +30,7 @@ pub enum BackupOutcome {
 
 /// Path of the content of `sha256` in `backup`; its packed form is next to it.
 fn object(backup: &Path, sha256: &str) -> PathBuf {
-    backup.join(OBJECTS).join(sha256.get(..2).unwrap_or("-")).join(sha256)
+    packed::resolved(&backup.join(OBJECTS)).join(sha256.get(..2).unwrap_or("-")).join(sha256)
 }
 
 /// Copies the file of `artifact` below `dir` into the backup.

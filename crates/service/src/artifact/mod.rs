@@ -3,6 +3,7 @@
 pub mod backup;
 pub mod bundle;
 pub mod data_folder;
+pub mod dropped_files;
 pub mod durable;
 pub mod finished_passes;
 pub mod folder;

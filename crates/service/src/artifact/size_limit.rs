@@ -17,7 +17,7 @@ use llmprof_core::{
     layout,
 };
 
-use super::packed::open_own;
+use super::{dropped_files, packed::open_own};
 use crate::runtime::work::SlicedWork;
 
 /// Maximum difference of a file's size on disk from its size that is not reserved space.
@@ -187,10 +187,9 @@ pub fn finding(dir: &Path, max_bytes: u64) -> Option<Finding> {
     let finding = finding.with("limit, bytes", max_bytes);
     let list = files.iter().take(LISTED);
     let finding = list.fold(finding, |finding, (path, size)| finding.with(path, *size));
-    Some(finding.advise(
-        "write fewer or smaller files below {out}, trace less, or raise limits.run_bytes; a sparse \
-         file counts with its full size",
-    ))
+    let bytes = |size: &str| size.split(' ').next().and_then(|it| it.parse().ok()).unwrap_or(0);
+    let remedy = dropped_files::remedy("", files.iter().map(|&(path, size)| (path, bytes(size))));
+    Some(finding.advise(format!("{remedy}; a sparse file counts with its full size")))
 }
 
 #[cfg(test)]
@@ -220,6 +219,7 @@ mod tests {
         assert_eq!(enforce(dir.path(), 4000, &SlicedWork::default()).unwrap(), [], "it fits now");
         let finding = finding(dir.path(), 4000).unwrap();
         assert_eq!(finding.id, catalogue::RUN_TOO_LARGE);
+        assert!(finding.advice.as_ref().unwrap().contains("have the program write fewer"));
         let text = format!("{finding:?}");
         assert!(text.contains("nsys/out/deep/map.mdb") && text.contains("4398046511104 bytes (0"));
     }

@@ -12,7 +12,7 @@ use llmprof_core::{
         model::ModelSpec,
         part::PartPath,
         profiling::Profiling,
-        run_config::ResolvedConfig,
+        run_config::{ResolvedConfig, WeightSource},
         runner::{RunnerRequest, RunnerSample},
         state::Step,
         subject::{Passes, Workload},
@@ -58,8 +58,7 @@ impl JobStep for RunnerPreflight<'_> {
         let request = job.resolve(self.workload, self.passes, self.model, self.part).await?;
         let portable = request.relative_to(job.dir);
         job.write(layout::RUNNER, &yaml(&portable)?)?;
-        let model = ModelSpec { weights: None, ..self.model.clone() };
-        job.write_config(Some((model, request.dtype)))?;
+        job.write_config(Some((self.model, request.dtype)))?;
         Ok(request)
     }
 }
@@ -90,7 +89,7 @@ impl JobStep for CommandPreflight<'_> {
 
 impl RunningJob<'_> {
     /// Writes the resolved configuration, with the model and its dtype if one runs.
-    fn write_config(&self, model: Option<(ModelSpec, Dtype)>) -> Result<(), String> {
+    fn write_config(&self, model: Option<(&ModelSpec, Dtype)>) -> Result<(), String> {
         let Some(mut config) = self.spec.spec.submission() else { return Ok(()) };
         let devices = [self.device].into_iter().chain(&self.spec.other_gpus);
         let name = |device: &Device| device.uuid.as_ref().unwrap_or(&device.name).clone();
@@ -99,8 +98,10 @@ impl RunningJob<'_> {
             devices: devices.map(name).collect(),
             run_s: self.spec.time_limit().as_secs() as u32,
             run_bytes: self.spec.folder_bytes(),
+            mode: self.spec.spec.mode().cloned(),
             dtype,
-            model,
+            weights: model.map(|it| WeightSource::of(it.weights.as_deref())),
+            model: model.map(|model| ModelSpec { weights: None, ..model.clone() }),
         };
         config.insert("resolved".into(), serde_json::json!(resolved));
         let text = format!("# llmprof submit config.yaml\n{}", yaml(&config)?);
@@ -151,7 +152,7 @@ impl RunningJob<'_> {
             images: first.images,
             further_samples: samples.collect(),
             batch: workload.batch,
-            dtype: workload.dtype.unwrap_or_else(|| default_dtype(model, self.device)),
+            dtype: workload.dtype.unwrap_or_else(|| model.default_dtype(self.device.is_cpu())),
             device: self.device.visible_name().to_owned(),
             gpu: self.device.uuid.clone(),
             warmup: passes.warmup,
@@ -182,8 +183,4 @@ impl RunningJob<'_> {
         self.write(layout::WEIGHTS, text)?;
         Ok(Some(self.dir.join(layout::WEIGHTS)))
     }
-}
-
-fn default_dtype(model: &ModelSpec, device: &Device) -> Dtype {
-    if device.is_cpu() { model.cpu_dtype } else { model.dtype }
 }

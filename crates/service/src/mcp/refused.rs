@@ -76,8 +76,11 @@ fn fault(message: &Value) -> Option<(i32, String)> {
     if message["jsonrpc"] != "2.0" {
         return invalid_request(expected("jsonrpc", &message["jsonrpc"], "\"2.0\""));
     }
-    if fields.contains_key("id") && id(message).is_null() {
-        return invalid_request(expected("id", &message["id"], "a string or an integer"));
+    // The response to a message that a client could not read has no id.
+    let is_error = fields.contains_key("error") && message["id"].is_null();
+    if fields.contains_key("id") && id(message).is_null() && !is_error {
+        let known = "a string or an integer of 64 bits";
+        return invalid_request(expected("id", &message["id"], known));
     }
     let method = message["method"].as_str();
     if fields.contains_key("method") && method.is_none() {
@@ -285,6 +288,7 @@ mod tests {
             r#"{"jsonrpc": "2.0", "method": "notifications/initialized"}"#,
             r#"{"jsonrpc": "2.0", "method": "no/such", "params": {"b": 3}}"#,
             r#"{"jsonrpc": "2.0", "id": 1, "result": {}}"#,
+            r#"{"jsonrpc": "2.0", "id": null, "error": {"code": -32700, "message": ""}}"#,
         ] {
             assert_eq!(refuse(message.as_bytes()), None, "{message}");
         }

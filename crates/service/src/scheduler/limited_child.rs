@@ -168,10 +168,11 @@ impl LimitedChildren {
 /// fires.
 async fn yield_to_passes(freezer: Freezer, mut wait: QuietWait, stop: &CancellationToken) {
     loop {
+        wait.disturbs().await;
         if wait.is_used_up() {
             let _ = runtime::blocking(move || freezer.run_when_idle()).await;
+            return stop.cancelled().await;
         }
-        wait.disturbs().await;
         tracing::debug!("stopping a child while a pass measures");
         // A failed task is a panic there; the child then continues.
         let _ = runtime::blocking(move || freezer.freeze()).await;

@@ -179,7 +179,7 @@ fn plan(mut kept: Vec<KeptRun>, settings: &RetentionSettings, now: i64) -> Plan 
         if max > 0 && left > max {
             plan.notes.push(format!(
                 "{left} {unit} stay, over the limit of {max}: the rest is pinned, labelled, or \
-                 among the newest {} of its model and mode",
+                 among the newest {} of its name and mode",
                 settings.keep_newest
             ));
         }

@@ -11,7 +11,10 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
 use llmprof_core::domain::{
-    byte_order_mark::BYTE_ORDER_MARK, image_limits::MAX_INLINE_BYTES, settings::parse,
+    byte_order_mark::BYTE_ORDER_MARK,
+    image_limits::MAX_INLINE_BYTES,
+    run_config::set_mode,
+    settings::{Settings, assignments, parse},
     unique_keys::UniqueKeys,
 };
 use serde_json::{Map, Value, json};
@@ -32,6 +35,8 @@ use super::{
 const MAX_FILE: u64 = 16 << 20;
 /// Maximum number of open brackets in a file: parsers take long for deep nests.
 const MAX_DEPTH: usize = 1000;
+/// Dropped settings that a note lists.
+const LISTED: usize = 5;
 /// The usual forms, for a submission of nothing.
 const NO_SUBJECT: &str = "nothing to submit; name a model (`llmprof submit --model \
                           deepseek-ocr-tiny`), a command of `GET /targets` (`llmprof submit \
@@ -59,7 +64,9 @@ pub struct SubmitOptions {
     #[arg(long, value_name = "NAME")]
     command: Option<String>,
     /// Parameter of the command
-    #[arg(long, value_name = "NAME=VALUE", requires = "command")]
+    ///
+    /// Without --command, of the command that FILE names: it replaces the parameter of this name
+    #[arg(long, value_name = "NAME=VALUE", conflicts_with_all = ["model", "part"])]
     param: Vec<String>,
     /// Stored inputs, a manifest of the service, or one of this machine
     ///
@@ -76,6 +83,9 @@ pub struct SubmitOptions {
     #[arg(long, value_name = "FILE")]
     image: Vec<PathBuf>,
     /// Collection mode (`GET /profiling`)
+    ///
+    /// If FILE states another mode, its `profiling`, the settings of that mode, is dropped; --set
+    /// changes settings of this mode
     #[arg(long)]
     mode: Option<String>,
     /// Measured repeats of the unprofiled pass
@@ -123,7 +133,10 @@ pub fn run(options: &SubmitOptions) -> ExitCode {
 }
 
 async fn submit(client: &ServiceClient, options: &SubmitOptions) -> Result<ExitCode> {
-    let mut body = submission(options)?;
+    let (mut body, note) = submission(options)?;
+    if let Some(note) = note {
+        print_notice(escaped(&note));
+    }
     let file = options.file.as_deref().filter(|_| options.inputs.is_none());
     let answer = match (&options.inputs, file.and_then(|it| manifest_in(&body, it))) {
         (Some(name), _) => submit_with(client, &mut body, name).await?,
@@ -234,8 +247,8 @@ pub fn plan(plan: &DryRunAnswer) -> String {
     text
 }
 
-/// The body of the submission.
-fn submission(options: &SubmitOptions) -> Result<Value> {
+/// The body of the submission, with a note if an option dropped settings of the file.
+fn submission(options: &SubmitOptions) -> Result<(Value, Option<String>)> {
     if options.file.is_none() && options.model.is_none() && options.command.is_none() {
         bail!(NO_SUBJECT);
     }
@@ -243,6 +256,11 @@ fn submission(options: &SubmitOptions) -> Result<Value> {
         Some(path) => read_object(path)?,
         None => Map::new(),
     };
+    let dropped = options.mode.as_ref().and_then(|mode| set_mode(&mut body, mode));
+    let params = params(&options.param)?;
+    if options.command.is_none() && !params.is_empty() {
+        change_params(&mut body, params.clone())?;
+    }
     let mut set = |name: &str, value: Option<Value>| {
         if let Some(value) = value {
             body.insert(name.to_owned(), value);
@@ -250,11 +268,9 @@ fn submission(options: &SubmitOptions) -> Result<Value> {
     };
     set("model", options.model.as_ref().map(|it| json!(it)));
     set("target", options.part.as_ref().map(|it| json!(it)));
-    if let Some(command) = &options.command {
-        set("target", Some(json!({ "command": command, "params": params(&options.param)? })));
-    }
+    let call = |command: &String| json!({ "command": command, "params": params });
+    set("target", options.command.as_ref().map(call));
     set("inputs", inputs(options)?);
-    set("mode", options.mode.as_ref().map(|it| json!(it)));
     set("repeats", options.repeats.map(|it| json!(it)));
     set("warmup", options.warmup.map(|it| json!(it)));
     set("max_new_tokens", options.max_new_tokens.map(|it| json!(it)));
@@ -266,7 +282,36 @@ fn submission(options: &SubmitOptions) -> Result<Value> {
     set("dry_run", options.dry_run.then(|| json!(true)));
     let mut body = Value::from(body);
     settings::change(&mut body, &options.settings)?;
-    Ok(body)
+    let mode = options.mode.as_deref().unwrap_or_default();
+    Ok((body, dropped.map(|dropped| dropped_note(&dropped, mode))))
+}
+
+/// The note on settings of the file that the mode of an option dropped.
+fn dropped_note(dropped: &Settings, mode: &str) -> String {
+    let settings = assignments(dropped);
+    let listed = settings[..settings.len().min(LISTED)].join(", ");
+    let more = match settings.len().saturating_sub(LISTED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!(
+        "mode {mode} has its own settings: the file's `profiling`, of another mode, is dropped \
+         ({listed}{more}); --set changes single settings"
+    )
+}
+
+/// Replaces parameters of the command that a file names.
+fn change_params(body: &mut Map<String, Value>, params: Map<String, Value>) -> Result<()> {
+    let target = body.get_mut("target").and_then(Value::as_object_mut);
+    let target = target.filter(|it| it.contains_key("command"));
+    let target = target.context("--param: no command is named; add --command NAME")?;
+    let of_file = target.entry("params").or_insert(Value::Null);
+    if of_file.is_null() {
+        *of_file = json!({});
+    }
+    let of_file = of_file.as_object_mut().context("target.params of the file is not an object")?;
+    of_file.extend(params);
+    Ok(())
 }
 
 /// The fields of a file, JSON or YAML; `-` is standard input.
@@ -340,3 +385,6 @@ fn inputs(options: &SubmitOptions) -> Result<Option<Value>> {
     let prompt = options.prompt.as_deref().unwrap_or_default();
     Ok(Some(json!({ "prompt": prompt, "images": images })))
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,37 +3,18 @@
 //! If the output is not a terminal, a table is complete, with tabs between its columns.
 
 use std::{
-    fmt::Display,
-    io::{self, IsTerminal, Write},
+    io::{self, IsTerminal},
     time::Duration,
 };
 
 use console::{measure_text_width, truncate_str};
+pub use llmprof_core::{print, print_line, print_notice};
 pub use llmprof_report::format::escaped;
 
 /// Spaces between columns.
 const GAP: usize = 2;
 /// Width to which a column of text is cut at most.
 const MIN_TEXT: usize = 24;
-
-/// Writes to standard output; a reader that left, such as `head`, is not an error.
-pub fn print(text: &str) -> io::Result<()> {
-    match io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written,
-    }
-}
-
-/// Writes a line to standard output, as [`print`] does.
-pub fn print_line(line: impl Display) -> io::Result<()> {
-    print(&format!("{line}\n"))
-}
-
-/// Writes a line to standard error. A failed write is ignored: a reader that left changes neither
-/// the output nor the exit code.
-pub fn print_notice(line: impl Display) {
-    _ = writeln!(io::stderr(), "{line}");
-}
 
 /// Columns of the terminal on standard output; `None` if it is not one.
 pub fn width() -> Option<usize> {

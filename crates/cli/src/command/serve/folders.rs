@@ -15,7 +15,6 @@ use llmprof_service::{
             InputFolders,
             storage::{self, InputStorage},
         },
-        packed::resolved,
         samples,
     },
     config,
@@ -57,7 +56,7 @@ impl ServiceFolders {
                 data.display()
             );
         }
-        let stored = resolved(&data.join(storage::FOLDER));
+        let stored = create_folder(&data.join(storage::FOLDER))?;
         let input_storage = InputStorage::open(&stored)
             .with_context(|| format!("cannot use the folder {}", stored.display()))?;
         let inputs = Arc::new(input_folders(&data, &server.inputs, stored)?);

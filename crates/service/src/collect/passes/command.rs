@@ -34,8 +34,6 @@ use crate::collect::{
     tools,
 };
 
-/// Name of the folder of `{out}` in the folder of a pass.
-const OUT: &str = "out";
 /// Value of `CUBLASLT_LOG_MASK` that logs calls which launch kernels, and nothing else.
 const TRACE_OF_LAUNCHES: &str = "2";
 
@@ -234,7 +232,7 @@ impl Collector {
 
 impl PassPlace {
     pub(super) fn of(folder: &PassFolder) -> Result<Self, CollectError> {
-        let out = folder.path().join(OUT);
+        let out = folder.path().join(layout::OUT);
         let port = recreate(&out).and_then(|()| free_port());
         Ok(Self {
             port: port.map_err(|source| CollectError::Write { path: out.clone(), source })?,

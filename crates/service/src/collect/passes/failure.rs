@@ -5,9 +5,12 @@ use std::{io, path::PathBuf, time::Duration};
 use llmprof_core::domain::finding::{Finding, catalogue};
 
 use super::pass::LINK_IMPORTER;
-use crate::collect::{
-    process::{child::ExitReason, loader_errors, stall::Stall},
-    tools::CounterRefusal,
+use crate::{
+    artifact::dropped_files,
+    collect::{
+        process::{child::ExitReason, loader_errors, output::is_error_line, stall::Stall},
+        tools::CounterRefusal,
+    },
 };
 
 /// Remedy if nsys hangs, recorded or not.
@@ -15,6 +18,8 @@ const SAMPLE_LESS: &str =
     "if it samples the CPU, set nsys.sample and nsys.cpuctxsw to none, or update nsys";
 /// Remedy if nsys does not finish the report of a recorded program, or its export.
 const RECORD_LESS: &str = "record less (nsys.trace, nsys.duration_s)";
+/// Time from the end of a delay to the start of the recording, at most: nsys itself takes time.
+const DELAY_MARGIN: Duration = Duration::from_secs(1);
 /// Time after the end of a program from which the deadline of a run counts as its profiler's.
 const ALONE: Duration = Duration::from_secs(5);
 
@@ -41,17 +46,27 @@ pub enum CollectError {
     Run { program: PathBuf, source: io::Error },
     #[error("program {} not found on this host", program.display())]
     NoProgram { program: PathBuf },
-    #[error("the server was not ready within {within_s} s: {how}{}", quote(last_words))]
+    #[error("the server was not ready within {within_s} s: {how}{}", quote_error(last_words))]
     NotReady { how: String, within_s: u32, last_words: Vec<String> },
     #[error("{what} {}", describe_exit(*ended, last_words))]
     Ended { what: &'static str, ended: ExitReason, last_words: Vec<String> },
     #[error(
-        "the program ended before recording started (delay {delay_s} s{}): it {ended}{}; set \
-         nsys.delay_s to less than its runtime, or to 0 to record it from its start",
-        ran_s.map(|ran_s| format!(", runtime {ran_s:.1} s")).unwrap_or_default(),
-        if *ended == ExitReason::Exited(0) { String::new() } else { quote(last_words) }
+        "the program ended before recording started (delay {delay_s} s, runtime {}{:.1} s): it \
+         {ended}{}; set nsys.delay_s to at least {} s less than its runtime, or to 0 to record it \
+         from its start",
+        if *is_seen { "" } else { "at most " },
+        ran.as_secs_f64(),
+        if *ended == ExitReason::Exited(0) { String::new() } else { quote(last_words) },
+        DELAY_MARGIN.as_secs()
     )]
-    EndedEarly { delay_s: u32, ran_s: Option<f64>, ended: ExitReason, last_words: Vec<String> },
+    EndedEarly {
+        delay_s: u32,
+        /// Its runtime; an upper bound unless `is_seen`.
+        ran: Duration,
+        is_seen: bool,
+        ended: ExitReason,
+        last_words: Vec<String>,
+    },
     #[error("{what} exited with code 0 but left no {file}{}", quote(last_words))]
     Empty { what: &'static str, file: String, last_words: Vec<String> },
     #[error(
@@ -66,7 +81,13 @@ pub enum CollectError {
     #[error("the server's profiler did not start: {why}; correct gate.start of the command")]
     GateClosed { why: String },
     #[error("{what} {}{}", ExitReason::QuotaExceeded { temporary: 0 }, list_dropped(dropped))]
-    TooLarge { what: &'static str, max_bytes: u64, dropped: Vec<(String, u64)> },
+    TooLarge {
+        what: &'static str,
+        /// Folder of the pass.
+        pass: String,
+        max_bytes: u64,
+        dropped: Vec<(String, u64)>,
+    },
     #[error("{what} {}{}", ExitReason::DiskFull, list_dropped(dropped))]
     DiskFull { what: &'static str, free_bytes: u64, dropped: Vec<(String, u64)> },
     #[error("{tool} read no counters in {process}: {}; {}", complaint.why, complaint.remedy)]
@@ -103,10 +124,13 @@ fn describe_exit(ended: ExitReason, last_words: &[String]) -> String {
     } else {
         None
     };
-    // The output of a program that was stopped is not the reason.
-    let words: &[String] = if ended == ExitReason::Stopped { &[] } else { last_words };
-    not_loaded
-        .map_or_else(|| format!("{ended}{}", quote(words)), |why| format!("cannot start: {why}"))
+    let quoted = match ended {
+        // The output of a program that was stopped is not the reason.
+        ExitReason::Stopped => String::new(),
+        ExitReason::DeadlinePassed => quote_error(last_words),
+        _ => quote(last_words),
+    };
+    not_loaded.map_or_else(|| format!("{ended}{quoted}"), |why| format!("cannot start: {why}"))
 }
 
 /// Describes an exceeded limit.
@@ -132,6 +156,13 @@ fn quote(last_words: &[String]) -> String {
     last_words.last().map(|line| format!(": {line}")).unwrap_or_default()
 }
 
+/// Quotes the last line if it reports an error: time passes without one, too, and any other line is
+/// not the reason.
+fn quote_error(last_words: &[String]) -> String {
+    let is_reason = last_words.last().is_some_and(|line| is_error_line(line));
+    if is_reason { quote(last_words) } else { String::new() }
+}
+
 fn list_dropped(dropped: &[(String, u64)]) -> String {
     let names: Vec<String> =
         dropped.iter().map(|(name, bytes)| format!("{name} ({bytes} bytes)")).collect();
@@ -155,10 +186,12 @@ impl CollectError {
     pub fn finding(&self) -> Option<Finding> {
         let message = self.to_string();
         match self {
-            Self::TooLarge { what, max_bytes, dropped } => {
+            Self::TooLarge { pass, max_bytes, dropped, .. } => {
                 let finding =
                     Finding::new(catalogue::RUN_TOO_LARGE, message).with("limit, bytes", max_bytes);
-                Some(with_dropped(finding, dropped).advise(write_less(what, dropped)))
+                let files = dropped.iter().map(|(path, bytes)| (path.as_str(), *bytes));
+                let remedy = dropped_files::remedy(pass, files);
+                Some(with_dropped(finding, dropped).advise(remedy))
             }
             Self::DiskFull { free_bytes, dropped, .. } => {
                 let finding = Finding::new(catalogue::DISK_FULL, message)
@@ -223,18 +256,21 @@ impl CollectError {
 
     /// The same for a profile of nsys without a report, of a target whose recording starts after
     /// `delay_s`: the target ended earlier. `ran`: its runtime, if it was seen; `elapsed`: of nsys,
-    /// which may have failed by itself.
+    /// which may have failed by itself. An nsys that succeeded without a report recorded nothing,
+    /// so its target may have ended up to [`DELAY_MARGIN`] after the delay.
     pub fn of_delayed(self, delay_s: u32, ran: Option<Duration>, elapsed: Duration) -> Self {
         let delay = Duration::from_secs(delay_s.into());
         let is_early = match &self {
+            _ if delay.is_zero() => false,
             Self::Ended { ended: ExitReason::Exited(_), .. } => ran.is_some_and(|ran| ran < delay),
-            Self::Empty { .. } => ran.unwrap_or(elapsed) < delay,
+            Self::Empty { .. } => ran.unwrap_or(elapsed) < delay + DELAY_MARGIN,
             _ => false,
         };
         match self.ended() {
             Some(ended) if is_early => Self::EndedEarly {
                 delay_s,
-                ran_s: ran.map(|ran| ran.as_secs_f64()),
+                ran: ran.unwrap_or(elapsed),
+                is_seen: ran.is_some(),
                 ended,
                 last_words: self.last_words().to_vec(),
             },
@@ -278,30 +314,6 @@ impl CollectError {
     }
 }
 
-/// The remedy for a program whose files exceed the quota of a run. A server, and what runs in a
-/// session, may be recorded by nsys.
-fn write_less(what: &str, dropped: &[(String, u64)]) -> &'static str {
-    let is_nsys = |name: &str| name.ends_with(".qdstrm") || name.ends_with(".nsys-rep");
-    let tool = match dropped.iter().any(|(name, _)| is_nsys(name)) {
-        true => Some("nsys"),
-        false => what.split(' ').next(),
-    };
-    match tool {
-        Some("nsys" | "QdstrmImporter") => {
-            "generate fewer tokens, trace less (profiling.nsys: trace, sample, cpuctxsw, \
-             duration_s, cuda_graph_trace graph), or raise limits.run_bytes"
-        }
-        Some("ncu") => {
-            "profile fewer launches (profiling.ncu: max_launches, launches_per_config, details \
-             false), or raise limits.run_bytes"
-        }
-        _ => {
-            "have the program write fewer or smaller files, generate fewer tokens, or raise \
-             limits.run_bytes"
-        }
-    }
-}
-
 fn with_dropped(finding: Finding, dropped: &[(String, u64)]) -> Finding {
     dropped.iter().fold(finding, |finding, (name, bytes)| {
         finding.with(name, format!("{bytes} bytes, dropped"))
@@ -309,70 +321,4 @@ fn with_dropped(finding: Finding, dropped: &[(String, u64)]) -> Finding {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_deadline_after_the_end_of_the_program_is_an_unfinished_report_with_its_remedy() {
-        let ended = |ended| CollectError::Ended {
-            what: "nsys profile",
-            ended,
-            last_words: vec!["a line of the program".into()],
-        };
-        let after = |reason, s| ended(reason).of_profiler(Some(Duration::from_secs(s)));
-        let unfinished = after(ExitReason::DeadlinePassed, 90);
-        let message = unfinished.to_string();
-        assert!(message.starts_with("nsys did not finish its report: "), "{message}");
-        assert!(message.contains("90 s after the end of the program"), "{message}");
-        assert!(message.contains("nsys.sample") && !message.contains("a line of"), "{message}");
-        assert_eq!(unfinished.ended(), Some(ExitReason::DeadlinePassed));
-        assert_eq!(unfinished.finding().unwrap().id, "run_out_of_time");
-        for error in [
-            after(ExitReason::DeadlinePassed, 0),
-            after(ExitReason::Exited(1), 90),
-            ended(ExitReason::DeadlinePassed).of_profiler(None),
-        ] {
-            assert!(matches!(error, CollectError::Ended { .. }), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_hang_is_after_the_program_only_if_the_program_was_seen() {
-        let after = Duration::from_secs(20);
-        for stall in [Stall::Idle(after), Stall::Busy(after)] {
-            for target_seen in [true, false] {
-                let message = CollectError::Hung { stall, target_seen }.to_string();
-                let parts = [" for 20 s after the program had ended", "record less"];
-                for part in parts {
-                    assert_eq!(message.contains(part), target_seen, "{message}");
-                }
-                let is_unseen = message.contains("its program was not seen running");
-                assert_eq!(is_unseen, !target_seen, "{message}");
-                assert!(message.contains("nsys.sample"), "{message}");
-            }
-        }
-    }
-
-    #[test]
-    fn the_remedy_of_an_exceeded_quota_is_of_the_program_that_exceeded_it() {
-        for (what, tool) in [
-            ("nsys profile", Some("profiling.nsys")),
-            ("nsys export", Some("profiling.nsys")),
-            ("QdstrmImporter", Some("profiling.nsys")),
-            ("ncu", Some("profiling.ncu")),
-            ("the model runner", None),
-            ("the command", None),
-            ("the server", None),
-        ] {
-            let error = CollectError::TooLarge { what, max_bytes: 1, dropped: vec![] };
-            let advice = error.finding().unwrap().advice.unwrap();
-            for setting in ["profiling.nsys", "profiling.ncu"] {
-                assert_eq!(advice.contains(setting), tool == Some(setting), "{what}: {advice}");
-            }
-            assert!(advice.contains("limits.run_bytes"), "{what}: {advice}");
-        }
-        let dropped = vec![("nsys/profile.qdstrm".to_owned(), 9)];
-        let recorded = CollectError::TooLarge { what: "the server", max_bytes: 1, dropped };
-        assert!(recorded.finding().unwrap().advice.unwrap().contains("profiling.nsys"));
-    }
-}
+mod tests;

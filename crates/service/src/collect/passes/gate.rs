@@ -125,7 +125,7 @@ pub async fn collect(
         let mut left = MAX_BYTES;
         for (number, (path, _)) in complete.iter().enumerate() {
             let target = dir.join(layout::imported_trace(number + 1));
-            left -= unpack(path, &target, left, work)?;
+            left -= unpack(path, &target, (&dir, left), work)?;
         }
         Ok(complete.len())
     };
@@ -146,14 +146,20 @@ fn written(pattern: &str, since: SystemTime) -> Vec<(PathBuf, u64)> {
     files.take(MAX_TRACES).collect()
 }
 
-/// Copies a trace, which may be compressed, and returns its size.
-fn unpack(from: &Path, to: &Path, max_bytes: u64, work: &SlicedWork) -> io::Result<u64> {
+/// Copies a trace, which may be compressed, into the folder of the run, and returns its size.
+fn unpack(
+    from: &Path,
+    to: &Path,
+    (run, max_bytes): (&Path, u64),
+    work: &SlicedWork,
+) -> io::Result<u64> {
     if let Some(folder) = to.parent() {
         fs::create_dir_all(folder)?;
     }
-    // The operator names the folder, and the server writes the file.
-    let own = from.parent().map(resolved).unwrap_or_default();
-    let own = own.join(from.file_name().unwrap_or_default());
+    // The server writes all that is below the run's folder; the operator names other folders.
+    let folder =
+        from.parent().map(|it| if it.starts_with(run) { it.to_owned() } else { resolved(it) });
+    let own = folder.unwrap_or_default().join(from.file_name().unwrap_or_default());
     let (mut file, mut to) = (open_own(&own)?, File::create(to)?);
     let is_packed = from.extension().is_some_and(|it| it == "gz");
     let mut from: Box<dyn Read> =

@@ -15,13 +15,16 @@ use llmprof_core::{
 };
 
 use crate::{
-    artifact::size_limit::{self, SizedFile},
+    artifact::{
+        dropped_files::TEMPORARY_FILES,
+        size_limit::{self, SizedFile},
+    },
     collect::{
         Collector,
         process::{
             argv::Argv,
             child::{ExitReason, ProcessLimits, run},
-            disk_quota::{TEMPORARY_FILES, drop_raw},
+            disk_quota::drop_raw,
             output::{self, Logs, last_lines},
         },
     },
@@ -215,7 +218,9 @@ impl<'a> PassFolder<'a> {
             Ok(dropped)
         };
         match drop() {
-            Ok(dropped) => CollectError::TooLarge { what, max_bytes, dropped },
+            Ok(dropped) => {
+                CollectError::TooLarge { what, pass: self.name.clone(), max_bytes, dropped }
+            }
             Err(source) => CollectError::Write { path: self.path.clone(), source },
         }
     }

@@ -2,6 +2,7 @@
 //! export of its report to SQLite.
 
 use std::{
+    fs,
     path::Path,
     time::{Duration, Instant},
 };
@@ -33,7 +34,7 @@ mod retries;
 pub enum RecordedTarget<'a, 'b> {
     /// Model-runner, which reports its own times.
     Runner,
-    /// A program with its runtime, nanoseconds.
+    /// A program whose runtime is measured from outside, nanoseconds.
     Program(&'a mut Option<i64>),
     Server(&'a mut ServedTarget<'b>),
 }
@@ -116,7 +117,12 @@ impl Collector {
             runner = runner.env("NSYS_NVTX_PROFILER_REGISTER_ONLY", "0");
         }
         let on_gpu = request.device != "cpu";
-        let recorded = RecordedTarget::Runner;
+        let mut wall = None;
+        // The failure of a pass that ends within its delay states its runtime.
+        let recorded = match settings.delay_s {
+            0 => RecordedTarget::Runner,
+            _ => RecordedTarget::Program(&mut wall),
+        };
         let pass = self.record(&folder, pass, on_gpu, &runner, limits, recorded).await?;
         folder.require(runner::EVENTS, "the model runner under nsys", &folder.log())?;
         Ok(pass)
@@ -164,12 +170,13 @@ impl Collector {
                 return Err(CollectError::NoCounters { tool, process, complaint, ended });
             }
             let race = nsys::find_race(&folder.output(&log)).filter(|_| exited).cloned();
+            let is_race = race.is_some();
             let ran = target_seen.map(|seen| seen.saturating_duration_since(started));
             let left = limits.deadline.into_std().saturating_duration_since(Instant::now());
             let raw = report.with_extension("qdstrm");
             let pause = match retries.add(error, race, ran, left) {
                 Ok(pause) => pause,
-                Err(error) if report.exists() || raw.exists() => return Err(error),
+                Err(error) if is_race || report.exists() || raw.exists() => return Err(error),
                 Err(error) => {
                     let ran = recorded.runtime();
                     return Err(error.of_delayed(settings.delay_s, ran, started.elapsed()));
@@ -253,23 +260,27 @@ impl Collector {
         let exported = async {
             folder.require(layout::NSYS_REPORT_FILE, "nsys profile", &name)?;
             let command = nsys::export(nsys, &report, &export);
-            self.run_reader(folder, ("nsys export", &of_export), &command, limits).await?;
+            self.run_reader(folder, ("nsys export", &of_export, &report), &command, limits).await?;
             folder.require(layout::NSYS_EXPORT_FILE, "nsys export", &of_export)
         };
         exported.await.map_err(|error| (log("export"), error))?;
         Ok(pass)
     }
 
-    /// Runs a tool of nsys that reads what was recorded, with the name of its log. It hangs by the
-    /// limits of a profiler whose program has ended.
+    /// Runs a tool that reads `recording`, with the name of its log. It is stopped by the limits of
+    /// a profiler whose program has ended.
     async fn run_reader(
         &self,
         folder: &PassFolder<'_>,
-        (what, log): (&'static str, &str),
+        (what, log, recording): (&'static str, &str, &Path),
         command: &Argv,
         limits: &ProcessLimits,
     ) -> Result<Pass, CollectError> {
-        let (watch, limits) = StallWatch::start(limits, folder.path(), self.stall);
+        // The watch counts files: the recording that an argument names is linked.
+        let is_link = fs::symlink_metadata(recording).is_ok_and(|it| it.is_symlink());
+        let linked = fs::metadata(recording).map_or(0, |it| if is_link { it.len() } else { 0 });
+        let stall = self.stall.with_file(linked);
+        let (watch, limits) = StallWatch::start(limits, folder.path(), stall);
         let ran = folder.run(what, log, command, &limits).await;
         match watch.stop().await.stall {
             Some(stall) if ran.is_err() => Err(CollectError::HungReader { what, stall }),
@@ -281,10 +292,10 @@ impl Collector {
     pub async fn export(&self, dir: &Path, limits: &ProcessLimits) -> Result<Pass, CollectError> {
         let nsys = self.nsys.as_deref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
         let folder = PassFolder::open(self, dir, layout::NSYS)?;
-        let command =
-            nsys::export(nsys, &dir.join(layout::NSYS_REPORT), &dir.join(layout::NSYS_EXPORT));
+        let report = dir.join(layout::NSYS_REPORT);
+        let command = nsys::export(nsys, &report, &dir.join(layout::NSYS_EXPORT));
         let exported = async {
-            let named = ("nsys export", "nsys-export");
+            let named = ("nsys export", "nsys-export", &*report);
             let pass = self.run_reader(&folder, named, &command, limits).await?;
             folder.require(layout::NSYS_EXPORT_FILE, "nsys export", "nsys-export")?;
             Ok(pass)
@@ -296,7 +307,6 @@ impl Collector {
                 let installed =
                     tools::version(nsys, &self.logs(dir, "nsys-version"), limits).await.ok();
                 // Some versions fail for another reason than the version.
-                let report = dir.join(layout::NSYS_REPORT);
                 let required = nsys::required_version(&folder.output("nsys-export"));
                 let needs = match (required, &installed) {
                     (None, Some(installed)) => nsys_report::newer_writer(&report, installed).await,
@@ -345,12 +355,7 @@ impl Collector {
                 return (nsys::isolated(isolation, command), None);
             }
         }
-        let message = "nsys could read the environments of this user's other processes: its report \
-                       may contain their secrets";
-        let remedy = "do not share nsys/run.nsys-rep and nsys/run.sqlite, or allow the service to \
-                      create namespaces (unshare of util-linux, and CAP_SYS_ADMIN or unprivileged \
-                      user namespaces)";
-        (command, Some(Finding::new(catalogue::NSYS_SEES_ENVIRONMENTS, message).advise(remedy)))
+        (command, Some(nsys::sees_environments()))
     }
 
     /// Imports the raw data of nsys, if its importer is found.
@@ -369,9 +374,9 @@ impl Collector {
         };
         let log = format!("{}-import", folder.log());
         let command = nsys::import(&importer, qdstrm, report);
-        self.run_reader(folder, ("QdstrmImporter", &log), &command, limits).await?;
+        self.run_reader(folder, ("QdstrmImporter", &log, qdstrm), &command, limits).await?;
         folder.require(layout::NSYS_REPORT_FILE, "QdstrmImporter", &log)?;
-        let _ = std::fs::remove_file(qdstrm); // the report contains it
+        let _ = fs::remove_file(qdstrm); // the report contains it
         let message = "nsys did not find its importer and left raw data, which llmprof imported";
         Ok(Finding::new(catalogue::NSYS_IMPORTER_UNLINKED, message)
             .with("importer", importer.display())

@@ -12,7 +12,10 @@ use std::{
 use tokio::time::sleep;
 
 use crate::{
-    artifact::size_limit::{self, SizedFile},
+    artifact::{
+        dropped_files::TEMPORARY_FILES,
+        size_limit::{self, SizedFile},
+    },
     runtime::{self, work::SlicedWork},
 };
 
@@ -22,8 +25,6 @@ const PERIOD: Duration = Duration::from_millis(200);
 const SMALL: u64 = 1 << 20;
 /// Extensions of a tool's raw data, which is incomplete when the tool was ended.
 const RAW: [&str; 6] = ["nsys-rep", "qdstrm", "sqlite", "sqlite-journal", "ncu-rep", "csv"];
-/// Name of the files that are removed with their tool, among the dropped ones.
-pub const TEMPORARY_FILES: &str = "temporary files of the tool";
 /// Name of the note in the folder of a pass.
 pub const NOTE: &str = "dropped.txt";
 

@@ -80,6 +80,21 @@ pub fn last_lines(path: &Path, n: usize) -> Vec<String> {
         .collect()
 }
 
+/// Levels of a log below an error.
+const LOWER_LEVELS: [&str; 6] = ["TRACE", "DEBUG", "INFO", "NOTICE", "WARN", "WARNING"];
+/// Ends of the words of a line that reports an error, in lower case: also `RuntimeError`.
+const ERROR_WORDS: [&str; 5] = ["error", "exception", "fatal", "panic", "panicked"];
+
+/// True if a line of a log reports an error, by its level or its words.
+pub fn is_error_line(line: &str) -> bool {
+    let words = || line.split(|letter: char| !letter.is_ascii_alphanumeric());
+    let is_error = |word: &str| {
+        let word = word.to_ascii_lowercase();
+        ERROR_WORDS.iter().any(|end| word.ends_with(end))
+    };
+    !words().any(|word| LOWER_LEVELS.contains(&word)) && words().any(is_error)
+}
+
 /// Returns the text of a short file by which a process answers; `None` if there is none yet.
 pub fn read_answer(path: &Path) -> Option<String> {
     let mut text = String::new();
@@ -169,6 +184,28 @@ mod tests {
         assert!(read_answer(&at("file")).unwrap().starts_with("0 /"));
         make_portable(&at("file"), dir.path());
         assert_eq!(read_answer(&at("file")).unwrap(), "0 .");
+    }
+
+    #[test]
+    fn a_line_reports_an_error_by_its_level_or_words() {
+        for line in [
+            "2026-11-30T01:37:57Z ERROR llmprof_runner::run: no memory",
+            "error: cannot open the model",
+            "torch.OutOfMemoryError: CUDA out of memory",
+            "thread 'main' panicked at src/main.rs:3:5:",
+            "[FATAL] lost the device",
+        ] {
+            assert!(is_error_line(line), "{line}");
+        }
+        for line in [
+            "",
+            "2026-11-30T01:37:57Z  INFO llmprof_runner::run: loaded error_rate=0",
+            "WARNING 11-30 01:37:57 model.py:7] an error was ignored",
+            "step 12 of 100, errors: 0",
+            "Loading weights: 40 %",
+        ] {
+            assert!(!is_error_line(line), "{line}");
+        }
     }
 
     async fn copied(output: &[u8], cap: u64) -> (tempfile::TempDir, PathBuf) {

@@ -39,6 +39,13 @@ pub struct StallLimits {
     pub busy: Duration,
 }
 
+impl StallLimits {
+    /// The limits of a tool that also reads a file of this size outside its folder.
+    pub fn with_file(self, bytes: u64) -> Self {
+        Self { busy: self.busy + Duration::from_secs(bytes / BYTES_PER_S), ..self }
+    }
+}
+
 impl Default for StallLimits {
     fn default() -> Self {
         Self { idle: Duration::from_secs(20), busy: Duration::from_secs(300) }
@@ -54,6 +61,8 @@ pub enum Stall {
 
 /// Time between two looks at its processes.
 const PERIOD: Duration = Duration::from_millis(100);
+/// Maximum time that counts between two looks.
+const MAX_LOOK: Duration = Duration::from_secs(1);
 /// Fields of `/proc/PID/stat` after the name with the times in user and kernel mode, ticks.
 const TIMES: [usize; 2] = [11, 12];
 /// Share of a core that a profiler which works takes, even on a busy machine.
@@ -111,11 +120,14 @@ fn watch(
     done: &AtomicBool,
     stop: &CancellationToken,
 ) -> WatchedEnd {
-    let started = Instant::now();
+    let (mut now, mut looked) = (Duration::ZERO, Instant::now());
     let (mut clock, mut target_seen) = (None, None);
     while !done.load(Ordering::Relaxed) {
+        // An import is stopped while a pass measures, and this watch with it.
+        now += looked.elapsed().min(MAX_LOOK);
+        looked = Instant::now();
         if programs(run).is_empty() {
-            let (work, now) = (Work::of(run, folders), started.elapsed());
+            let work = Work::of(run, folders);
             let clock = clock.get_or_insert_with(|| StallClock::start(work, now));
             if let Some(stall) = clock.check(work, now, limits) {
                 stop.cancel();

@@ -13,6 +13,7 @@ use llmprof_core::{
         finding::{Finding, catalogue},
         profiling::{CaptureRange, CpuScope, NsysSettings},
     },
+    layout,
     trace::event::STAGE_DOMAIN,
 };
 
@@ -164,14 +165,41 @@ pub fn isolated(isolation: &[&str], command: Argv) -> Argv {
     Argv { env: command.env, pass: command.pass, cwd: command.cwd, ..argv }
 }
 
+/// Files that llmprof writes with the names of sampled processes and functions.
+const FILES_WITH_NAMES: [&str; 6] = [
+    layout::REPORT_JSON,
+    layout::REPORT_HTML,
+    layout::REPORT_MD,
+    layout::SUMMARY_MD,
+    layout::TABLES,
+    layout::TIMELINE,
+];
+
 /// Finding of a recording outside a process tree of its own, which samples all processes.
 pub fn sees_all_processes() -> Finding {
-    let message = "the request asked for samples of all processes: the report may contain names \
-                   and environments of other processes of this host";
-    Finding::new(catalogue::NSYS_SEES_ENVIRONMENTS, message).advise(
-        "do not share nsys/run.nsys-rep and nsys/run.sqlite, or set profiling.nsys.sample and \
-         profiling.nsys.cpuctxsw to process-tree",
-    )
+    let message = "the request asked for samples of all processes: the run's files may contain \
+                   names, functions and environments of other processes of this host";
+    Finding::new(catalogue::NSYS_SEES_ENVIRONMENTS, message).advise(format!(
+        "do not share the run or its bundle: environments are in {} and {}, names of processes \
+         and functions also in {}; or set profiling.nsys.sample and profiling.nsys.cpuctxsw to \
+         process-tree",
+        layout::NSYS_REPORT,
+        layout::NSYS_EXPORT,
+        FILES_WITH_NAMES.join(", ")
+    ))
+}
+
+/// Finding of a recording outside a process tree of its own, which the system does not permit.
+pub fn sees_environments() -> Finding {
+    let message = "nsys could read the environments of this user's other processes: its reports \
+                   may contain their secrets";
+    Finding::new(catalogue::NSYS_SEES_ENVIRONMENTS, message).advise(format!(
+        "do not share {} and {} of any folder of the run, nor its bundle; or allow the service to \
+         create namespaces (unshare of util-linux, and CAP_SYS_ADMIN or unprivileged user \
+         namespaces)",
+        layout::NSYS_REPORT_FILE,
+        layout::NSYS_EXPORT_FILE
+    ))
 }
 
 /// Exports a report to SQLite; replaces an older export.

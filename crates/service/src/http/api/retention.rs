@@ -28,7 +28,8 @@ const MAX_LISTED: usize = 200;
 /// Stored runs, budgets and planned actions, oldest first: at most 200 of each kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RetentionView {
-    /// Newest runs of each model and mode that are kept as they are.
+    /// Newest runs of each name (model, part, command or import) and mode that are kept as they
+    /// are.
     pub keep_newest: u32,
     /// Budgets; 0: unlimited.
     pub max_runs: u64,

@@ -120,10 +120,8 @@ struct ParamField<'a> {
 #[serde(default, deny_unknown_fields)]
 pub struct CommandQuery {
     again: String,
-    /// The mode to submit it in, if not its own.
-    in_mode: String,
-    /// A setting of the passes to submit it with, as in `nsys.trace=["cuda","nvtx"]`.
-    setting: String,
+    /// Settings of the passes to submit it with, each on a line: `nsys.trace=["cuda","nvtx"]`.
+    settings: String,
     session: String,
 }
 
@@ -147,9 +145,7 @@ pub async fn form(
     let mut entered = SubmitForm::empty();
     if !query.again.is_empty() {
         let run = runs::find(&app, parse_id(&query.again)?).await?;
-        entered = SubmitForm::from_spec(&run.spec, &app.presets)
-            .with_mode(&query.in_mode)
-            .with_setting(&query.setting);
+        entered = SubmitForm::from_spec(&run.spec, &app.presets).with_settings(&query.settings);
         fields = run.spec.call().map(fields_of).unwrap_or_default();
     }
     fields.push(("session".into(), query.session));

@@ -68,10 +68,8 @@ pub struct HomeQuery {
     cursor: String,
     /// The run to submit again.
     again: String,
-    /// The mode to submit it in, if not its own.
-    in_mode: String,
-    /// A setting of the passes to submit it with, as in `nsys.trace=["cuda","nvtx"]`.
-    setting: String,
+    /// Settings of the passes to submit it with, each on a line: `nsys.trace=["cuda","nvtx"]`.
+    settings: String,
     /// Stored inputs or a manifest that the form names.
     inputs: String,
 }
@@ -191,8 +189,7 @@ pub async fn home(
         "" => SubmitForm::empty(),
         id => SubmitForm::from_spec(&runs::find(&app, parse_id(id)?).await?.spec, &app.presets),
     };
-    let entered =
-        entered.with_inputs(&query.inputs).with_mode(&query.in_mode).with_setting(&query.setting);
+    let entered = entered.with_inputs(&query.inputs).with_settings(&query.settings);
     show(&app, &caller, &query, &entered, None).await
 }
 

@@ -162,7 +162,7 @@ pub async fn run(
             .await?
             .alignments,
         again: form_of(&run.spec.subject),
-        lighter: lighter::forms(&run.spec, &run.findings),
+        lighter: lighter::forms(&run.findings),
         run,
     };
     HtmlPage::render(Some(&caller), "run.html", view)

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 
 use llmprof_core::domain::{
-    profiling::{Presets, Profiling},
-    settings::{BadAssignment, Settings, assign_all, assignments, difference},
+    profiling::Presets,
+    settings::{BadAssignment, Settings, assign_all},
     subject::{Passes, RunSpec, Subject},
 };
 use serde::Serialize;
@@ -117,20 +117,14 @@ impl SubmitForm {
         self.with("inputs", name)
     }
 
-    /// The same form in this mode, unless it is empty.
-    pub fn with_mode(self, mode: &str) -> Self {
-        self.with("mode", mode)
-    }
-
-    /// The same form with this setting of the passes, in place of one with the same name.
-    pub fn with_setting(self, setting: &str) -> Self {
-        if setting.is_empty() {
-            return self;
-        }
+    /// The same form with these settings of the passes, each on a line, in place of settings with
+    /// the same names.
+    pub fn with_settings(self, settings: &str) -> Self {
         let name = |line: &str| line.split('=').next().unwrap_or_default().trim().to_owned();
+        let changed: Vec<String> = settings.lines().map(name).collect();
         let before = self.0.get(PROFILING).map_or("", String::as_str).lines();
-        let others = before.filter(|line| name(line) != name(setting));
-        let lines: Vec<&str> = others.chain([setting]).collect();
+        let others = before.filter(|line| !changed.contains(&name(line)));
+        let lines: Vec<&str> = others.chain(settings.lines()).collect();
         let text = lines.join("\n");
         self.with(PROFILING, &text)
     }
@@ -195,13 +189,7 @@ impl SubmitForm {
 /// has the mode.
 fn changes(passes: Option<&Passes>, presets: &Presets) -> Vec<String> {
     let changed = passes.and_then(|it| Some((presets.get(&it.mode)?, it.profiling.as_ref()?)));
-    let tree = |profiling: &Profiling| match serde_json::to_value(profiling) {
-        Ok(Value::Object(tree)) => tree,
-        _ => Settings::new(),
-    };
-    changed.map_or(vec![], |(preset, profiling)| {
-        assignments(&difference(&tree(&preset.profiling), tree(profiling)))
-    })
+    changed.map_or(vec![], |(preset, profiling)| profiling.assignments_over(&preset.profiling))
 }
 
 /// Settings of the passes, each on a line.
@@ -216,7 +204,10 @@ fn read_settings(text: &str) -> Result<Settings, ApiError> {
 
 #[cfg(test)]
 mod tests {
-    use llmprof_core::domain::{mode::Mode, profiling::Preset};
+    use llmprof_core::domain::{
+        mode::Mode,
+        profiling::{Preset, Profiling},
+    };
     use serde_json::json;
 
     use super::*;
@@ -270,9 +261,11 @@ mod tests {
         let form = SubmitForm::from_fields([(PROFILING.to_owned(), lines)]);
         assert_eq!(form.body(false).unwrap()["profiling"], submitted);
 
-        let form = form.with_setting("nsys.trace=[\"cuda\",\"nvtx\"]");
+        assert_eq!(form.clone().with_settings(""), form);
+        let form = form.with_settings("nsys.trace=[\"cuda\",\"nvtx\"]\nnsys.cpuctxsw=none");
         let mut lighter = submitted;
         lighter["nsys"]["trace"] = json!(["cuda", "nvtx"]);
+        lighter["nsys"]["cpuctxsw"] = json!("none");
         assert_eq!(form.body(false).unwrap()["profiling"], lighter);
     }
 
@@ -288,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_line_that_is_no_setting_is_refused() {
-        let form = SubmitForm::empty().with_setting("nsys.sample");
+        let form = SubmitForm::empty().with_settings("nsys.sample");
         let refused = form.body(false).unwrap_err();
         assert!(refused.message().starts_with("setting nsys.sample: there is no ="));
     }

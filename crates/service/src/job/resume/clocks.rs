@@ -88,10 +88,10 @@ impl RunningJob<'_> {
 /// Median SM clock of the samples in the file `path` at which kernels ran, MHz.
 fn median_sm_mhz(path: &Path) -> Option<f64> {
     let (log, _) = parse::power::read(path).ok()?;
-    median_of(&log?.samples)
+    median_sm_mhz_of(&log?.samples)
 }
 
-fn median_of(samples: &[PowerSample]) -> Option<f64> {
+fn median_sm_mhz_of(samples: &[PowerSample]) -> Option<f64> {
     let busy = samples.iter().filter(|sample| sample.gpu_pct.is_some_and(|share| share > 0));
     median(busy.filter_map(|sample| sample.sm_mhz).map(f64::from))
 }
@@ -108,9 +108,9 @@ mod tests {
             ..PowerSample::default()
         };
         let samples = [sample(345, 0), sample(1980, 90), sample(1755, 97), sample(345, 0)];
-        assert_eq!(median_of(&samples), Some(1867.5));
-        assert_eq!(median_of(&samples[..2]), Some(1980.0));
-        assert_eq!(median_of(&samples[..1]), None);
-        assert_eq!(median_of(&[]), None);
+        assert_eq!(median_sm_mhz_of(&samples), Some(1867.5));
+        assert_eq!(median_sm_mhz_of(&samples[..2]), Some(1980.0));
+        assert_eq!(median_sm_mhz_of(&samples[..1]), None);
+        assert_eq!(median_sm_mhz_of(&[]), None);
     }
 }

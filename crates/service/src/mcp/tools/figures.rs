@@ -71,7 +71,8 @@ pub fn formula(table: &str, column: &str, cause: Option<&str>) -> Option<&'stati
         _ if is_ledger && column == "max_saving_ns" => Some(
             "the cause's time, at most the time in which the kernel ran alone; a kernel that stays \
              saves at most its time above its launches, and all gaps at most the idle time that \
-             the unprofiled pass can have",
+             the unprofiled pass can have; if ranks wait for one another, on the rank with the \
+             most",
         ),
         _ if is_ledger && column == "share_pct" => {
             Some("100 x time of the cause / measured time of the stage")
@@ -154,6 +155,14 @@ fn of_cause(cause: &str) -> Option<&'static str> {
             "idle time of the GPU in which the first recorded work of a stream, already launched, \
              waited for a reason that the capture does not record"
         }
+        "gap_wait" => {
+            "idle time of the GPU of at least 1 ms before work launched earlier, which waited for \
+             something that the capture does not record"
+        }
+        "long_launches" => {
+            "time above the median of launches that take more than ten times the median of their \
+             kernel, grid and block, and at least 0.1 ms longer; needs at least eight launches"
+        }
         "gap_unknown" => "idle time of the GPU before work whose launch is not recorded",
         "gap_long_call" => {
             "idle time of the GPU in which the host was inside one call of at least 1 ms that \
@@ -163,7 +172,7 @@ fn of_cause(cause: &str) -> Option<&'static str> {
             "idle time of the GPU, by the call of the host at that time"
         }
         "gap_in_graph" | "gap_queued" => "idle time of the GPU before work launched earlier",
-        "other_stages" => "time in which only work of other stages ran",
+        "other_stages" => "time in which only work ran that the stage did not launch",
         "unexplained" => "time of the stage - floor - all causes - difference of the passes",
         "pass_difference" => "unprofiled time - traced time of the stage",
         _ => return None,

@@ -3,6 +3,12 @@
 use super::*;
 
 findings! {
+    LEDGER_LONG_LAUNCHES = "ledger_long_launches", [Warning],
+        fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
+        advice: "Compare these launches with the others: longer inputs, another process on the \
+                 GPU or a lower clock may lengthen them.",
+        saving: "the cause's time in which its kernels run alone, above the time of their \
+                 launches";
     LEDGER_COPIES_AND_CASTS = "ledger_copies_and_casts", [Warning],
         fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
         advice: "Keep data on the device, in one dtype and layout through the chain of operators.",
@@ -116,7 +122,7 @@ findings! {
                  unprofiled ones";
     LEDGER_OTHER_STAGES = "ledger_other_stages", [Warning],
         fires_on: "the cause of this name in the gap ledger can save at least 3 % of a stage",
-        advice: "Keep work of other stages off the GPU meanwhile.",
+        advice: "Keep other work off the GPU meanwhile: the evidence names its process or stage.",
         saving: "the cause's time in which its kernels run alone; of gaps, at most the \
                  unprofiled ones";
     LEDGER_UNEXPLAINED = "ledger_unexplained", [Info],

@@ -37,7 +37,7 @@ findings! {
     TRACE_NAMES_REPAIRED = "trace_names_repaired", [Info],
         fires_on: "names of a trace have quotes or line ends without a backslash";
     TRACE_TIMES_COARSE = "trace_times_coarse", [Warning],
-        fires_on: "times of a trace are whole microseconds";
+        fires_on: "times of a trace are whole microseconds, and kernels take less than 10 us";
     TRACE_RANKS_INCOMPLETE = "trace_ranks_incomplete", [Warning],
         fires_on: "a capture lacks ranks of its program, or has several files of one";
     TRACE_REPEATED = "trace_repeated", [Warning],

@@ -63,7 +63,7 @@ findings! {
                  import.";
     STEPS_LEFT_OUT = "steps_left_out", [Warning],
         fires_on: "some steps of a stage lack recorded work, launching calls or their range, and \
-                   others do not",
+                   others do not; or the recording starts or ends inside a step",
         advice: "Record the calls and the work of the GPU for the whole window, in every process \
                  and thread of the engine.";
     STAGES_EXCLUDED = "stages_excluded", [Warning],

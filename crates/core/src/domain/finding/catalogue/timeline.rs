@@ -73,6 +73,10 @@ findings! {
         fires_on: "a rule of the run names a range that the capture lacks",
         advice: "Correct the name in the run's stages or included ranges; if the recording has a \
                  window (nsys.delay_s, duration_s, capture_range), make it contain the range.";
+    RECORDING_SHORT = "recording_short", [Warning],
+        fires_on: "a recording that starts after a delay (nsys.delay_s) is shorter than a second",
+        advice: "Set nsys.delay_s to at least 1 s less than the program's runtime, or to 0 to \
+                 record it from its start.";
     RANGE_UNCLOSED = "range_unclosed", [Warning],
         fires_on: "a range of the capture has no end, or ends before it starts",
         advice: "Close the range in the program, or record until it ends; times that need its end \

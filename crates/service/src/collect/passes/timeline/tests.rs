@@ -62,14 +62,23 @@ fn only_a_target_that_ended_within_the_delay_is_reported_as_early() {
         let text = error.of_delayed(1, ran.map(s), s(elapsed)).to_string();
         text.starts_with("the program ended before recording started (delay 1 s").then_some(text)
     };
+    let unknown = |error: CollectError| error.of_delayed(0, Some(s(0.2)), s(0.5)).to_string();
+    assert!(unknown(empty()).starts_with("nsys profile exited with code 0"), "without a delay");
     let text = early(empty(), Some(0.2), 3.0).unwrap();
     assert!(text.contains("(delay 1 s, runtime 0.2 s): it exited with code 0; set"), "{text}");
     let text = early(ended(), Some(0.2), 3.0).unwrap();
     assert!(text.contains("it exited with code 3: last line; set nsys.delay_s"), "{text}");
-    assert!(early(empty(), None, 0.5).is_some());
+    // The start of nsys counts: without a report, nothing was recorded.
+    for ran in [0.99, 1.0, 1.03, 1.99] {
+        let text = early(empty(), Some(ran), 3.0).unwrap();
+        assert!(text.contains("set nsys.delay_s to at least 1 s less than its runtime"), "{text}");
+    }
+    let text = early(empty(), None, 0.5).unwrap();
+    assert!(text.contains("(delay 1 s, runtime at most 0.5 s): it exited"), "{text}");
     for (error, ran, elapsed) in [
-        (empty(), Some(1.5), 3.0),
-        (empty(), None, 1.5),
+        (empty(), Some(2.0), 3.0),
+        (empty(), None, 2.5),
+        (ended(), Some(1.2), 1.5),
         // nsys may have failed by itself.
         (ended(), None, 0.5),
     ] {
@@ -343,6 +352,9 @@ async fn a_system_wide_pass_sees_the_processes_of_the_host_and_states_it() {
     assert_eq!(findings, ["nsys_sees_environments"]);
     let advice = recorded.findings[0].advice.as_deref().unwrap();
     assert!(advice.contains("do not share") && advice.contains("process-tree"), "{advice}");
+    let named = ["run.nsys-rep", "run.sqlite", "report.json", "report.html", "report.md"];
+    let named = named.into_iter().chain(["tables.jsonl", "timeline.perfetto-trace.gz"]);
+    named.for_each(|file| assert!(advice.contains(file), "{file}: {advice}"));
     let own = fs::read_link("/proc/self/ns/pid").unwrap();
     assert_eq!(text(&host, &timeline, "run.namespace").trim(), own.to_str().unwrap());
     let command = text(&host, &timeline, layout::COMMAND);

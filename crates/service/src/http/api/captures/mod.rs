@@ -111,8 +111,8 @@ pub struct CaptureForm {
     #[serde(default)]
     #[schema(minimum = 1, maximum = 16777216)]
     pub prompt_tokens: Option<u64>,
-    /// Decode steps of one repeat [default: as many as in the capture]; without `model_config`,
-    /// for the time of a step of a decode whose steps the capture does not mark.
+    /// Decode steps of one repeat; accepted without a model, for the time of a step of a decode
+    /// whose steps the capture does not mark [default: as many as in the capture].
     #[serde(default)]
     #[schema(maximum = 16777216)]
     pub new_tokens: Option<u64>,
@@ -187,8 +187,8 @@ impl CaptureForm {
         ("prompt_tokens" = Option<u64>, Query, minimum = 1, maximum = 16777216,
             description = "Prompt tokens of each sequence; required with `model_config`"),
         ("new_tokens" = Option<u64>, Query, maximum = 16777216,
-            description = "Decode steps of one repeat; those of the capture when absent; without \
-                           `model_config`, for the time of a step"),
+            description = "Decode steps of one repeat; accepted without a model, for the time of a \
+                           step; those of the capture when absent"),
         ("batch" = Option<u64>, Query, minimum = 1, maximum = 65536,
             description = "Sequences computed at the same time; 1 when absent"),
         ("dtype" = Option<Dtype>, Query,

@@ -7,11 +7,12 @@ use llmprof_core::domain::{
     dtype::Dtype,
     ids::InputsId,
     mode::Mode,
+    model::ModelSpec,
     profiling::NsysSettings,
     subject::{Common, Passes},
 };
 
-use super::submissions::{Label, PassesRequest};
+use super::submissions::{Label, PassesRequest, SubmitModel};
 use crate::{
     artifact::inputs::InputsError,
     http::{
@@ -33,6 +34,10 @@ pub(super) fn check_passes(
     check_labels(&request.labels)?;
     check_device(app, &request.device)?;
     let preset = app.presets.get(&request.mode).ok_or_else(|| unknown_mode(app, &request.mode))?;
+    if let Some(resolved) = &request.resolved {
+        let checked = resolved.check_mode(&request.mode, &request.profiling);
+        checked.map_err(|why| ApiError::new(ErrorCode::RequestContradictory, why))?;
+    }
     let profiling = preset
         .profiling
         .with_changes(request.profiling.clone())
@@ -146,6 +151,28 @@ pub(super) fn check_dtype(app: &App, device: &str, dtype: Option<Dtype>) -> Resu
         return Err(ApiError::of(ErrorCode::DtypeUnavailable));
     }
     Ok(())
+}
+
+/// Refuses a model that no device of this service runs in the dtype of an earlier run, unless the
+/// request states its own.
+pub(super) fn check_resolved_dtype(
+    app: &App,
+    run: &SubmitModel,
+    model: &ModelSpec,
+) -> Result<(), ApiError> {
+    let stated = run.resolved.as_ref().and_then(|it| it.dtype).filter(|_| run.dtype.is_none());
+    let Some(stated) = stated else { return Ok(()) };
+    let mut dtypes = serving(app, &run.device).map(|it| model.default_dtype(it.is_cpu()));
+    let Some(first) = dtypes.next() else { return Ok(()) };
+    if first == stated || dtypes.any(|dtype| dtype == stated) {
+        return Ok(());
+    }
+    let message = format!(
+        "{} runs in {first} here, not in {stated} (resolved.dtype); omit resolved.dtype to run in \
+         {first}, or set `dtype`",
+        model.name
+    );
+    Err(ApiError::new(ErrorCode::RequestContradictory, message))
 }
 
 /// Remedy for inputs that an earlier run read: the run keeps them, and its `config.yaml` only names

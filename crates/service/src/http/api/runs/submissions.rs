@@ -189,6 +189,7 @@ pub(crate) struct PassesRequest {
     pub revision: Option<String>,
     pub priority: i32,
     pub profiling: Settings,
+    pub resolved: Option<ResolvedConfig>,
 }
 
 /// Declares submissions: the fields of each form, followed by the common ones.
@@ -258,7 +259,8 @@ macro_rules! submissions {
                 #[schema(value_type = Option<Profiling>)]
                 pub profiling: Option<Settings>,
                 /// Values that an earlier run resolved, as its `config.yaml` has them. A model with
-                /// other values than these is refused; the device and the limits are decided again.
+                /// other values or another dtype is refused, and so are all settings of another
+                /// mode; the device and the limits are decided again.
                 #[serde(default, deserialize_with = "optional_object")]
                 #[schema(value_type = Option<ResolvedConfig>)]
                 pub resolved: Option<Box<ResolvedConfig>>,
@@ -279,6 +281,7 @@ macro_rules! submissions {
                         revision: self.revision.clone(),
                         priority: self.priority,
                         profiling: self.profiling.clone().unwrap_or_default(),
+                        resolved: self.resolved.as_deref().cloned(),
                     }
                 }
             }

@@ -5,13 +5,13 @@ use llmprof_core::domain::{
     model::{ModelSpec, parts::has_decode_steps},
     part::{MockChange, PartPath},
     profiling::Profiling,
-    run_config::{ResolvedConfig, model_difference},
+    run_config::ResolvedConfig,
     settings::Settings,
     subject::{ModelSubject, PartSubject, RunSpec, Subject, Workload},
 };
 
 use super::{
-    checks::{check_dtype, check_passes, check_window, largest_memory},
+    checks::{check_dtype, check_passes, check_resolved_dtype, check_window, largest_memory},
     submissions::SubmitModel,
     submit::CheckedRun,
     submit_inputs::{self, RunInputs},
@@ -47,6 +47,7 @@ pub(super) async fn check(
     check_dtype(app, &run.device, run.dtype)?;
     let model = find_model(app, &run.model)?;
     check_resolved(model, run.resolved.as_deref())?;
+    check_resolved_dtype(app, &run, model)?;
     let reads_images = model.vision.is_some();
     let inputs = submit_inputs::resolve(app, &run, reads_images, uploaded).await?;
     let RunInputs { manifest, samples, images, seed: of_inputs, pending } = inputs;
@@ -83,11 +84,10 @@ pub(super) async fn check(
 
 /// Refuses a model with other values than an earlier run resolved.
 fn check_resolved(model: &ModelSpec, resolved: Option<&ResolvedConfig>) -> Result<(), ApiError> {
-    let stated = resolved.and_then(|it| it.model.as_ref());
-    match stated.and_then(|stated| model_difference(model, stated)) {
+    match resolved.and_then(|it| it.model_difference(model)) {
         None => Ok(()),
         Some(difference) => Err(contradictory(format!(
-            "the model {} of this service has other values than resolved.model: {difference}; omit \
+            "the model {} of this service has other values than `resolved`: {difference}; omit \
              `resolved` to run the model of this service",
             model.name
         ))),
