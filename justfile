@@ -31,6 +31,10 @@ test *names:
 thorough *names:
     LLMPROF_THOROUGH=1 cargo nextest run --locked --workspace --features simulation {{names}}
 
+# Captures changed at random, CASES for each property; the check tries the same few each time.
+explore cases="400":
+    PROPTEST_CASES={{cases}} just test _of_a_changed_capture _on_a_changed_capture
+
 # The tests of `just check`.
 quick:
     cargo nextest run --locked --workspace --features simulation --profile quick

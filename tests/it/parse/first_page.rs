@@ -36,7 +36,7 @@ use crate::{
         changes::{change, sorted},
         page_text,
     },
-    support::{captures::capture, extent, golden::golden},
+    support::{captures::capture, golden::golden, slow_cases},
 };
 
 /// The stored report of an import of a timeline.
@@ -359,7 +359,7 @@ impl Pages {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(extent(12, 48)))]
+    #![proptest_config(slow_cases(12, 48))]
 
     #[test]
     fn no_sentence_on_a_changed_capture_contradicts_a_table_a_finding_or_another_one(
