@@ -64,7 +64,7 @@ use crate::{
         decode_timeline::{self, StepTimeline},
         device_totals::{self, DeviceTotals},
         engine_steps::EngineStepRecord,
-        gpu::{StageGpus, split::WindowSplits},
+        gpu::{StageGpus, split::WindowSplits, step_idle::WantedSteps},
         graph_replays,
         graphs::WholeGraph,
         processes::Processes,
@@ -228,7 +228,9 @@ fn analyze_as(
             if let Some(capture) = &capture {
                 analysis.overhead.retain(|it| capture.stages.may_have_whole(&it.stage));
             }
-            analysis.add_timeline(trace, capture.as_ref(), (&baseline, &traced), peaks)
+            let steps = if only_traced { step_times::stage_steps(&baseline) } else { vec![] };
+            let wanted = step_times::wanted(&steps);
+            analysis.add_timeline(trace, capture.as_ref(), (&baseline, &traced), (peaks, &wanted))
         },
         || sampled::sampled_metrics(trace, recorded.as_ref()),
     );
@@ -301,12 +303,13 @@ impl Analysis {
         trace: &Trace,
         capture: Option<&Capture>,
         (baseline, traced): (&Events, &Events),
-        peaks: Option<&DevicePeaks>,
+        (peaks, wanted): (Option<&DevicePeaks>, &WantedSteps),
     ) -> WindowSplits {
         self.pytorch = trace.pytorch.as_ref().and_then(ProfiledOperators::of);
         let possible = self.violations.counters(&trace.counters, peaks);
         self.counters = counters::counters(&possible, capture);
-        let tables = capture.map(|it| TimelineTables::of(it, &self.counters)).unwrap_or_default();
+        let tables = capture.map(|it| TimelineTables::of(it, &self.counters, wanted));
+        let tables = tables.unwrap_or_default();
         self.kernels = tables.kernels;
         counters::attach(&mut self.kernels.records, &self.counters);
         self.gemms = trace.gemms.as_ref().map(|log| gemms::gemms(log, capture)).unwrap_or_default();

@@ -113,8 +113,8 @@ pub fn common_batch<'a>(rows: impl IntoIterator<Item = &'a StepBatch>) -> Option
     (has_median && (rows.len() == 1 || most.steps > 1)).then_some(*most)
 }
 
-/// Rows without those of faster processes that have the same steps. A process with few steps is
-/// not the slowest.
+/// One row for the same steps in several processes: the slowest process's. A process with few
+/// steps is not the slowest.
 pub fn of_slowest<'a>(rows: impl IntoIterator<Item = &'a StepBatch>) -> Vec<&'a StepBatch> {
     let is_slower = |one: &StepBatch, other: &StepBatch| {
         let has_median = |it: &StepBatch| it.steps >= LEAST_MEDIAN as u64;
@@ -217,8 +217,9 @@ pub fn step_batches(steps: &[EngineStepRecord], ranks: &Collectives) -> Vec<Step
     let ranks = ranks.filter_map(|(process, it)| Some((pid_of(*process), it.rank?)));
     let ranks: BTreeMap<u32, u32> = ranks.collect();
     let rows = groups.into_iter().flat_map(|((class, mode, requests, _), steps)| {
-        by_process(steps, &windows).into_iter().filter_map(move |(process, steps)| {
-            Some(StepBatch { process, ..batch((class, mode, requests), &steps)? })
+        by_process(steps, &windows).into_iter().filter_map(move |(process, processes, steps)| {
+            let of_steps = batch((class, mode, requests), &steps)?;
+            Some(StepBatch { process, processes, ..of_steps })
         })
     });
     let rank_of = |it: &StepBatch| ranks.get(&it.process?).copied();
@@ -283,7 +284,7 @@ fn batch(
         context_max: contexts().max(),
         context_mean: mean_context(all()),
         steps: steps.len() as u64,
-        processes: all().map(|it| it.process).collect::<BTreeSet<u32>>().len() as u64,
+        processes: 1,
         process: None,
         rank: None,
         ms: Spread::of(times.iter().copied())?,

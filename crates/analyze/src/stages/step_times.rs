@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use llmprof_core::trace::event::StageRange;
 use serde::{Deserialize, Serialize};
 
-pub use self::outliers::{IdleTime, OutlierStep};
+pub use self::outliers::{IdleTime, OutlierStep, wanted};
 use super::{DECODE, PREFILL, StageTiming};
 use crate::{
     events::Events,
@@ -119,11 +119,7 @@ pub struct StepDevices<'a> {
 /// The steps of each stage with at least two; the instances of decode if it has no steps. `devices`
 /// is `None` if the capture is of another pass.
 pub fn step_times(events: &Events, devices: Option<&StepDevices>) -> Vec<StepTimes> {
-    let others = events.other_stages.iter().map(|it| (*it, *it));
-    let step = if events.measured(STEP).next().is_some() { STEP } else { DECODE };
-    let stages = [(PREFILL, PREFILL), (DECODE, step)].into_iter().chain(others);
-    let stages = stages.filter_map(|(stage, range)| StageSteps::of(stage, range, events));
-    let stages: Vec<StageSteps> = stages.collect();
+    let stages = stage_steps(events);
     let longest = outliers::longest(&stages, devices);
     let times = |(it, longest): (&StageSteps, Vec<OutlierStep>)| StepTimes {
         stage: it.stage.into(),
@@ -138,6 +134,14 @@ pub fn step_times(events: &Events, devices: Option<&StepDevices>) -> Vec<StepTim
     stages.iter().zip(longest).map(times).collect()
 }
 
+/// The steps of each stage with at least two.
+pub fn stage_steps<'a>(events: &Events<'a>) -> Vec<StageSteps<'a>> {
+    let others = events.other_stages.iter().map(|it| (*it, *it));
+    let step = if events.measured(STEP).next().is_some() { STEP } else { DECODE };
+    let stages = [(PREFILL, PREFILL), (DECODE, step)].into_iter().chain(others);
+    stages.filter_map(|(stage, range)| StageSteps::of(stage, range, events)).collect()
+}
+
 /// A step of a stage, or an instance.
 struct MeasuredStep {
     span: Interval,
@@ -146,8 +150,15 @@ struct MeasuredStep {
     process: Option<i64>,
 }
 
+impl MeasuredStep {
+    /// The time and the process of a step of a capture.
+    fn place(&self) -> (Interval, i64) {
+        (self.span, self.process.unwrap_or_default())
+    }
+}
+
 /// The steps of one stage, in the order of their starts.
-struct StageSteps<'a> {
+pub struct StageSteps<'a> {
     stage: &'a str,
     range: &'a str,
     steps: Vec<MeasuredStep>,

@@ -7,12 +7,13 @@ use crate::{
     timeline::engine_steps::EngineStepRecord,
 };
 
-/// Steps of one batch: all of them, or those of each process if the processes differ in the time of
-/// a step or in the time from one step to the next. `windows` has the process of each window.
+/// Steps of one batch, by process if the processes differ in the time of a step or in the time from
+/// one step to the next; each with the number of processes. `windows` has the process of each
+/// window.
 pub fn by_process<'a>(
     steps: Vec<&'a EngineStepRecord>,
     windows: &BTreeMap<u32, u32>,
-) -> Vec<(Option<u32>, Vec<&'a EngineStepRecord>)> {
+) -> Vec<(Option<u32>, u64, Vec<&'a EngineStepRecord>)> {
     let mut processes: BTreeMap<u32, Vec<&EngineStepRecord>> = BTreeMap::new();
     for it in &steps {
         let process = windows.get(&it.process).copied().unwrap_or(it.process);
@@ -21,13 +22,13 @@ pub fn by_process<'a>(
     let times: [fn(&EngineStepRecord) -> Option<f64>; 2] =
         [|it| Some(it.step_ms), |it| it.period_ms];
     match times.into_iter().any(|of| do_differ(&processes, of)) {
-        true => processes.into_iter().map(|(process, steps)| (Some(process), steps)).collect(),
-        false => vec![(None, steps)],
+        true => processes.into_iter().map(|(process, steps)| (Some(process), 1, steps)).collect(),
+        false => vec![(None, processes.len() as u64, steps)],
     }
 }
 
-/// True if the times of one process lie above those of another: its lower quartile is above the
-/// other's upper quartile by more than a median may differ from its mean.
+/// True if one process takes longer than another: its lower quartile is above the other's upper
+/// quartile by more than a median may differ from its mean.
 fn do_differ(
     processes: &BTreeMap<u32, Vec<&EngineStepRecord>>,
     of: impl Fn(&EngineStepRecord) -> Option<f64>,

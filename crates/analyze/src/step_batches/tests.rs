@@ -182,6 +182,22 @@ fn processes_whose_times_differ_have_rows_of_their_own() {
     }
 }
 
+#[test]
+fn windows_of_one_process_are_one_process() {
+    let of = |files: [u32; 2]| {
+        let mut ranks = Collectives::default();
+        for (window, file) in [7, 8].into_iter().zip(files) {
+            ranks.processes.insert(window << 24, ProcessRank { file, ..ProcessRank::default() });
+        }
+        let alike = of_processes(&[(7, 4.0), (8, 4.0)], &ranks).remove(0).processes;
+        let steps = [(7, 4.0), (7, 4.0), (7, 4.0), (8, 6.0), (8, 6.0), (8, 6.0)];
+        let rows = of_processes(&steps, &ranks);
+        (alike, rows.iter().map(|it| (it.process, it.processes, it.steps)).collect::<Vec<_>>())
+    };
+    assert_eq!(of([0, 0]), (1, vec![(None, 1, 6)]), "a file of one process");
+    assert_eq!(of([0, 1]), (2, vec![(Some(7), 1, 3), (Some(8), 1, 3)]));
+}
+
 proptest! {
     #[test]
     fn each_step_is_in_one_row_and_no_median_is_of_processes_without_a_common_time(

@@ -37,6 +37,7 @@ use llmprof_core::domain::units::Nanos;
 use self::{
     cells::GpuCells,
     split::{SplitSums, WindowSplits},
+    step_idle::WantedSteps,
 };
 use super::{
     capture::Capture,
@@ -177,9 +178,11 @@ impl StageGpus {
 pub fn device_tables(
     capture: &Capture,
     cores: Option<&Cores>,
+    wanted: &WantedSteps,
 ) -> (StageGpus, WindowSplits, GapTables) {
     let nests = operator_nests(capture.trace);
-    let (mut splits, mut host) = (SplitSums::new(capture, &nests), HostGaps::of(capture, cores));
+    let mut splits = SplitSums::new(capture, &nests, wanted);
+    let mut host = HostGaps::of(capture, cores);
     let cells = GpuCells::of(capture, &mut |cells, event| {
         splits.add(cells, event);
         if let Some(host) = &mut host {

@@ -8,7 +8,7 @@ use super::{
     decode_timeline::{self, StepTimeline},
     device_time::{self, DeviceTimes},
     engine_steps::{self, EngineStepRecord},
-    gpu::{self, StageGpus, split::WindowSplits},
+    gpu::{self, StageGpus, split::WindowSplits, step_idle::WantedSteps},
     graphs::{self, WholeGraph},
     open_ranges::TooDeep,
     processes::{self, Processes},
@@ -62,9 +62,9 @@ pub struct TimelineTables {
 }
 
 impl TimelineTables {
-    /// Computes the tables of a capture.
-    pub fn of(capture: &Capture, counters: &[CounterRecord]) -> Self {
-        let mut tables = Self::compute(capture, counters);
+    /// Computes the tables of a capture, with the idle time of the wanted steps.
+    pub fn of(capture: &Capture, counters: &[CounterRecord], wanted: &WantedSteps) -> Self {
+        let mut tables = Self::compute(capture, counters, wanted);
         let (coverage, elsewhere) = (&tables.coverage, &tables.launched_elsewhere);
         tables.withheld = Withheld::of(capture, coverage, elsewhere, &tables.stage_gpu.reasons);
         tables.withhold();
@@ -72,7 +72,7 @@ impl TimelineTables {
     }
 
     /// Reads the rows of a capture, millions of them, once per table on all cores.
-    fn compute(capture: &Capture, counters: &[CounterRecord]) -> Self {
+    fn compute(capture: &Capture, counters: &[CounterRecord], wanted: &WantedSteps) -> Self {
         let mut tables = Self::default();
         let Self {
             device,
@@ -102,10 +102,14 @@ impl TimelineTables {
             let between = between.as_ref();
             scope.spawn(move |_| {
                 let cores = Cores::of(capture.trace);
-                let of = |capture| gpu::device_tables(capture, cores.as_ref());
+                let of = |capture, wanted: &WantedSteps| {
+                    gpu::device_tables(capture, cores.as_ref(), wanted)
+                };
                 let mut gaps;
-                (*stage_gpu, *splits, gaps) = of(timed);
-                if let Some((gpus, more, others)) = between.map(of) {
+                (*stage_gpu, *splits, gaps) = of(timed, wanted);
+                if let Some((gpus, more, others)) =
+                    between.map(|it| of(it, &WantedSteps::default()))
+                {
                     stage_gpu.append(gpus);
                     splits.append(more);
                     gaps.append(others);

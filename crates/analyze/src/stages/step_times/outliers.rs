@@ -13,7 +13,7 @@ use llmprof_core::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    MeasuredStep, StageSteps, StepDevices,
+    StageSteps, StepDevices,
     step_calls::{CallInGap, in_gaps, launched_singly, usual_ms},
 };
 use crate::{
@@ -24,7 +24,7 @@ use crate::{
         capture::Capture,
         gpu::{
             split::GapReason,
-            step_idle::{StepIdle, WantedStep, step_idle},
+            step_idle::{StepIdle, WantedStep, WantedSteps},
         },
         interval::Interval,
     },
@@ -80,6 +80,20 @@ pub struct IdleTime {
     pub ms: f64,
 }
 
+/// The steps whose idle time explains the outliers.
+pub fn wanted<'a>(stages: &'a [StageSteps<'a>]) -> WantedSteps<'a> {
+    let mut wanted = WantedSteps::default();
+    for it in stages.iter().filter(|it| !it.outliers.is_empty()) {
+        let step = |at: usize| {
+            let (span, process) = it.steps[at].place();
+            WantedStep { stage: it.stage, process, span }
+        };
+        wanted.outliers.extend(it.listed().map(step));
+        wanted.usual.extend(it.usual().map(step));
+    }
+    wanted
+}
+
 /// The longest outliers of each stage.
 pub fn longest(stages: &[StageSteps], devices: Option<&StepDevices>) -> Vec<Vec<OutlierStep>> {
     let is_known = |it: &StageSteps| {
@@ -87,28 +101,33 @@ pub fn longest(stages: &[StageSteps], devices: Option<&StepDevices>) -> Vec<Vec<
             |of: &StepDevices| of.splits.stages.iter().any(|at| at.stage == it.stage);
         devices.is_some_and(|of| of.knows_gaps && has_division(of))
     };
-    let known = stages.iter().filter(|it| is_known(it));
-    let (mut wanted, mut usual): (Vec<WantedStep>, Vec<WantedStep>) = (vec![], vec![]);
-    for it in known {
-        wanted.extend(it.listed().map(|at| wanted_step(it.stage, &it.steps[at])));
-        usual.extend(it.usual().map(|at| wanted_step(it.stage, &it.steps[at])));
-    }
-    let devices_of_wanted = devices.filter(|_| !wanted.is_empty());
-    let idle = devices_of_wanted.map(|it| step_idle(it.capture, &wanted, &usual));
-    let mut idle = idle.unwrap_or_default().into_iter();
+    let listed = |it: &StageSteps| it.listed().map(|at| it.steps[at].place()).collect::<Vec<_>>();
+    let listed: Vec<(Interval, i64)> = stages.iter().flat_map(listed).collect();
+    let mut idle = devices.map_or(&[][..], |it| &it.splits.step_idle).iter();
     let outliers = |it: &StageSteps| {
-        let count = it.listed().count();
-        let of_steps: Vec<StepIdle> = match is_known(it) {
-            true => idle.by_ref().take(count).collect(),
-            false => vec![StepIdle::default(); count],
-        };
+        let of_step = |_| idle.next().filter(|_| is_known(it)).cloned().unwrap_or_default();
+        let of_steps: Vec<StepIdle> = it.listed().map(of_step).collect();
         of_stage(it, &of_steps, devices)
     };
-    stages.iter().map(outliers).collect()
-}
-
-fn wanted_step<'a>(stage: &'a str, it: &MeasuredStep) -> WantedStep<'a> {
-    WantedStep { stage, process: it.process.unwrap_or_default(), span: it.span }
+    // One reads all work, and the other all calls.
+    let (works, mut found): (_, Vec<Vec<OutlierStep>>) = rayon::join(
+        || devices.filter(|_| !listed.is_empty()).map(|it| work_in(it.capture, &listed)),
+        || stages.iter().map(outliers).collect(),
+    );
+    let medians = stages.iter().map(|it| it.p50_ms);
+    let each = found
+        .iter_mut()
+        .zip(medians)
+        .flat_map(|(of, p50_ms)| of.iter_mut().map(move |it| (it, p50_ms)));
+    for ((it, p50_ms), work) in each.zip(works.into_iter().flatten()) {
+        let is_most = Nanos(work.busy_ns).as_ms() - p50_ms >= (it.ms - p50_ms) / 2.0;
+        if it.cause.is_none() && is_most {
+            it.busy_ms = Some(Nanos(work.busy_ns).as_ms());
+            it.longest_work_ms = Some(Nanos(work.longest_ns).as_ms());
+            it.longest_work = Some(work.longest);
+        }
+    }
+    found
 }
 
 fn of_stage(
@@ -134,20 +153,11 @@ fn of_stage(
     let names: Vec<&str> = names.into_iter().collect();
     let usual = usual_ms(trace, stage, &names);
     let singly = launched_singly(trace, stage);
-    let works = work_in(stage, devices.capture);
-    let parts = stage.listed().zip(singly).zip(works);
-    for (it, ((at, single_launches), work)) in found.iter_mut().zip(parts) {
+    for (it, (at, single_launches)) in found.iter_mut().zip(stage.listed().zip(singly)) {
         let call = it.host_call.as_deref();
         it.usual_call_ms = call.and_then(|call| usual.get(call).copied());
         it.single_launches = single_launches;
         it.drafts = drafts_in(stage.steps[at].span, devices.capture);
-        let excess_ms = it.ms - stage.p50_ms;
-        let is_most = Nanos(work.busy_ns).as_ms() - stage.p50_ms >= excess_ms / 2.0;
-        if it.cause.is_none() && is_most {
-            it.busy_ms = Some(Nanos(work.busy_ns).as_ms());
-            it.longest_work_ms = Some(Nanos(work.longest_ns).as_ms());
-            it.longest_work = Some(work.longest);
-        }
     }
     found
 }
@@ -202,20 +212,22 @@ struct StepWork {
 /// Nanoseconds of each work, and whether it is of the step's process.
 type WorkSums = HashMap<(DeviceWork, bool), i64>;
 
-/// The work in each of the listed outliers, on the GPUs of the step's process.
-fn work_in(stage: &StageSteps, capture: &Capture) -> Vec<StepWork> {
+/// The work in each of these steps of a process, on the GPUs of the process.
+fn work_in(capture: &Capture, steps: &[(Interval, i64)]) -> Vec<StepWork> {
     let used = used_devices(capture.trace);
-    let steps: Vec<(Interval, i64)> = stage
-        .listed()
-        .map(|at| (stage.steps[at].span, stage.steps[at].process.unwrap_or_default()))
-        .collect();
+    let mut in_order: Vec<usize> = (0..steps.len()).collect();
+    in_order.sort_by_key(|at| steps[*at]);
     let mut works: Vec<(Busy, WorkSums)> = steps.iter().map(|_| Default::default()).collect();
     let to = steps.iter().map(|it| it.0.1).max().unwrap_or(i64::MIN);
+    let mut ended = 0;
     for it in activities(capture).take_while(|it| it.start_ns < to) {
-        for ((step, process), (busy, sums)) in steps.iter().zip(&mut works) {
+        ended += in_order[ended..].iter().take_while(|at| steps[**at].0.1 <= it.start_ns).count();
+        let of_it = in_order[ended..].iter().take_while(|at| steps[**at].0.0 < it.end_ns);
+        for at in of_it {
+            let ((step, process), (busy, sums)) = (steps[*at], &mut works[*at]);
             let part = (it.start_ns.max(step.0), it.end_ns.min(step.1));
-            let is_own = it.process == *process;
-            let is_of_gpu = is_own || used.contains(&(*process, it.device));
+            let is_own = it.process == process;
+            let is_of_gpu = is_own || used.contains(&(process, it.device));
             if part.0 < part.1 && it.device != ON_HOST && is_of_gpu {
                 busy.add(part.0, part.1);
                 *sums.entry((it.work, is_own)).or_default() += part.1 - part.0;

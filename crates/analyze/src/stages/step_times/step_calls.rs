@@ -67,6 +67,9 @@ pub fn usual_ms<'a>(
     stage: &StageSteps,
     names: &[&'a str],
 ) -> BTreeMap<&'a str, f64> {
+    if names.is_empty() {
+        return BTreeMap::new();
+    }
     let steps = StepsByProcess::of(stage);
     let place_of = |name: u32| {
         let name = without_version(trace.text(name));
@@ -97,6 +100,9 @@ pub fn usual_ms<'a>(
 /// replay one and launch far fewer kernels.
 pub fn launched_singly(trace: &Timeline, stage: &StageSteps) -> Vec<Option<u64>> {
     let kinds = trace.call_kinds();
+    if !kinds.contains(&CallKind::Graph) {
+        return stage.listed().map(|_| None).collect();
+    }
     let is_wanted: Vec<bool> = kinds.iter().map(|it| it.is_launch()).collect();
     let steps = StepsByProcess::of(stage);
     let mut launches = vec![(0_u64, 0_u64); stage.steps.len()];

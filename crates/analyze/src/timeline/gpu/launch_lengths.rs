@@ -1,7 +1,7 @@
 //! Lengths of the launches of one kernel with one grid and block in a stage, to find the launches
 //! that take far longer than the others: their time has other causes than the kernel's.
 
-/// Least launches of which some are far longer than the others.
+/// Min launches to look for far longer ones.
 const LEAST_LAUNCHES: u64 = 8;
 /// A launch is far longer than the others above this many medians.
 const LONG_MEDIANS: f64 = 10.0;
@@ -15,7 +15,7 @@ pub struct LongLaunches {
     /// Part of the kernel's time in the stage that these take above the median, from 0 to 1.
     pub excess_part: f64,
     pub longest_ns: i64,
-    /// The median of all launches, to within a quarter.
+    /// The median of all launches, to within a factor of two.
     pub median_ns: i64,
 }
 
@@ -59,7 +59,7 @@ impl LaunchLengths {
             below += it.count;
             2 * below >= launches
         })?;
-        // The mean of similar launches stands for the one in the middle.
+        // The mean of similar launches stands for the middle launch.
         let median = middle.1.ns as f64 / middle.1.count as f64;
         let least = (LONG_MEDIANS * median).max(median + LEAST_EXCESS_NS as f64);
         let is_long = |it: &&(u32, Similar)| it.1.shortest_ns as f64 > least;

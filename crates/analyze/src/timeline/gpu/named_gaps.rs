@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use foldhash::HashSet;
 use llmprof_core::trace::{
     runtime_call::{CallKind, without_version},
-    timeline::{ON_HOST, Timeline},
+    timeline::Timeline,
 };
 
 use super::{
     super::{
-        activity::{Activity, activities},
+        activity::{Activity, activities, used_devices},
         capture::Capture,
         interval::{Interval, IntervalSet},
     },
@@ -124,16 +124,15 @@ impl<'a> GapNames<'a> {
 
 /// Work of GPUs, empty for processes that use one.
 fn gpu_work(capture: &Capture) -> GpuWork {
-    let on_gpus = || activities(capture).filter(|it| it.device != ON_HOST);
     let mut spans: BTreeMap<i64, BTreeMap<u32, Vec<Interval>>> = BTreeMap::new();
-    for it in on_gpus() {
-        spans.entry(it.process).or_default().entry(it.device).or_default();
+    for (process, device) in used_devices(capture.trace) {
+        spans.entry(process).or_default().entry(device).or_default();
     }
     spans.retain(|_, gpus| gpus.len() > 1);
     if spans.is_empty() {
         return GpuWork::new();
     }
-    for Activity { process, device, start_ns, end_ns, .. } in on_gpus() {
+    for Activity { process, device, start_ns, end_ns, .. } in activities(capture) {
         if let Some(of) = spans.get_mut(&process).and_then(|gpus| gpus.get_mut(&device)) {
             of.push((start_ns, end_ns));
         }

@@ -27,6 +27,7 @@ use super::{
     idle_gap::LaneEvent,
     launch_lengths::LaunchLengths,
     named_gaps::GapNames,
+    step_idle::{StepIdle, StepIdleSums, WantedSteps},
 };
 pub use super::{
     gap_sums::{GapReason, GapSum},
@@ -116,6 +117,8 @@ pub struct WindowSplits {
     pub host_calls: Vec<String>,
     /// Their parts of gaps, in order of time on each GPU.
     pub long_gaps: Vec<LongGap>,
+    /// Of the wanted outliers, in their order.
+    pub step_idle: Vec<StepIdle>,
 }
 
 impl WindowSplits {
@@ -173,6 +176,7 @@ pub(super) struct SplitSums<'a> {
     /// The last work: most gaps follow it.
     last: Option<(DeviceWork, usize, WorkOf)>,
     gaps: GapNames<'a>,
+    steps: StepIdleSums<'a>,
     /// By stage and work: lengths of its launches.
     lengths: HashMap<(usize, WorkOf), LaunchLengths>,
     /// By stage.
@@ -180,7 +184,11 @@ pub(super) struct SplitSums<'a> {
 }
 
 impl<'a> SplitSums<'a> {
-    pub fn new(capture: &'a Capture<'a>, nests: &'a [(i64, RangeNest)]) -> Self {
+    pub fn new(
+        capture: &'a Capture<'a>,
+        nests: &'a [(i64, RangeNest)],
+        wanted: &'a WantedSteps<'a>,
+    ) -> Self {
         let names = WorkNames {
             trace: capture.trace,
             framework: capture.framework.as_deref(),
@@ -191,8 +199,9 @@ impl<'a> SplitSums<'a> {
         };
         let stages = capture.stages.labels.iter().map(|_| StageSums::default()).collect();
         let gaps = GapNames::of(capture);
+        let steps = StepIdleSums::new(&capture.stages.labels, wanted);
         let (shared, idle, last, lengths, long_gaps) = Default::default();
-        Self { names, stages, shared, idle, last, gaps, lengths, long_gaps }
+        Self { names, stages, shared, idle, last, gaps, steps, lengths, long_gaps }
     }
 
     /// Adds an event; the windows of `cells` are set.
@@ -225,12 +234,15 @@ impl<'a> SplitSums<'a> {
                 });
                 let label = cells[gap.cell].label;
                 let sums = &mut self.stages[label].gaps;
-                let idle = &mut self.idle[gap.cell];
+                let (idle, steps) = (&mut self.idle[gap.cell], &mut self.steps);
                 let long_call = self.gaps.divide(gap, |reason, call, ns| {
                     let after = after.filter(|_| call.is_none());
                     *idle.entry(reason).or_default() += ns;
                     sums.entry(GapAfter { reason, after, call }).or_default().add(ns);
+                    steps.add_part((reason, call, ns));
                 });
+                let gpus = (cells.len() / self.stages.len()).max(1);
+                self.steps.add((label, gap.cell % gpus), gap, long_call);
                 if let Some((call, part)) = long_call {
                     self.long_gaps.push((label, part, call));
                 }
@@ -292,6 +304,7 @@ impl<'a> SplitSums<'a> {
         stages.retain(|it| it.windows > 0 && it.window_ns > 0 && is_measured(&it.stage));
         stages.retain(|it| !unplaced.contains(it.stage.as_str()));
         let host_calls = self.gaps.into_names();
+        let step_idle = self.steps.finish(&host_calls);
         let long_gap = |(label, (from, to), call): (usize, Interval, u32)| LongGap {
             stage: labels[label].clone(),
             from,
@@ -301,7 +314,7 @@ impl<'a> SplitSums<'a> {
         let long_gaps = self.long_gaps.into_iter().map(long_gap).collect();
         let operators = self.names.operators.into_paths();
         let operators = operators.into_iter().map(Cow::into_owned).collect();
-        WindowSplits { stages, operators, host_calls, long_gaps }
+        WindowSplits { stages, operators, host_calls, long_gaps, step_idle }
     }
 }
 

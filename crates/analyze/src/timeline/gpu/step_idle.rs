@@ -5,14 +5,9 @@ use std::collections::BTreeMap;
 use llmprof_core::trace::timeline::process_of;
 
 use super::{
-    super::{
-        capture::Capture,
-        interval::{Interval, IntervalSet},
-    },
-    cells::GpuCells,
+    super::interval::{Interval, IntervalSet},
     gap_sums::GapReason,
-    idle_gap::{IdleGap, LaneEvent},
-    named_gaps::GapNames,
+    idle_gap::IdleGap,
 };
 
 /// A step whose idle time is wanted.
@@ -44,6 +39,13 @@ pub struct LongestGap {
     pub thread: Option<i64>,
 }
 
+/// Steps that take far longer than others, and the usual ones of their stages.
+#[derive(Debug, Clone, Default)]
+pub struct WantedSteps<'a> {
+    pub outliers: Vec<WantedStep<'a>>,
+    pub usual: Vec<WantedStep<'a>>,
+}
+
 /// Sums of one step on one GPU.
 #[derive(Default)]
 struct Sums {
@@ -55,47 +57,90 @@ struct Sums {
 /// A process on one GPU in a stage: label, place of the GPU and process.
 type Place = (usize, usize, i64);
 
-/// The idle time of each of these steps, and of the usual ones. Gaps of other processes are not
-/// theirs, and a part of a gap has its part of each reason.
-pub fn step_idle(capture: &Capture, steps: &[WantedStep], usual: &[WantedStep]) -> Vec<StepIdle> {
-    let labels = &capture.stages.labels;
-    let label_of = |it: &WantedStep| labels.iter().position(|label| label == it.stage);
-    let step_labels: Vec<Option<usize>> = steps.iter().map(label_of).collect();
-    let mut usual_of: BTreeMap<(usize, i64), Vec<Interval>> = BTreeMap::new();
-    for it in usual {
-        if let Some(label) = label_of(it) {
-            usual_of.entry((label, it.process)).or_default().push(it.span);
+/// Part of a gap: its reason, the long call that it is named by, and its nanoseconds.
+type GapPart = (GapReason, Option<u32>, i64);
+
+/// The idle time of outliers and of usual steps. Gaps of other processes are not theirs, and a part
+/// of a gap has its part of each reason.
+pub(super) struct StepIdleSums<'a> {
+    outliers: &'a [WantedStep<'a>],
+    /// Of the outliers.
+    labels: Vec<Option<usize>>,
+    /// By label and process.
+    usual: BTreeMap<(usize, i64), IntervalSet>,
+    in_usual: BTreeMap<Place, BTreeMap<GapReason, i64>>,
+    /// By place of the step and of the GPU.
+    of_step: BTreeMap<(usize, usize), Sums>,
+    /// Of the next gap.
+    parts: Vec<GapPart>,
+}
+
+impl<'a> StepIdleSums<'a> {
+    pub fn new(labels: &[String], wanted: &'a WantedSteps<'a>) -> Self {
+        let label_of = |it: &WantedStep| labels.iter().position(|label| label == it.stage);
+        let mut usual: BTreeMap<(usize, i64), Vec<Interval>> = BTreeMap::new();
+        for it in &wanted.usual {
+            if let Some(label) = label_of(it) {
+                usual.entry((label, it.process)).or_default().push(it.span);
+            }
+        }
+        let sets = usual.into_iter().map(|(of, spans)| (of, IntervalSet::new(spans)));
+        Self {
+            outliers: &wanted.outliers,
+            labels: wanted.outliers.iter().map(label_of).collect(),
+            usual: sets.collect(),
+            in_usual: BTreeMap::new(),
+            of_step: BTreeMap::new(),
+            parts: Vec::new(),
         }
     }
-    let usual_of: BTreeMap<_, IntervalSet> =
-        usual_of.into_iter().map(|(of, spans)| (of, IntervalSet::new(spans))).collect();
-    let mut names = GapNames::of(capture);
-    let mut in_usual: BTreeMap<Place, BTreeMap<GapReason, i64>> = BTreeMap::new();
-    let mut of_step: BTreeMap<(usize, usize), Sums> = BTreeMap::new();
-    GpuCells::of(capture, &mut |cells, event| {
-        let LaneEvent::Gap(gap) = event else { return };
-        let label = cells[gap.cell].label;
-        let Some(process) = process_of_gap(gap).filter(|_| step_labels.contains(&Some(label)))
-        else {
-            return;
-        };
-        let gpu = gap.cell % (cells.len() / labels.len()).max(1);
-        let mut parts: Vec<(GapReason, Option<u32>, i64)> = Vec::new();
-        let long = names.divide(gap, |reason, call, ns| parts.push((reason, call, ns)));
+
+    /// Adds a part of the next gap.
+    pub fn add_part(&mut self, part: GapPart) {
+        if !self.outliers.is_empty() {
+            self.parts.push(part);
+        }
+    }
+
+    /// Adds a gap of the parts before, in a stage on a GPU, with the long call before its launch.
+    pub fn add(
+        &mut self,
+        (label, gpu): (usize, usize),
+        gap: &IdleGap,
+        long: Option<(u32, Interval)>,
+    ) {
+        let mut parts = std::mem::take(&mut self.parts);
+        if let Some(process) = process_of_gap(gap).filter(|_| self.labels.contains(&Some(label))) {
+            self.add_parts((label, gpu, process), gap, &parts, long);
+        }
+        parts.clear();
+        self.parts = parts;
+    }
+
+    fn add_parts(
+        &mut self,
+        place: Place,
+        gap: &IdleGap,
+        parts: &[GapPart],
+        long: Option<(u32, Interval)>,
+    ) {
+        let (label, gpu, process) = place;
         let share = |ns: i64, inside: i64| part_of(ns, (inside, gap.to - gap.from));
         let of_usual =
-            usual_of.get(&(label, process)).map_or(0, |it| it.overlap_ns(gap.from, gap.to));
-        let total = in_usual.entry((label, gpu, process)).or_default();
-        for (reason, _, ns) in &parts {
-            *total.entry(*reason).or_default() += share(*ns, of_usual);
+            self.usual.get(&(label, process)).map_or(0, |it| it.overlap_ns(gap.from, gap.to));
+        if of_usual > 0 {
+            let total = self.in_usual.entry(place).or_default();
+            for (reason, _, ns) in parts {
+                *total.entry(*reason).or_default() += share(*ns, of_usual);
+            }
         }
-        for (at, step) in steps.iter().enumerate() {
+        for (at, step) in self.outliers.iter().enumerate() {
             let span = (gap.from.max(step.span.0), gap.to.min(step.span.1));
-            if step_labels[at] != Some(label) || step.process != process || span.0 >= span.1 {
+            if self.labels[at] != Some(label) || step.process != process || span.0 >= span.1 {
                 continue;
             }
-            let sums = of_step.entry((at, gpu)).or_default();
-            for (reason, call, ns) in &parts {
+            let sums = self.of_step.entry((at, gpu)).or_default();
+            for (reason, call, ns) in parts {
                 *sums.reasons.entry(*reason).or_default() += share(*ns, span.1 - span.0);
                 if let Some(call) = call {
                     // Only a part of the gap may be in the call.
@@ -110,22 +155,26 @@ pub fn step_idle(capture: &Capture, steps: &[WantedStep], usual: &[WantedStep]) 
                 sums.longest = Some(LongestGap { span, thread });
             }
         }
-    });
-    let names = names.into_names();
-    let named = |calls: BTreeMap<u32, i64>| {
-        calls.into_iter().map(|(call, ns)| (names[call as usize].clone(), ns)).collect()
-    };
-    let mut found = vec![StepIdle::default(); steps.len()];
-    for ((at, gpu), sums) in of_step {
-        let idle = |reasons: &BTreeMap<GapReason, i64>| reasons.values().sum::<i64>();
-        if idle(&found[at].reasons) < idle(&sums.reasons) {
-            let place = step_labels[at].map(|label| (label, gpu, steps[at].process));
-            let in_usual = place.and_then(|it| in_usual.get(&it)).cloned().unwrap_or_default();
-            let Sums { reasons, calls, longest } = sums;
-            found[at] = StepIdle { reasons, in_usual, calls: named(calls), longest };
-        }
     }
-    found
+
+    /// The idle time of each outlier; `names` has the names of long calls.
+    pub fn finish(self, names: &[String]) -> Vec<StepIdle> {
+        let named = |calls: BTreeMap<u32, i64>| {
+            calls.into_iter().map(|(call, ns)| (names[call as usize].clone(), ns)).collect()
+        };
+        let mut found = vec![StepIdle::default(); self.outliers.len()];
+        for ((at, gpu), sums) in self.of_step {
+            let idle = |reasons: &BTreeMap<GapReason, i64>| reasons.values().sum::<i64>();
+            if idle(&found[at].reasons) < idle(&sums.reasons) {
+                let place = self.labels[at].map(|label| (label, gpu, self.outliers[at].process));
+                let in_usual = place.and_then(|it| self.in_usual.get(&it)).cloned();
+                let Sums { reasons, calls, longest } = sums;
+                let (in_usual, calls) = (in_usual.unwrap_or_default(), named(calls));
+                found[at] = StepIdle { reasons, in_usual, calls, longest };
+            }
+        }
+        found
+    }
 }
 
 /// The process for whose work the GPU waited.

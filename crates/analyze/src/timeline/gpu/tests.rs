@@ -15,7 +15,8 @@ fn figures(sketch: &str) -> [i64; 7] {
         ..call
     };
     trace.cuda_calls = trace.cuda_calls.iter().map(named).collect();
-    let stage = device_tables(&Capture::of(&trace), None).0.totals.remove(0);
+    let stage =
+        device_tables(&Capture::of(&trace), None, &WantedSteps::default()).0.totals.remove(0);
     let ns = |ms: Option<f64>| ms.map_or(-1, |ms| (ms * 1e6).round() as i64);
     let idle =
         [stage.idle_host_ms, stage.idle_copy_ms, stage.idle_sync_ms, stage.idle_unknown_ms].map(ns);
@@ -86,7 +87,7 @@ fn time_after_the_last_kernel_counts_as_host_time() {
 
 /// All rows as `stage device: window busy other idle`, in nanoseconds; `-` for missing figures.
 fn rows(trace: &Timeline) -> Vec<String> {
-    let gpus = device_tables(&Capture::of(trace), None).0;
+    let gpus = device_tables(&Capture::of(trace), None, &WantedSteps::default()).0;
     let ns = |ms: Option<f64>| ms.map_or("-".into(), |ms| format!("{}", (ms * 1e6).round()));
     let device = |device: Option<u32>| device.map_or("all".into(), |device| device.to_string());
     let row = |it: &StageGpu| {
@@ -103,7 +104,8 @@ fn a_whole_traced_graph_is_busy_from_start_to_end() {
          graph 2 7 60..95 7\ncopy 2 64 95..98",
     );
     assert_eq!(rows(&trace), ["decode_all 0: 100 78 0 22"]);
-    let stage = device_tables(&Capture::of(&trace), None).0.totals.remove(0);
+    let stage =
+        device_tables(&Capture::of(&trace), None, &WantedSteps::default()).0.totals.remove(0);
     assert!(stage.busy_is_upper_bound);
     assert_eq!((stage.whole_graphs, stage.launches, stage.busy_pct), (2, 0, Some(78.0)));
 }
@@ -115,7 +117,8 @@ fn graph_launches_are_counted_by_stage_for_both_kinds_of_tracing() {
          kernel 1 a 5..9 7",
     );
     trace.strings[0] = "cudaGraphLaunch_v10000".into();
-    let stage = device_tables(&Capture::of(&trace), None).0.totals.remove(0);
+    let stage =
+        device_tables(&Capture::of(&trace), None, &WantedSteps::default()).0.totals.remove(0);
     assert_eq!(
         (stage.graph_launches, stage.whole_graphs, stage.busy_is_upper_bound),
         (Some(2), 0, false)
@@ -155,7 +158,8 @@ fn fills_are_separate_from_copies() {
     let trace = capture(
         "range 1 prefill 0..10\ncall 1 1 0..1\ncall 1 2 1..2\ncopy 1 100 1..3\nfill 2 4000 3..4",
     );
-    let stage = device_tables(&Capture::of(&trace), None).0.totals.remove(0);
+    let stage =
+        device_tables(&Capture::of(&trace), None, &WantedSteps::default()).0.totals.remove(0);
     let copies: Vec<_> =
         stage.copies.iter().map(|it| (it.kind.as_str(), it.calls, it.bytes)).collect();
     assert_eq!(
@@ -191,7 +195,7 @@ fn a_kernel_before_its_launch_removes_figures_that_compare_two_clocks() {
     );
     let early = sketch("kernel 1 a 5000..15300 7");
     assert_eq!(rows(&early), ["prefill 0: - - - -", "decode_all 0: 900 100 0 800"]);
-    let gpus = device_tables(&Capture::of(&early), None).0;
+    let gpus = device_tables(&Capture::of(&early), None, &WantedSteps::default()).0;
     assert_eq!(gpus.early, [EarlyStart { stage: "prefill".into(), count: 1, worst_ns: 11_000 }]);
 }
 
@@ -210,7 +214,8 @@ fn overlapping_kernels_and_copies_are_parts_of_busy_time() {
         "range 1 prefill 0..40\ncall 1 1 0..1\ncall 1 2 1..2\ncall 1 3 2..3\ncall 1 4 3..4
          kernel 1 a 2..20 7\nkernel 2 b 10..30 8\ncopy 3 64 25..38\ncopy 4 64 28..39",
     );
-    let stage = device_tables(&Capture::of(&trace), None).0.totals.remove(0);
+    let stage =
+        device_tables(&Capture::of(&trace), None, &WantedSteps::default()).0.totals.remove(0);
     let ns = |ms: Option<f64>| (ms.unwrap() * 1e6).round();
     let figures =
         [stage.busy_ms, stage.overlap_ms, stage.copying_ms, stage.copy_overlap_ms].map(ns);
@@ -226,7 +231,7 @@ fn a_graph_whose_gpu_is_unknown_is_of_no_gpu_and_hides_the_busy_time_of_its_stag
     );
     trace.graphs[0].device = llmprof_core::trace::timeline::ON_HOST;
     let timeline = Capture::of(&trace);
-    let (gpus, splits, _) = device_tables(&timeline, None);
+    let (gpus, splits, _) = device_tables(&timeline, None, &WantedSteps::default());
     let row = |stage: &str| gpus.totals.iter().find(|it| it.stage == stage).unwrap().clone();
     let (prefill, decode) = (row("prefill"), row("decode_all"));
     assert_eq!((prefill.devices, prefill.busy_ms), (1, Some(10e-6)));

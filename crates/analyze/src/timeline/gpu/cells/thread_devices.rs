@@ -40,7 +40,10 @@ impl<'a> ThreadDevices<'a> {
 mod tests {
     use crate::{
         kernels::tests::capture,
-        timeline::{capture::Capture, gpu::device_tables},
+        timeline::{
+            capture::Capture,
+            gpu::{device_tables, step_idle::WantedSteps},
+        },
     };
 
     /// Instances and window of decode on each GPU, of kernels with these numbers on the second.
@@ -53,7 +56,7 @@ mod tests {
         trace.kernels = trace
             .kernels
             .map(|_, it| it.device = u32::from(on_second.contains(&it.correlation_id)));
-        let found = device_tables(&Capture::of(&trace), None).0.devices;
+        let found = device_tables(&Capture::of(&trace), None, &WantedSteps::default()).0.devices;
         let ns = |ms: Option<f64>| (ms.unwrap() * 1e6).round() as i64;
         found.iter().map(|it| (it.instances, ns(it.window_ms))).collect()
     }

@@ -8,7 +8,7 @@ use crate::{kernels::tests::capture, timeline::gpu::device_tables};
 
 /// One line per work and gap: `stage name calls ns alone`, `stage gap reason count ns after`.
 fn lines(trace: &Timeline) -> String {
-    let splits = device_tables(&Capture::of(trace), None).1;
+    let splits = device_tables(&Capture::of(trace), None, &WantedSteps::default()).1;
     let name = |of: &WorkOf| {
         let operator = of.operator.map(|at| splits.operators[at as usize].as_str()).unwrap_or("-");
         match of.kind {
@@ -82,7 +82,8 @@ fn an_instance_on_two_gpus_is_one_with_two_windows() {
          kernel 1 a 10..20 7\nkernel 2 a 10..20 7",
     );
     trace.kernels = trace.kernels.map(|at, it| it.device = at as u32);
-    let stage = device_tables(&Capture::of(&trace), None).1.stages.remove(0);
+    let stage =
+        device_tables(&Capture::of(&trace), None, &WantedSteps::default()).1.stages.remove(0);
     assert_eq!((stage.instances, stage.windows), (1, 2));
 }
 
@@ -141,7 +142,7 @@ fn other_work_has_the_process_stage_or_thread_that_launched_it() {
     };
     trace.cuda_calls = trace.cuda_calls.iter().map(of_call).collect();
     trace.processes = [(process, "python3".to_owned())].into();
-    let splits = device_tables(&Capture::of(&trace), None).1;
+    let splits = device_tables(&Capture::of(&trace), None, &WantedSteps::default()).1;
     let decode = splits.stages.iter().find(|it| it.stage == "decode_all").unwrap();
     let mut found: Vec<_> =
         decode.other.iter().map(|it| (it.launcher.as_str(), it.largest.as_str(), it.ns)).collect();
@@ -172,7 +173,7 @@ proptest! {
             sketch += &format!("kernel {} k{} {start}..{} {stream}\n", at + 1, at % 4, start + ns);
         }
         let trace = capture(&sketch);
-        let splits = device_tables(&Capture::of(&trace), None).1;
+        let splits = device_tables(&Capture::of(&trace), None, &WantedSteps::default()).1;
         for it in &splits.stages {
             let runs = |t: &i64| kernels.iter().any(|(at, ns, _)| (*at..at + ns).contains(t));
             let busy = (0..90).filter(runs);
@@ -210,7 +211,7 @@ fn stages_of_two_divisions_keep_their_operators_and_calls() {
         let sketch = format!(
             "range 1 {stage} 0..60\nrange 1 {operator} 1..50\ncall 1 1 2..3\nkernel 1 a 10..40 7"
         );
-        device_tables(&Capture::of(&capture(&sketch)), None).1
+        device_tables(&Capture::of(&capture(&sketch)), None, &WantedSteps::default()).1
     };
     let (mut all, more) = (of("prefill", "attend"), of("decode_all", "project"));
     all.append(more);
