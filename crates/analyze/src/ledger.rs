@@ -115,6 +115,9 @@ pub struct LedgerStage {
 /// Min share of a stage, percent, of an unrecorded wait that is named.
 const NAMED_WAIT_PCT: f64 = 1.0;
 
+/// Min part of a cause's time in one range that the range is named in place of the cause.
+const RANGE_PART: f64 = 0.97;
+
 /// One cause in one stage, over all its kernels or gaps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LedgerRow {
@@ -241,10 +244,11 @@ impl Ledger {
         1.0 - pct.unwrap_or(0.0) / 100.0
     }
 
-    /// The range of the program in which the host is for most of a cause's time.
+    /// The range of the program in which the host is for nearly all of a cause's time.
     pub fn range_of<'a>(&'a self, row: &'a LedgerRow) -> Option<&'a str> {
         let largest = self.members(&row.stage, row.cause).next();
-        let largest = largest.filter(|it| row.cause.is_gap() && 2 * it.ns >= row.ns)?;
+        let is_cause = |it: &&LedgerMember| it.ns as f64 >= RANGE_PART * row.ns as f64;
+        let largest = largest.filter(|it| row.cause.is_gap() && is_cause(it))?;
         largest.operator.as_deref()?.strip_prefix(IN_RANGE)
     }
 

@@ -129,7 +129,7 @@ impl<'a> ModelWork<'a> {
         self.samples.iter().map(|sample| self.cost_of(sample).modules).collect()
     }
 
-    /// The operators of one decode step of `requests` sequences, each of which attends to `context`
+    /// The operators of one decode step: each of `requests` sequences attends to `context`
     /// positions, its own included.
     pub fn decode_step(&self, requests: u64, context: u64) -> Vec<ModuleCost> {
         let prompts = Prompts::equal(context.saturating_sub(1), requests);

@@ -165,6 +165,22 @@ mod tests {
     }
 
     #[test]
+    fn utilisation_of_stages_with_different_numbers_of_instances_names_its_base() {
+        let note = |steps: u64, only_traced: bool| {
+            let mut report = report(&["prefill", "decode_all"], 0.5, json!([]));
+            report["only_traced"] = only_traced.into();
+            report["ledger_stages"][0]["steps"] = Value::Null;
+            report["stages"][1]["ms"]["n"] = steps.into();
+            let tile = tiles(&report).into_iter().find(|it| it[0] == "MFU").unwrap();
+            tile[2].split_once("; ").map(|it| it.1.to_owned())
+        };
+        let base = "over one mean prefill and one mean decode step";
+        assert_eq!(note(9, true).as_deref(), Some(base));
+        assert_eq!(note(1, true), None);
+        assert_eq!(note(9, false), None, "figures of runs are per repeat");
+    }
+
+    #[test]
     fn a_step_with_a_wait_of_a_stage_without_a_ledger_states_neither_rate_nor_tile() {
         let mut report = report(&["decode_all"], 90.0, batches(true));
         report["ledger"] = json!([]);

@@ -116,8 +116,7 @@ const ENGINE: &str = r#"{"model_type": "qwen3", "hidden_size": 2048, "intermedia
     "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096,
     "torch_dtype": "bfloat16"}"#;
 
-/// A window of the engine's steps, without the one that reads prompts: a statement has prompts of
-/// one length.
+/// A window of the engine's decode steps: a statement has prompts of one length.
 fn decode_window(path: &Path) {
     let packed = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures/captures/engine-eager-window.json.gz");

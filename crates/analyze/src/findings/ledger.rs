@@ -20,13 +20,14 @@ use llmprof_core::{
 use super::{
     Rule,
     saving::{MIN_SAVING_PCT, is_worth},
-    stage_time::{decode_eager, decode_launch_bound},
+    stage_time::{NEXT_REPLAY, decode_eager, decode_launch_bound},
 };
 use crate::{
     Analysis,
-    ledger::{Ledger, LedgerCause, LedgerRow, LedgerStage, host_copies::HostCopies},
+    ledger::{Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage, host_copies::HostCopies},
     stages::{BETWEEN_STEPS, DECODE, in_sentence},
     stats::{percent, ratio},
+    timeline::gpu::long_calls,
 };
 
 /// Unexplained time matters from this share, percent.
@@ -41,6 +42,16 @@ const PINNED_GAPS: &str = "Copy to and from the host in pinned memory, which the
 /// The remedy for a range of the program in which the host launches nothing.
 const IN_RANGE: &str = "Shorten this range, or run it on another thread ahead of its need, while \
                         the GPU works.";
+/// The same if the cause has other time as well.
+const IN_RANGE_AND_CALLS: &str = "Shorten the range in which the GPU idles longest, or run it on \
+                                  another thread ahead of its need. Make calls that load code, \
+                                  compile or allocate before the measured steps.";
+/// The remedies for long gaps before a launch: unknown work of the host, and sampled work.
+const LONG_GAPS: &str = "Find what the host does in these gaps: sample the CPU, or open ranges in \
+                         the program. Then shorten this work, or move it to another thread.";
+const SAMPLED_GAPS: &str = "Shorten the host's work in these gaps, or move it to another thread.";
+/// Gaps longer than this are not the overhead of launches: the host does other work, nanoseconds.
+const LONG_GAP_NS: f64 = long_calls::LONG_CALL_NS as f64;
 
 pub const RULES: &[Rule] = &[
     Rule { id: catalogue::LEDGER_LONG_LAUNCHES, find: causes },
@@ -117,7 +128,7 @@ fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
     if !at_most.is_empty() {
         found = found.with("traced ms", figure(Nanos(row.ns).as_ms()));
     }
-    if let Some(advice) = advice(&analysis.ledger, row) {
+    if let Some(advice) = advice(&analysis.ledger, row, has_samples(analysis, &row.stage)) {
         found = found.advise(advice);
     }
     if let Some(copies) = analysis.host_copies.get(&row.stage)
@@ -170,8 +181,44 @@ fn pinned(row: &LedgerRow, copies: &HostCopies, pct: f64) -> Option<&'static str
     (saving_pct >= MIN_SAVING_PCT).then_some(more)
 }
 
-/// The remedy of a cause, if there is one. Between steps, an engine schedules.
-pub fn advice(ledger: &Ledger, row: &LedgerRow) -> Option<&'static str> {
+/// True if samples name the functions of the host in the gaps of a stage.
+fn has_samples(analysis: &Analysis, stage: &str) -> bool {
+    let host = analysis.host_cpu.as_ref();
+    host.is_some_and(|it| it.functions.iter().any(|it| it.stage == stage))
+}
+
+/// The remedy for decode that idles, if most of the idle time is in long gaps.
+pub(super) fn advice_on_long_gaps(analysis: &Analysis, idle_ms: f64) -> Option<&'static str> {
+    let mut rows = analysis.ledger.of_stage(DECODE);
+    let row = rows.find(|it| it.cause == LedgerCause::GapHost)?;
+    let is_most = 2.0 * Nanos(row.ns).as_ms() > idle_ms;
+    let advice = advice(&analysis.ledger, row, has_samples(analysis, DECODE));
+    advice.filter(|_| is_most && has_long_gaps(&analysis.ledger, DECODE))
+}
+
+/// True if most of the time before launches is in gaps that are long on average: graphs and fewer
+/// launches do not shorten them.
+fn has_long_gaps(ledger: &Ledger, stage: &str) -> bool {
+    let all = || ledger.members(stage, LedgerCause::GapHost);
+    let is_long = |it: &&LedgerMember| it.ns as f64 > LONG_GAP_NS * it.calls;
+    let sum = |ns: i64, it: &LedgerMember| ns + it.ns;
+    2 * all().filter(is_long).fold(0, sum) > all().fold(0, sum)
+}
+
+/// True if more gaps of a stage are at launches of graphs, or inside graphs, than at launches of
+/// single kernels.
+fn has_replays(ledger: &Ledger, stage: &str) -> bool {
+    let gaps = |cause: LedgerCause| {
+        let rows = ledger.of_stage(stage).filter(|it| it.cause == cause);
+        rows.map(|it| it.samples).sum::<u64>()
+    };
+    let at_graphs = gaps(LedgerCause::GapInGraph) + gaps(LedgerCause::GapGraphLaunch);
+    at_graphs > gaps(LedgerCause::GapLaunch)
+}
+
+/// The remedy of a cause, if there is one. Between steps, an engine schedules. `is_sampled` if
+/// samples name the functions of the host in the gaps of the stage.
+pub fn advice(ledger: &Ledger, row: &LedgerRow, is_sampled: bool) -> Option<&'static str> {
     // A long call has a remedy of its own.
     let is_of_host = row.cause.is_of_host() && row.cause != LedgerCause::GapLongCall;
     if row.stage == BETWEEN_STEPS && is_of_host {
@@ -182,6 +229,15 @@ pub fn advice(ledger: &Ledger, row: &LedgerRow) -> Option<&'static str> {
     }
     if ledger.range_of(row).is_some() {
         return Some(IN_RANGE);
+    }
+    let is_in_range = row.largest.as_deref().is_some_and(|it| it.starts_with(long_calls::IN_RANGE));
+    match row.cause {
+        LedgerCause::GapLongCall if is_in_range => return Some(IN_RANGE_AND_CALLS),
+        LedgerCause::GapHost if has_replays(ledger, &row.stage) => return Some(NEXT_REPLAY),
+        LedgerCause::GapHost if has_long_gaps(ledger, &row.stage) => {
+            return Some(if is_sampled { SAMPLED_GAPS } else { LONG_GAPS });
+        }
+        _ => {}
     }
     let of_work = row.cause.remedy_by(row.largest.as_deref());
     of_work.or_else(|| catalogue::named(&format!("ledger_{}", row.cause.as_str()))?.advice)

@@ -61,8 +61,7 @@ struct TracedGpu {
     graph_launches: u64,
 }
 
-/// Number of decodes if some are whole and others are not: each of the others counts as its part of
-/// the steps.
+/// Number of decodes if only some are whole: a cut decode counts as its part of the steps.
 fn whole_and_parts(stages: &Stages, stage: &str) -> Option<f64> {
     let has_parts = stage == DECODE && stages.cut_steps > 0;
     let (row, steps) = stages.row(stage).filter(|_| has_parts).zip(stages.decode_steps)?;

@@ -10,6 +10,7 @@ use llmprof_core::{
 
 use super::{
     Rule,
+    ledger::advice_on_long_gaps,
     saving::{Gaps, gaps, replays_graph, stage_saving},
 };
 use crate::{
@@ -29,6 +30,9 @@ const VISION_PCT: f64 = 50.0;
 /// Loading dominates from this multiple of one pass, and from this time, milliseconds.
 const LOAD_RATIO: f64 = 10.0;
 const LOAD_MS: f64 = 5_000.0;
+/// The remedy for gaps of a stage that replays graphs.
+pub(super) const NEXT_REPLAY: &str = "Launch the next replay before the current one ends, and keep \
+                                      sampled tokens on the device.";
 
 pub const RULES: &[Rule] = &[
     Rule { id: catalogue::DECODE_LAUNCH_BOUND, find: decode_launch_bound },
@@ -71,10 +75,10 @@ pub(super) fn decode_launch_bound(analysis: &Analysis, _: &Trace) -> Vec<Finding
                 "Capture the rest of a decode step: graphs replay {pct:.0} % of the kernels of \
                  {stage}."
             ),
-            None => "Launch the next replay before the current one ends, and keep sampled tokens \
-                     on the device."
-                .to_owned(),
+            None => NEXT_REPLAY.to_owned(),
         });
+    } else if let Some(advice) = advice_on_long_gaps(analysis, gaps.ms) {
+        found = found.advise(advice);
     }
     vec![found.saves(stage_saving(analysis, DECODE, gaps.ms))]
 }

@@ -4,13 +4,16 @@
 //! The projection of a range onto the GPU lasts from the start of the first to the end of the last
 //! work launched inside it on its thread. Start/end ranges have no thread and no projection.
 
-use std::cmp::Reverse;
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use foldhash::HashMap;
 use llmprof_core::trace::{
     packed::PackedRows,
     range::{ByLabel, RangeLabel},
-    timeline::Timeline,
+    timeline::{Timeline, process_of},
 };
 use serde::{Deserialize, Serialize};
 
@@ -49,6 +52,10 @@ impl NsysSums {
 pub struct CallSum {
     #[cfg_attr(feature = "schema", schema(example = "cudaLaunchKernel_v7000"))]
     pub name: String,
+    /// Processes with such calls: the times are summed over them.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(example = 1))]
+    pub processes: u64,
     pub ns: DurationStats,
 }
 
@@ -80,18 +87,23 @@ pub fn sums(capture: &Capture) -> NsysSums {
 
 fn calls(trace: &Timeline) -> Vec<CallSum> {
     let calls = &trace.cuda_calls;
-    let mut groups: Vec<u32> = calls.sites().iter().map(|(name, _)| *name).collect();
-    groups.sort_unstable();
-    groups.dedup();
+    let mut processes: BTreeMap<u32, BTreeSet<i64>> = BTreeMap::new();
+    for (name, thread) in calls.sites() {
+        processes.entry(*name).or_default().insert(process_of(*thread));
+    }
+    let groups: Vec<u32> = processes.keys().copied().collect();
     let group = |name: u32| groups.binary_search(&name).map_or(NONE, |at| at as u32);
     let of_site: Vec<u32> = calls.sites().iter().map(|(name, _)| group(*name)).collect();
     let times = calls
         .with_sites()
         .map(|(site, call)| (of_site[site as usize], call.end_ns - call.start_ns));
     let spans = DurationStats::grouped(groups.len(), times);
-    let named =
-        |(name, ns): (&u32, DurationStats)| CallSum { name: trace.text(*name).to_owned(), ns };
-    let mut sums: Vec<CallSum> = groups.iter().zip(spans).map(named).collect();
+    let named = |((name, processes), ns): ((u32, BTreeSet<i64>), DurationStats)| CallSum {
+        name: trace.text(name).to_owned(),
+        processes: processes.len() as u64,
+        ns,
+    };
+    let mut sums: Vec<CallSum> = processes.into_iter().zip(spans).map(named).collect();
     sums.sort_by_key(|sum| std::cmp::Reverse(sum.ns.total));
     sums
 }
@@ -225,5 +237,28 @@ impl Summed for RangeSum {
             }
             (one, other) => one.or(other),
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use llmprof_core::trace::timeline::ApiCall;
+
+    use super::*;
+    use crate::kernels::tests::capture;
+
+    #[test]
+    fn calls_of_one_function_count_the_processes_and_not_the_threads_that_make_them() {
+        let processes = |threads: [i64; 3]| {
+            let mut trace = capture("call 1 1 1..2\ncall 1 2 3..4\ncall 1 3 5..6");
+            let name = trace.strings.len() as u32;
+            trace.strings.extend(["cudaStreamSynchronize".to_owned()]);
+            let moved = |(it, global_tid): (ApiCall, i64)| ApiCall { name, global_tid, ..it };
+            trace.cuda_calls = trace.cuda_calls.iter().zip(threads).map(moved).collect();
+            calls(&trace).iter().map(|it| (it.processes, it.ns.count)).collect::<Vec<_>>()
+        };
+        let of = |process: i64, thread: i64| process << 24 | thread;
+        assert_eq!(processes([of(1, 1), of(1, 2), of(1, 1)]), [(1, 3)]);
+        assert_eq!(processes([of(1, 1), of(2, 1), of(1, 2)]), [(2, 3)]);
     }
 }

@@ -15,6 +15,11 @@ use crate::{
     stats::ratio,
 };
 
+/// Reason for a floor that is unknown with and without the model.
+pub const NO_BANDWIDTH: &str = "How fast it could be is unknown: the device's bandwidth is \
+                                unknown, so no floor can be computed. Add the device to \
+                                conf/devices.toml.";
+
 /// A ceiling and its source.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rate {
@@ -150,11 +155,7 @@ impl Floors {
         let mut floors = Self::default();
         let (Some(work), true) = (work, [PREFILL, DECODE].contains(&stage)) else { return floors };
         let Some(bytes_rate) = rates.bytes else {
-            floors.missing.push(
-                "The device's bandwidth is unknown, so no floor is: add the device to \
-                 conf/devices.toml."
-                    .into(),
-            );
+            floors.missing.push(NO_BANDWIDTH.into());
             return floors;
         };
         let flops_rate = rates.flops.get(&rates.dtype);

@@ -8,7 +8,7 @@ use super::{
     FloorOf, Ledger, LedgerCause, LedgerInput, LedgerMember, LedgerRow, LedgerStage, LedgerUnit,
     StageTimes,
     evidence::{KernelEvidence, SAMPLED_PASS},
-    floors::{Floors, OperatorFloor, Rate, Rates},
+    floors::{Floors, NO_BANDWIDTH, OperatorFloor, Rate, Rates},
     savings::limit_gap_savings,
     work::StageSums,
 };
@@ -115,15 +115,18 @@ impl StageRows<'_> {
         }
         // The work of a model is known by stage.
         let has_name = self.times.stage != NO_STAGE;
-        if !self.floors.is_model && !sums.is_any_floor && has_name {
+        let is_unknown = !self.floors.is_model && !sums.is_any_floor;
+        if is_unknown && self.rates.bytes.is_none() && (has_name || !is_of_amd) {
+            missing.retain(|it| it != NO_BANDWIDTH);
+            missing.push(NO_BANDWIDTH.into());
+        } else if is_unknown && has_name {
             missing.push(format!(
                 "How fast it could be is unknown: add the model's config.json, tokens and batch \
                  (`--model-config FILE --prompt-tokens N --new-tokens N --batch N`, or the \
                  import's fields of these names){}.",
                 of(", or collect counters with ncu", "")
             ));
-        }
-        if !has_name && !sums.is_any_floor && !is_of_amd {
+        } else if is_unknown && !is_of_amd {
             missing.push("How fast it could be is unknown: collect counters with ncu.".into());
         }
         let without = percent(sums.without_floor_ns as f64, sums.kernel_ns as f64);

@@ -7,7 +7,9 @@ use crate::{
     Analysis,
     external_capture::CaptureEvents,
     stages,
-    timeline::{capture::Capture, step_states, tables::TimelineTables},
+    timeline::{
+        capture::Capture, gpu::step_idle::WantedSteps, step_states, tables::TimelineTables,
+    },
 };
 
 /// Operators of one pass, and the repeats that it timed.
@@ -26,7 +28,7 @@ impl ProfiledOperators {
         let derived = CaptureEvents::of(&capture, None);
         let stages = stages::stages(&derived.by_kind(trace));
         let index = capture.framework.as_ref()?;
-        let tables = TimelineTables::of(&capture, &[]);
+        let tables = TimelineTables::of(&capture, &[], &WantedSteps::default());
         let sums = framework(&capture, index, &stages, &tables.withheld);
         let events = (&derived.by_kind(trace), true);
         let operators = attach(sums, &tables.device, events, &tables.kernels.stages);

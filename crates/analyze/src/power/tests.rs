@@ -46,23 +46,22 @@ fn log(source: PowerSource, counter: bool, watts: impl Fn(i64) -> f64) -> PowerL
     }
 }
 
+/// A stage with its start and end in milliseconds.
+fn stage_range((name, start, end): (&str, i64, i64)) -> Event {
+    Event::Range(StageRange {
+        name: name.into(),
+        start_ns: start * MS,
+        end_ns: end * MS,
+        device_ns: None,
+        warmup: false,
+        repeat: 0,
+        step: None,
+    })
+}
+
 /// Analyses `log` with stages given as name, start and end in milliseconds.
 fn joined(log: &PowerLog, ranges: &[(&str, i64, i64)]) -> Power {
-    let events: Vec<Event> = ranges
-        .iter()
-        .map(|(name, start, end)| {
-            let (start_ns, end_ns) = (start * MS, end * MS);
-            Event::Range(StageRange {
-                name: (*name).into(),
-                start_ns,
-                end_ns,
-                device_ns: None,
-                warmup: false,
-                repeat: 0,
-                step: None,
-            })
-        })
-        .collect();
+    let events: Vec<Event> = ranges.iter().copied().map(stage_range).collect();
     let events = Events::of(&events);
     power(log, &events, &stages::stages(&events))
 }
@@ -134,18 +133,9 @@ fn a_decreasing_counter_is_ignored() {
 
 /// Joins `log` with a prefill of 10 ms and a back-to-back run of 70 prefills from 200 ms to 900 ms.
 fn back_to_back(log: &PowerLog) -> StagePower {
-    let range = StageRange {
-        name: "prefill".into(),
-        start_ns: 15 * MS,
-        end_ns: 25 * MS,
-        device_ns: None,
-        warmup: false,
-        repeat: 0,
-        step: None,
-    };
     let steady =
         Steady { stage: "prefill".into(), start_ns: 200 * MS, end_ns: 900 * MS, instances: 70 };
-    let events = [Event::Range(range), Event::Steady(steady)];
+    let events = [stage_range(("prefill", 15, 25)), Event::Steady(steady)];
     let events = Events::of(&events);
     power(log, &events, &stages::stages(&events)).stages.remove(0)
 }
@@ -187,18 +177,10 @@ fn energy_of_a_decode_with_flushes_of_the_cache_is_of_the_run_back_to_back() {
             "cold_cache":{cold_cache}}}"#
         );
         let start = serde_json::from_str(&start).unwrap();
-        let (start_ns, end_ns, stage) = (0, 180 * MS, stages::DECODE.to_owned());
-        let range = StageRange {
-            name: stage.clone(),
-            start_ns,
-            end_ns,
-            device_ns: None,
-            warmup: false,
-            repeat: 0,
-            step: None,
-        };
-        let run = Steady { stage, start_ns: 200 * MS, end_ns: 900 * MS, instances: 7 };
-        let mut events = vec![Event::Start(start), Event::Range(range)];
+        let stage = stages::DECODE;
+        let mut events = vec![Event::Start(start), stage_range((stage, 0, 180))];
+        let run =
+            Steady { stage: stage.into(), start_ns: 200 * MS, end_ns: 900 * MS, instances: 7 };
         events.extend(has_run.then_some(Event::Steady(run)));
         let events = Events::of(&events);
         power(&log, &events, &stages::stages(&events)).stages.remove(0)

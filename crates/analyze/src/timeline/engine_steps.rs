@@ -140,7 +140,7 @@ impl EngineStepRecord {
         self.kernels + self.graphs > 0
     }
 
-    /// Removes its times on the devices, if those of its stage are withheld.
+    /// Removes its times on the devices, if its stage withholds them.
     pub fn withhold(&mut self, withheld: &Withheld) {
         let stage = self.class.and_then(|it| it.stage());
         if stage.is_some_and(|it| withheld.has(it, TimelineFigure::StepWork)) {

@@ -122,7 +122,7 @@ impl ResolvedConfig {
     pub fn check_mode(&self, mode: &Mode, profiling: &Settings) -> Result<(), String> {
         let Some(of) = self.mode.as_ref().filter(|of| *of != mode) else { return Ok(()) };
         if serde_json::from_value::<Profiling>(profiling.clone().into()).is_err() {
-            return Ok(()); // some settings, which change those of the mode
+            return Ok(()); // some settings, which change the mode's
         }
         Err(format!(
             "`profiling` has all settings of mode {of} (resolved.mode), so mode {mode} would have \

@@ -18,7 +18,7 @@ const ON_WORK: [FindingId; 4] = [
     catalogue::STAGE_WITHOUT_WORK,
 ];
 /// Findings that withhold nothing: the figures are right under a condition.
-const CONDITIONS: [FindingId; 9] = [
+const CONDITIONS: [FindingId; 10] = [
     catalogue::GPU_NAME_DOUBTED,
     catalogue::HOST_BUSY,
     catalogue::STEP_NAMES_UNKNOWN,
@@ -28,6 +28,7 @@ const CONDITIONS: [FindingId; 9] = [
     catalogue::STATED_MODEL_ON_SEVERAL_GPUS,
     catalogue::TRACE_CLOCKS_DIFFER,
     catalogue::TRACE_TIMES_COARSE,
+    catalogue::TRACE_STACKS_RECORDED,
 ];
 /// Findings on shown times that are corrected, or lack some work.
 const ON_SHOWN_TIMES: [FindingId; 5] = [
@@ -129,7 +130,7 @@ pub fn why_excluded(findings: &[Finding]) -> Option<String> {
     findings.iter().find(|it| it.id == catalogue::STAGES_EXCLUDED).map(text)
 }
 
-/// The reason for absent times of stages, with its remedy, if the capture marks steps of which none
+/// The reason for absent times of stages, with its remedy, if the capture marks steps and none
 /// counts.
 pub fn why_left_out(findings: &[Finding]) -> Option<String> {
     findings.iter().find(|it| it.id == catalogue::STEPS_LEFT_OUT).map(text)

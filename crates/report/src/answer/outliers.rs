@@ -24,10 +24,14 @@ pub const LISTED: usize = 3;
 
 /// The outliers among the steps of an engine, which other sentences describe by their batches.
 pub fn of_batches(records: &AnswerRecords) -> Vec<Cited> {
-    let has_batches = |it: &&StepTimes| batches(records, &it.stage).next().is_some();
-    let steps = records.step_times.iter().filter(has_batches);
+    let steps = records.step_times.iter().filter(|it| has_batches(records, &it.stage));
     let steps = steps.filter(|it| has_one_batch(it, records));
     steps.filter_map(|it| sentence(records, it)).collect()
+}
+
+/// True if the steps of a stage are an engine's: other sentences have their times.
+pub fn has_batches(records: &AnswerRecords, stage: &str) -> bool {
+    batches(records, stage).next().is_some()
 }
 
 /// Rows of the engine steps that are a stage's, without the phases of speculation.

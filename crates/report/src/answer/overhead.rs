@@ -1,8 +1,8 @@
 //! Sentences on the cost of tracing.
 
 use llmprof_analyze::{
-    ledger::{Ledger, LedgerCause, LedgerRow},
-    stages::{StageTiming, in_sentence, overhead::OverheadRecord},
+    ledger::{Ledger, LedgerCause, LedgerRow, LedgerStage},
+    stages::{NO_STAGE, StageTiming, in_sentence, overhead::OverheadRecord},
 };
 
 use super::{
@@ -20,10 +20,24 @@ pub fn own_work(ledger: &Ledger, row: &LedgerRow) -> Option<(f64, Cited)> {
     let share = time.share_of(&times::row_of(stage).ns("measured_ns", stage.measured_ns))?;
     (share.pct() >= STATED_PCT).then(|| {
         let pct = share.pct();
-        let parts = [share.text(), Cited::name(in_sentence(&row.stage))];
-        let text = "{} of {} is the profiler's own work, which an unprofiled run lacks.";
+        let few = few_instances(stage, row).unwrap_or_default();
+        let parts = [share.text(), Cited::name(in_sentence(&row.stage)), few];
+        let text = "{} of {} is the profiler's own work{}, which an unprofiled run lacks.";
         (pct, Cited::of(text, parts))
     })
+}
+
+/// The instances of a stage that have a cause, if its gaps are fewer than the instances.
+fn few_instances(stage: &LedgerStage, row: &LedgerRow) -> Option<Cited> {
+    let all = stage.instances.filter(|_| stage.stage != NO_STAGE)?;
+    let gaps = Some(row.samples).filter(|gaps| (1..all).contains(gaps))?;
+    let noun = if stage.steps == Some(1) { "step" } else { "instance" };
+    let parts = [
+        Cited::words(if gaps == 1 { "" } else { "at most " }),
+        times::row_of_cause(row).count("samples", gaps).shown(|it| format::count(it as u64)),
+        times::row_of(stage).count("instances", all).quantity(noun),
+    ];
+    Some(Cited::of(" (all of it in {}{} of {})", parts))
 }
 
 /// A traced pass that is shorter by more than this percentage shows that the times vary.
@@ -67,6 +81,36 @@ mod tests {
     use llmprof_analyze::stats::Spread;
 
     use super::*;
+
+    #[test]
+    fn the_profilers_work_in_few_steps_is_stated_with_their_number() {
+        let text = |stage: &str, instances: Option<u64>, gaps: u64| {
+            let ledger = serde_json::from_value::<LedgerStage>(serde_json::json!({
+                "stage": stage, "measured_ns": 4_000_000, "traced_ns": 4_000_000, "steps": 1,
+                "instances": instances, "capped_operators": 0, "capped_ns": 0, "overlap_ns": 0,
+                "missing": []
+            }));
+            let ledger = Ledger { stages: vec![ledger.unwrap()], ..Ledger::default() };
+            let row = serde_json::from_value::<LedgerRow>(serde_json::json!({
+                "stage": stage, "cause": "profiler_overhead", "ns": 400_000, "share_pct": 10.0,
+                "members": 1, "pass": "nsys", "counter": "", "samples": gaps, "max_saving_ns": 0
+            }));
+            own_work(&ledger, &row.unwrap()).unwrap().1.to_string()
+        };
+        for (instances, gaps, few) in [
+            (Some(9), 1, " (all of it in 1 of 9 steps)"),
+            (Some(9), 3, " (all of it in at most 3 of 9 steps)"),
+            (Some(9), 9, ""),
+            (Some(1), 1, ""),
+            (Some(9), 0, ""),
+            (None, 1, ""),
+        ] {
+            let own = format!("the profiler's own work{few}, which an unprofiled run lacks.");
+            let found = text("decode_all", instances, gaps);
+            assert_eq!(found, format!("10 % of decode is {own}"));
+        }
+        assert!(!text("", Some(9), 1).contains("all of it"), "the recording has no instances");
+    }
 
     #[test]
     fn a_cost_within_the_differences_of_the_repeats_is_not_stated() {

@@ -126,8 +126,8 @@ impl FewSteps {
     }
 }
 
-/// The time of a cause in a step besides few of `n`, and what those few have more of it: at most
-/// all of the cause's time. `None` if there are no other steps.
+/// The mean time of a cause in the other steps of `n`, and the excess over it in `few` steps: at
+/// most all of the cause's time. `None` if there are no other steps.
 fn rest_and_saving(few: &[Figure], all: &Figure, n: &Figure) -> Option<(Figure, Figure)> {
     let in_few = Figure::sum(few.iter().cloned());
     let others = n.minus(&Figure::number(few.iter().cloned()));
@@ -194,7 +194,10 @@ pub fn advice<'a>(records: &AnswerRecords<'a>, row: &LedgerRow) -> Option<&'a st
     };
     let stage = records.ledger.stages.iter().find(|it| it.stage == row.stage)?;
     let is_worth = findings::ledger::is_worth_advice(records.ledger, stage, row);
-    let of_cause = || findings::ledger::advice(records.ledger, row);
+    let is_sampled = records.findings.iter().any(|it| {
+        it.id == catalogue::GAPS_IN_FUNCTION && it.evidence.get("stage") == Some(&row.stage)
+    });
+    let of_cause = || findings::ledger::advice(records.ledger, row, is_sampled);
     known.or_else(own).or_else(of_cause).filter(|_| is_worth)
 }
 

@@ -38,7 +38,7 @@ pub fn named(stage: &str) -> &str {
 /// Sentences on the time of a stage, the time between its steps, and its outliers.
 pub fn sentences(records: &AnswerRecords, time: &StageTime) -> Vec<Cited> {
     // The sentences on steps have their times.
-    let has_batches = outliers::batches(records, time.stage).next().is_some();
+    let has_batches = outliers::has_batches(records, time.stage);
     let steps = records.step_times.iter().find(|it| it.stage == time.stage);
     let per_step = match &time.steps {
         Some(steps) => time.ms.over(steps),

@@ -169,7 +169,11 @@ fn of_steps(rows: &[&StepBatch], waits: &'static str) -> Cited {
             let (listed, others) = by_process(common, rows);
             let listed = listed.iter().map(|it| Cited::of("{}{}", [typical(it, rows), pace(it)]));
             let listed = Cited::list(listed, "; ");
-            Cited::of("{}{}; all take {} to {} ms", [listed, others, least, most])
+            let all = match least.as_str() == most.as_str() {
+                true => Cited::default(),
+                false => Cited::of("; all take {} to {} ms", [least, most]),
+            };
+            Cited::of("{}{}{}", [listed, others, all])
         }
         (_, _, None) => Cited::of("{} to {} ms each", [least, most]),
     };
@@ -196,8 +200,8 @@ fn processes(rows: &[&StepBatch]) -> Option<Figure> {
     Figure::most(most.chain([Figure::number(by_process.into_values())]))
 }
 
-/// The rows of processes that differ in the same steps, slowest first, and the number of those that
-/// are not listed.
+/// The rows of processes that differ in the same steps, slowest first, and the number of processes
+/// not listed.
 fn by_process<'a>(common: &'a StepBatch, rows: &[&'a StepBatch]) -> (Vec<&'a StepBatch>, Cited) {
     let mut all: Vec<&StepBatch> =
         rows.iter().copied().filter(|it| it.is_in_other_process(common)).collect();

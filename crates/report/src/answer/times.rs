@@ -48,7 +48,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
                 let times = records.step_times.iter().find(|it| it.stage == stage.stage);
                 let number = cells.count("instances", steps);
                 // Steps of an engine have a sentence of their own.
-                let has_batches = outliers::batches(records, &stage.stage).next().is_some();
+                let has_batches = outliers::has_batches(records, &stage.stage);
                 let decode = || cut_decode(records, times, time.ms.clone(), number);
                 all.extend((!has_batches).then(decode));
             }
@@ -70,14 +70,14 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         };
         all.extend(stage_time::sentences(records, &time));
     }
-    let has_batches = |it: &&StepTimes| outliers::batches(records, &it.stage).next().is_some();
-    all.extend(cut_steps(records).filter(|it| !has_batches(it)).map(|it| {
+    let cut = cut_steps(records).filter(|it| !outliers::has_batches(records, &it.stage));
+    all.extend(cut.map(|it| {
         let row = row_of_steps(it);
         let mean = row.figure("ms.mean", it.ms.mean);
         cut_decode(records, Some(it), mean, row.count("ms.n", it.ms.n.into()))
     }));
     all.extend(records.stages.iter().filter(|row| is_idle(&row.stage)).filter_map(|row| {
-        let has_batches = outliers::batches(records, &row.stage).next().is_some();
+        let has_batches = outliers::has_batches(records, &row.stage);
         let cells = Row::of("stages").with("stage", &row.stage);
         let n = cells.count("ms.n", row.ms.n.into()).quantity("idle step");
         let mean = cells.figure("ms.mean", row.ms.mean).short();

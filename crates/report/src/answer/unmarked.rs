@@ -15,7 +15,7 @@ fn unmarked<'a>(records: &AnswerRecords<'a>) -> Option<&'a StageTiming> {
     let is_marked = records.decode_steps.is_some()
         || records.ledger.stages.iter().any(|it| it.stage == DECODE && it.steps.is_some())
         || records.step_times.iter().any(|it| it.stage == DECODE && it.are_steps())
-        || outliers::batches(records, DECODE).next().is_some();
+        || outliers::has_batches(records, DECODE);
     // A load states the time of a token.
     let is_unmarked = !is_marked && records.latencies.is_empty();
     records.stages.iter().find(|it| is_unmarked && it.stage == DECODE)

@@ -4,13 +4,13 @@ use std::cmp::Reverse;
 
 use llmprof_analyze::{
     kernels::KernelRecord,
-    kernels::nsys_sums::RangeSum,
+    kernels::nsys_sums::{CallSum, RangeSum},
     stages::{NO_STAGE, StageTiming},
     stats::percent,
     timeline::device_totals::{DeviceTotals, TransferTotal},
 };
 use llmprof_core::{
-    domain::finding::catalogue,
+    domain::{finding::catalogue, units::Nanos},
     trace::{
         command::Timed,
         runtime_call::without_version,
@@ -37,6 +37,8 @@ const WORK: usize = 3;
 const RANGES: usize = 3;
 /// Min share of the launched work, percent, of ranges that can be a stage.
 const STAGE_PCT: f64 = 10.0;
+/// Min share of the recording, percent, of ranges that can be a stage.
+const RECORDING_PCT: f64 = 10.0;
 /// Least share of the busy time, percent, of copies that a sentence names.
 const NAMED_PCT: f64 = 5.0;
 
@@ -66,17 +68,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     let Some(totals) = records.device_totals.filter(|_| is_without_stages(records)) else {
         return vec![];
     };
-    let called = records.longest_call.map(|it| {
-        let row = Row::of("api_calls").with("name", &it.name);
-        Cited::of(
-            "Of its calls of the runtime, the host spends most time in {}: {} ms in {}.",
-            [
-                Cited::name(short_name(without_version(&it.name))),
-                row.ns("ns.total", it.ns.total).short(),
-                row.count("ns.count", it.ns.count).quantity("call"),
-            ],
-        )
-    });
+    let called = records.longest_call.map(called);
     if records.on_cpu {
         return vec![];
     }
@@ -111,6 +103,26 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     work.truncate(WORK);
     let work = work.into_iter().map(|it| it.1);
     busy.into_iter().chain(work).chain(called).collect()
+}
+
+/// The function of the runtime or driver whose calls take most time.
+fn called(it: &CallSum) -> Cited {
+    let row = Row::of("api_calls").with("name", &it.name);
+    let api = if it.name.starts_with("hip") { "HIP" } else { "CUDA" };
+    let over = (it.processes > 1).then(|| {
+        let processes = row.count("processes", it.processes).shown(|it| count(it as u64));
+        Cited::of(", summed over {} processes", [processes])
+    });
+    Cited::of(
+        "The host spends most time of its {} calls in {}: {} ms in {}{}.",
+        [
+            Cited::words(api),
+            Cited::name(short_name(without_version(&it.name))),
+            row.ns("ns.total", it.ns.total).short(),
+            row.count("ns.count", it.ns.count).quantity("call"),
+            over.unwrap_or_default(),
+        ],
+    )
 }
 
 /// The kernels, and the one that takes most of their time.
@@ -188,7 +200,8 @@ pub fn unknown(records: &AnswerRecords) -> Option<String> {
     if let Some(why) = reasons.iter().find_map(|it| it(records.findings)) {
         return Some(format!("How long prefill and decode take is unknown. {why}"));
     }
-    let names = longest_ranges(records.ranges, totals.kernels + totals.whole_graphs);
+    let work = totals.kernels + totals.whole_graphs;
+    let names = longest_ranges(records.ranges, work, totals.window_ms);
     let remedy = match names.as_slice() {
         [] => why_no_stages(records.findings).to_owned(),
         names => format!(
@@ -203,18 +216,26 @@ pub fn unknown(records: &AnswerRecords) -> Option<String> {
 }
 
 /// The ranges of most time that can be a stage, as a rule can name them: numbered ones by their
-/// pattern, none of a library, none that launches little of the work, and none whose name is too
-/// long to be shown.
-fn longest_ranges(ranges: &[RangeSum], work: u64) -> Vec<String> {
+/// pattern, none of a library, none that launches little of the work or takes a small part of the
+/// recording (on the host or on the GPU), and none whose name is too long to be shown.
+fn longest_ranges(ranges: &[RangeSum], work: u64, window_ms: f64) -> Vec<String> {
     let is_candidate = |it: &&RangeSum| !it.name.is_empty() && !is_of_library(&it.domain, &it.name);
     let candidates: Vec<&RangeSum> = ranges.iter().filter(is_candidate).collect();
     let named = candidates.iter().map(|it| (it.domain.as_str(), it.name.as_str()));
     let (groups, group_of) = RangeNames::grouped(named);
     let mut sums: Vec<(i64, u64, &RangeNames)> = groups.iter().map(|it| (0, 0, it)).collect();
+    let mut on_gpu = vec![0_i64; sums.len()];
     for (it, at) in candidates.iter().zip(group_of) {
         sums[at].0 = sums[at].0.saturating_add(it.ns.total);
         sums[at].1 = sums[at].1.saturating_add(it.gpu_ops);
+        let projected = it.projected_ns.as_ref().map_or(0, |ns| ns.total);
+        on_gpu[at] = on_gpu[at].saturating_add(projected);
     }
+    let mut on_gpu = on_gpu.into_iter();
+    sums.retain(|it| {
+        let ns = it.0.max(on_gpu.next().unwrap_or(0));
+        percent(Nanos(ns).as_ms(), window_ms).is_none_or(|it| it >= RECORDING_PCT)
+    });
     // Without launches in any range, other threads launch the work of all.
     if ranges.iter().any(|it| it.gpu_ops > 0) {
         let is_much = |ops: u64| percent(ops as f64, work as f64).is_none_or(|it| it >= STAGE_PCT);
@@ -244,6 +265,27 @@ mod tests {
 
     use super::*;
     use crate::answer::stored_answer;
+
+    #[test]
+    fn calls_of_several_processes_are_stated_as_their_sum() {
+        let sum = |name: &str, processes: u64| CallSum {
+            name: name.into(),
+            processes,
+            ns: DurationStats { count: 30, total: 290_000_000, ..DurationStats::default() },
+        };
+        for (name, processes, text) in [
+            ("cudaFree_v3020", 1, "CUDA calls in cudaFree: 290 ms in 30 calls."),
+            ("hipMemcpy", 0, "HIP calls in hipMemcpy: 290 ms in 30 calls."),
+            (
+                "cuStreamSynchronize",
+                2,
+                "CUDA calls in cuStreamSynchronize: 290 ms in 30 calls, summed over 2 processes.",
+            ),
+        ] {
+            let text = format!("The host spends most time of its {text}");
+            assert_eq!(called(&sum(name, processes)).as_str(), text);
+        }
+    }
 
     #[test]
     fn a_capture_whose_only_step_is_cut_has_its_remedy_once_and_offers_no_range() {
@@ -291,7 +333,7 @@ mod tests {
             range("", "tokenize".into(), 900),
         ];
         let ranges: Vec<RangeSum> = steps.chain(others).collect();
-        let names = longest_ranges(&ranges, 100);
+        let names = longest_ranges(&ranges, 100, 0.005);
         assert_eq!(names, ["`generate`", "`step_*@vllm` (120 names)", "`load`"]);
         let rule = "decode_all=step_*@vllm".parse::<StageRule>().unwrap();
         assert!(rule.matches("step_119", "vllm") && !rule.matches("step_119_attention", "vllm"));
@@ -316,12 +358,37 @@ mod tests {
             range("", "FlashAttnFunc", 2),
             range("", "load_weights", 0),
         ];
-        assert!(longest_ranges(&ranges, 100).is_empty());
+        assert!(longest_ranges(&ranges, 100, 0.005).is_empty());
         let idle = [range("", "aten::to", 90), range("", "detach_", 0)];
-        assert!(longest_ranges(&idle, 100).is_empty(), "no other thread launches the work");
+        assert!(longest_ranges(&idle, 100, 0.005).is_empty(), "no other thread launches the work");
         let own = [("Model::forward", 60), ("token_1", 5), ("token_2", 5)];
         let own = own.map(|(name, ops)| range("", name, ops));
         let all: Vec<RangeSum> = ranges.into_iter().chain(own).collect();
-        assert_eq!(longest_ranges(&all, 100), ["`token_*` (2 names)", "`Model::forward`"]);
+        assert_eq!(longest_ranges(&all, 100, 0.005), ["`token_*` (2 names)", "`Model::forward`"]);
+    }
+
+    #[test]
+    fn ranges_that_take_a_small_part_of_the_recording_are_not_offered_as_stages() {
+        let names = |host_ns: i64, gpu_ns: Option<i64>, window_ms: f64| {
+            let range = |at: u32| RangeSum {
+                domain: String::new(),
+                name: format!("step_{at}"),
+                style: "push_pop".into(),
+                ns: DurationStats::of(&[host_ns]),
+                projected_ns: gpu_ns.map(|ns| DurationStats::of(&[ns])),
+                gpu_ops: 50,
+            };
+            longest_ranges(&[range(0), range(1)], 100, window_ms)
+        };
+        for (host_ns, gpu_ns, is_offered) in [
+            (1_000_000, None, false),
+            (4_900_000, Some(4_900_000), false),
+            (5_000_000, None, true),
+            (1_000_000, Some(5_000_000), true),
+        ] {
+            let offered = names(host_ns, gpu_ns, 100.0);
+            assert_eq!(!offered.is_empty(), is_offered, "two of {host_ns} {gpu_ns:?} in 100 ms");
+        }
+        assert!(!names(1, None, 0.0).is_empty(), "the length of the recording is unknown");
     }
 }

@@ -315,10 +315,26 @@ impl Headline {
             ("Bandwidth", row.measured_bandwidth_pct, "of a copy", row.bytes_per_s, "B/s"),
         ];
         let tile = |(label, share, of, rate, unit): (_, Option<f64>, &str, Option<f64>, &str)| {
-            let note = format!("{of}, {}", scaled(rate?, unit));
+            let note = format!("{of}, {}{}", scaled(rate?, unit), self.mfu_base());
             Some(Tile { label, value: number(share?), unit: "%", note })
         };
         share.into_iter().find_map(tile)
+    }
+
+    /// The instances that rates over all stages are of, if a capture has more of one stage.
+    fn mfu_base(&self) -> String {
+        let counts = || self.stages.iter().map(|it| it.ms.n);
+        if !self.only_traced || counts().min() == counts().max() {
+            return String::new();
+        }
+        let is_step = |name: &str| {
+            self.ledger_stages.iter().any(|it| it.stage == name && it.steps == Some(1))
+        };
+        let of_each = self.stages.iter().map(|it| {
+            let step = if is_step(&it.stage) { " step" } else { "" };
+            format!("one mean {}{step}", in_sentence(&it.stage))
+        });
+        format!("; over {}", of_each.collect::<Vec<_>>().join(" and "))
     }
 
     fn energy(&self) -> Option<Tile> {

@@ -31,7 +31,10 @@ pub fn class_columns() -> Vec<TableColumn<ClassRecord>> {
 
 /// Columns of [`CallSum`].
 pub fn call_columns() -> Vec<TableColumn<CallSum>> {
-    let mut columns: Vec<TableColumn<CallSum>> = vec![text("name", "Call", |it| (&it.name).into())];
+    let mut columns: Vec<TableColumn<CallSum>> = vec![
+        text("name", "Call", |it| (&it.name).into()),
+        count("processes", "Processes", |it| it.processes.into()),
+    ];
     columns.extend(span_columns!("ns", |it: CallSum| Some(it.ns)));
     columns
 }

@@ -3,8 +3,11 @@
 use llmprof_core::domain::finding::catalogue;
 
 use super::*;
-use crate::ledger::{
-    FloorOf, Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage, host_copies::HostCopies,
+use crate::{
+    host_cpu::{GapFunction, HostCpuTables},
+    ledger::{
+        FloorOf, Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage, host_copies::HostCopies,
+    },
 };
 
 /// A ledger of a decode of 10 ms with one cause of 3 ms in three kernels.
@@ -158,4 +161,86 @@ fn time_in_sends_and_receives_is_the_bubble_of_a_pipeline() {
     };
     assert!(advice("ncclDevKernel_SendRecv").contains("pipeline"));
     assert!(advice("ncclDevKernel_AllReduce_Sum_bf16_RING_LL").starts_with("Overlap"));
+}
+
+/// The advice on gaps of 3 ms before launches, `calls` of them.
+fn advice_on_gaps(calls: f64, change: impl Fn(&mut Analysis)) -> String {
+    let mut analysis = with_cause(LedgerCause::GapHost, 2 * MS);
+    analysis.ledger.members.iter_mut().for_each(|it| it.calls = calls / 3.0);
+    change(&mut analysis);
+    of_ledger(&analysis).advice.unwrap()
+}
+
+#[test]
+fn graphs_are_advised_against_short_gaps_and_the_next_replay_if_the_stage_replays_them() {
+    use LedgerCause::{GapGraphLaunch, GapInGraph, GapLaunch};
+
+    let with_gaps = |of: &[(LedgerCause, u64)]| {
+        advice_on_gaps(300.0, |analysis| {
+            for (cause, samples) in of {
+                let row = analysis.ledger.rows[0].clone();
+                let row = LedgerRow { cause: *cause, samples: *samples, max_saving_ns: 0, ..row };
+                analysis.ledger.rows.push(row);
+            }
+        })
+    };
+    let graph = catalogue::LEDGER_GAP_HOST.advice.unwrap();
+    let next = "Launch the next replay";
+    let cases: [(&[(LedgerCause, u64)], &str); 5] = [
+        (&[], graph),
+        (&[(GapLaunch, 100)], graph),
+        (&[(GapGraphLaunch, 10), (GapLaunch, 5)], next),
+        (&[(GapInGraph, 470), (GapLaunch, 6)], next),
+        (&[(GapInGraph, 9), (GapGraphLaunch, 1), (GapLaunch, 100)], graph),
+    ];
+    for (gaps, expected) in cases {
+        let advice = with_gaps(gaps);
+        assert!(advice.starts_with(expected), "{gaps:?}: {advice}");
+    }
+}
+
+#[test]
+fn few_long_gaps_are_other_work_of_the_host_that_no_graph_shortens() {
+    let is_graph = |advice: &str| advice.contains("graph");
+    for (calls, is_long) in [(300.0, false), (3.0, false), (2.0, true), (1.0, true)] {
+        let advice = advice_on_gaps(calls, |_| ());
+        assert_eq!(advice.starts_with("Find what the host does"), is_long, "{calls}: {advice}");
+        assert_eq!(is_graph(&advice), !is_long, "{calls}: {advice}");
+    }
+    // Many short gaps next to one that has most of the time.
+    let advice = advice_on_gaps(3000.0, |analysis| {
+        let longest = &mut analysis.ledger.members[0];
+        (longest.ns, longest.calls) = (8 * MS, 1.0);
+    });
+    assert!(advice.starts_with("Find what the host does"), "{advice}");
+    let sampled = advice_on_gaps(1.0, |analysis| {
+        let function = GapFunction { stage: DECODE.into(), ..GapFunction::default() };
+        let functions = vec![function];
+        analysis.host_cpu = Some(HostCpuTables { functions, ..HostCpuTables::default() });
+    });
+    assert!(!sampled.contains("sample the CPU") && !is_graph(&sampled), "{sampled}");
+}
+
+#[test]
+fn a_range_is_the_cause_only_with_nearly_all_of_its_time() {
+    for (range_ns, is_cause) in [(300, true), (291, true), (290, false), (160, false)] {
+        let mut analysis = with_cause(LedgerCause::GapLongCall, 2 * MS);
+        analysis.ledger.rows[0].largest = Some("the range load_*".into());
+        let member = analysis.ledger.members[0].clone();
+        let of = |operator: &str, ns: i64| LedgerMember {
+            operator: Some(operator.into()),
+            kernel: None,
+            ns: ns * MS / 100,
+            ..member.clone()
+        };
+        let others = of("preparation of code for cuLibraryLoadData", 300 - range_ns);
+        analysis.ledger.members = vec![of("the range load_*", range_ns), others];
+        let row = &analysis.ledger.rows[0];
+        assert_eq!(analysis.ledger.range_of(row), is_cause.then_some("load_*"), "{range_ns}");
+        let found = of_ledger(&analysis);
+        assert_eq!(found.message.contains("the range load_*"), is_cause, "{}", found.message);
+        let advice = found.advice.unwrap();
+        assert!(advice.starts_with("Shorten"), "{range_ns}: {advice}");
+        assert_eq!(advice.contains("load code"), !is_cause, "both parts: {advice}");
+    }
 }

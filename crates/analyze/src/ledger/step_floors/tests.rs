@@ -100,7 +100,7 @@ fn a_floor_has_the_weights_once_and_the_keys_and_values_of_each_request() {
 #[test]
 fn a_batch_reads_the_experts_that_its_tokens_choose() {
     let floor = |n: u64| floor("deepseek-ocr", n, Some(100));
-    // 11 layers of 64 experts of 3 x 1,280 x 896, of which a token reads 6.
+    // 11 layers with 64 experts (3 x 1,280 x 896); a token reads 6 in each layer.
     let expert = 2.0 * 11.0 * 3.0 * 1_280.0 * 896.0 / BANDWIDTH;
     // Read for 100 positions, and written for one.
     let cache = |n: u64| (n * 101 * 61_440) as f64 / BANDWIDTH;

@@ -31,6 +31,9 @@ pub struct FileFacts {
     rank: Option<i64>,
     world_size: Option<i64>,
     kernels: u64,
+    /// Calls of Python functions.
+    frames: u64,
+    with_stack: bool,
     odd: Oddities,
 }
 
@@ -45,6 +48,8 @@ impl FileFacts {
             rank: header.distributed.as_ref().and_then(|it| it.rank.value),
             world_size: header.distributed.as_ref().and_then(|it| it.world_size.value),
             kernels: rows.kernels.len() as u64,
+            frames: rows.frames.len() as u64,
+            with_stack: header.with_stack,
             odd: Oddities { unknown: odd.unknown.clone(), ..*odd },
         }
     }
@@ -96,6 +101,7 @@ pub fn findings(
         );
     }
     found.extend(coarse(files, sum(|it| it.whole), trace));
+    found.extend(stacks(files));
     if files.iter().any(|it| it.bare) {
         let message = "The trace is a list of events without a header: device, driver and rank \
                        are unknown.";
@@ -163,6 +169,22 @@ fn coarse(files: &[FileFacts], whole: u64, trace: &Timeline) -> Option<Finding> 
             .with("kernels of less than 10 us", short)
             .advise("Record with PyTorch 2.4 or newer, which writes nanoseconds."),
     )
+}
+
+/// The finding on recorded Python stacks.
+fn stacks(files: &[FileFacts]) -> Option<Finding> {
+    let frames: u64 = files.iter().map(|it| it.frames).sum();
+    let calls = match frames {
+        0 if !files.iter().any(|it| it.with_stack) => return None,
+        0 => String::new(),
+        1 => " (1 call of a function)".to_owned(),
+        _ => format!(" ({} calls of functions)", count(frames)),
+    };
+    let message = format!(
+        "The profiler recorded Python stacks{calls}: this lengthens the host's time between \
+         launches."
+    );
+    Some(Finding::new(catalogue::TRACE_STACKS_RECORDED, message).with("calls", frames))
 }
 
 /// The finding on ranks that the capture lacks or has twice.

@@ -395,5 +395,6 @@ mod collectives;
 mod graph_captures;
 mod pairs;
 mod refused;
+mod stacks;
 mod untimed;
 mod window;

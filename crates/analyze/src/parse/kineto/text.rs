@@ -37,6 +37,8 @@ pub struct Header {
     pub schema: Option<i64>,
     /// Unique id of the recording, if the version writes one.
     pub trace_id: Option<String>,
+    /// True if Python stacks were recorded.
+    pub with_stack: bool,
     /// True if the events were written without an object around them.
     pub bare: bool,
 }
@@ -158,6 +160,7 @@ impl<'de> Visitor<'de> for TraceVisitor<'_, '_> {
                 "cupti_version" => "cupti_version",
                 "schemaVersion" => "schemaVersion",
                 "trace_id" => "trace_id",
+                "with_stack" => "with_stack",
                 _ => {
                     map.next_value::<IgnoredAny>()?;
                     continue;
@@ -174,6 +177,9 @@ impl<'de> Visitor<'de> for TraceVisitor<'_, '_> {
                 "distributedInfo" => header.distributed = map.next_value()?,
                 "cuda_driver_version" => header.driver = map.next_value::<Integer>()?.value,
                 "trace_id" => header.trace_id = map.next_value::<Text>()?.0,
+                "with_stack" => {
+                    header.with_stack = map.next_value::<Integer>()?.value.unwrap_or(0) != 0;
+                }
                 "cupti_version" => header.cupti = map.next_value::<Integer>()?.value,
                 _ => header.schema = map.next_value::<Integer>()?.value,
             }

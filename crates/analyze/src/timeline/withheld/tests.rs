@@ -15,7 +15,7 @@ use crate::{
     analyze,
     kernels::tests::capture,
     stages::{DECODE, PREFILL},
-    timeline::{step_states, tables::TimelineTables},
+    timeline::{gpu::step_idle::WantedSteps, step_states, tables::TimelineTables},
 };
 
 const PROCESS: i64 = 7 << 24;
@@ -234,7 +234,7 @@ proptest! {
         let trace = damaged(steps(ranges, is_early, has_graph), &damages);
         let mut capture = Capture::of(&trace);
         step_states::mark(&mut capture);
-        let tables = TimelineTables::of(&capture, &[]);
+        let tables = TimelineTables::of(&capture, &[], &WantedSteps::default());
         prop_assert_eq!(shown(&tables), Vec::<String>::new());
         prop_assert_eq!(missing(&tables), Vec::<String>::new());
         let trace = Trace { nsys: Some(trace.clone()), ..Trace::default() };
@@ -287,14 +287,19 @@ fn each_reason_holds_for_the_stage_that_lacks_data() {
         if stage == LEFT_OUT {
             step_states::mark(&mut capture);
         }
-        let found = TimelineTables::of(&capture, &[]).withheld;
+        let found = TimelineTables::of(&capture, &[], &WantedSteps::default()).withheld;
         assert!(found.stages_with(reason).contains(&stage), "{reason}: {found:?}");
-        let whole = TimelineTables::of(&Capture::of(&with_launches(TWO_STAGES)), &[]).withheld;
+        let whole = TimelineTables::of(
+            &Capture::of(&with_launches(TWO_STAGES)),
+            &[],
+            &WantedSteps::default(),
+        )
+        .withheld;
         assert!(whole.stages_with(reason).is_empty(), "{reason}: {whole:?}");
     }
 }
 
-/// Reasons of two stages, of which one has a reason.
+/// A capture with prefill and `stage`; only `stage` has a reason.
 fn with(stage: &str, reason: Reason) -> Withheld {
     let mut found = Withheld::default();
     found.add(PREFILL, []);

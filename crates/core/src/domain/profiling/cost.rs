@@ -32,7 +32,7 @@ struct CostlySetting {
 }
 
 /// Largest cost first. The figures are of tests/gpu/overhead-h200.txt and, for graphs, of
-/// tests/gpu/run-h200.txt and run-h100.txt; conf/profiling/deep.toml states the one of cuBLAS.
+/// tests/gpu/run-h200.txt and run-h100.txt; conf/profiling/deep.toml has the figure of cuBLAS.
 const COSTLY: [CostlySetting; 6] = [
     CostlySetting {
         cost: "calls of cuBLAS and cuDNN; cuBLAS alone can triple decode",

@@ -121,6 +121,10 @@ fn processes_that_differ_are_named_with_their_times_slowest_first() {
              6.00 ms."
         )
     );
+    let rare = StepBatch { period_ms: Some(9.0), ..of(8, Some(1), 4.0) };
+    let text = stated(&[of(7, Some(0), 4.0), rare]);
+    assert!(text.contains(": 4.00 ms in rank 1 (median of 20 steps), one every 9.00 ms; "));
+    assert!(text.ends_with("; 4.00 ms in rank 0 (median of 20 steps), one every 5.00 ms."));
     let many: Vec<StepBatch> = (0..5).map(|at| of(at, None, 4.0 + f64::from(at % 4))).collect();
     let text = stated(&many);
     assert!(text.starts_with(&format!("100 {steps} 5 processes: 7.00 ms in process 3")));

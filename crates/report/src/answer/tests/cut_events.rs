@@ -31,12 +31,12 @@ fn events_that_end_early_are_one_line_on_the_first_page() {
 }
 
 #[test]
-fn clocks_that_differ_and_coarse_times_are_conditions_with_their_remedy() {
+fn clocks_that_differ_coarse_times_and_stacks_are_conditions_with_their_remedy() {
     let stages = json!([{
         "stage": "prefill", "tokens": null, "tokens_per_s": null, "share_pct": null,
         "ms": {"mean": 5.0, "std": null, "min": 5.0, "max": 5.0, "n": 1}
     }]);
-    for id in ["trace_clocks_differ", "trace_times_coarse"] {
+    for id in ["trace_clocks_differ", "trace_times_coarse", "trace_stacks_recorded"] {
         let found = finding(id, "warning", "Times are rough.", Some("Record again."));
         let answer = answer_of(stages.clone(), json!([found]));
         assert_eq!(answer.overhead, ["Times are rough. Record again."], "{id}");

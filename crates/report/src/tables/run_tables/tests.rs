@@ -132,7 +132,11 @@ proptest! {
             gpu_ops: count,
         });
         check(traced::range_columns, &ranges.collect::<Vec<_>>(), max);
-        let calls = all().map(|(at, (_, ns))| CallSum { name: name(at), ns: stats(ns) });
+        let calls = all().map(|(at, (_, ns))| CallSum {
+            name: name(at),
+            processes: 1,
+            ns: stats(ns),
+        });
         check(traced::call_columns, &calls.collect::<Vec<_>>(), max);
         let sites = all().map(|(at, (kernels, ns))| CallSite {
             call_site: name(at),

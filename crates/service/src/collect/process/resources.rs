@@ -16,7 +16,7 @@ use nix::{
     unistd::{Pid, write},
 };
 
-/// Nice value: others come first, but a host that is always busy leaves it enough to end.
+/// Least nice value: others come first, but a host that is always busy leaves it enough to end.
 const NICE: i32 = 5;
 
 /// Limits of each process of a child.
@@ -41,8 +41,11 @@ impl ResourceLimits {
             // SIGXCPU at the first limit, SIGKILL at the second.
             setrlimit(Resource::RLIMIT_CPU, cpu_s, cpu_s + 1)?;
         }
-        // SAFETY: a system call on the calling process. A failure costs only priority.
-        unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+        // SAFETY: system calls on the calling process. A failure costs only priority.
+        unsafe {
+            let inherited = libc::getpriority(libc::PRIO_PROCESS, 0);
+            libc::setpriority(libc::PRIO_PROCESS, 0, inherited.max(NICE));
+        }
         if let Ok(file) = open(c"/proc/self/oom_score_adj", OFlag::O_WRONLY, Mode::empty()) {
             let _ = write(&file, b"1000"); // a process may always raise its own score
         }

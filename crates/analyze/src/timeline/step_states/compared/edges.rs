@@ -117,7 +117,7 @@ fn differs_at(
     if ns > longest + spread || ns < shortest / 2 {
         return true;
     }
-    // A whole step can lack its last kernels, such as those of sampling, but has its first ones.
+    // A whole step can lack its last kernels, such as sampling, but not its first.
     let firsts: Vec<ApiCall> = others.iter().map(|it| it.1[0]).collect();
     side == 0 && launches_another_kernel(capture, &calls[0], &firsts)
 }

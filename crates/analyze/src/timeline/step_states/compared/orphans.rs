@@ -108,7 +108,7 @@ mod tests {
             let trace = capture(&format!("{range}\n{work}{}\n{}", step(1), step(2)));
             compared(&Capture::of(&trace)).remove(0).state
         };
-        // Its launches have numbers before those of the first recorded call.
+        // Its launches have lower numbers than the first recorded call.
         assert_eq!(first("kernel 1 a 20..40 7\nkernel 2 b 40..60 7\n"), StepState::CallsMissing);
         assert_eq!(first(""), StepState::WithoutWork);
     }

@@ -38,6 +38,9 @@ findings! {
         fires_on: "names of a trace have quotes or line ends without a backslash";
     TRACE_TIMES_COARSE = "trace_times_coarse", [Warning],
         fires_on: "times of a trace are whole microseconds, and kernels take less than 10 us";
+    TRACE_STACKS_RECORDED = "trace_stacks_recorded", [Warning],
+        fires_on: "a trace of PyTorch has Python stacks, which lengthen the host's time",
+        advice: "Record without with_stack before acting on gaps between launches.";
     TRACE_RANKS_INCOMPLETE = "trace_ranks_incomplete", [Warning],
         fires_on: "a capture lacks ranks of its program, or has several files of one";
     TRACE_REPEATED = "trace_repeated", [Warning],

@@ -188,7 +188,7 @@ impl CaptureForm {
             description = "Prompt tokens of each sequence; required with `model_config`"),
         ("new_tokens" = Option<u64>, Query, maximum = 16777216,
             description = "Decode steps of one repeat; accepted without a model, for the time of a \
-                           step; those of the capture when absent"),
+                           step; as many as in the capture when absent"),
         ("batch" = Option<u64>, Query, minimum = 1, maximum = 65536,
             description = "Sequences computed at the same time; 1 when absent"),
         ("dtype" = Option<Dtype>, Query,
