@@ -7,10 +7,10 @@ export NEXTEST_TEST_THREADS := env('NEXTEST_TEST_THREADS', `echo $((3 * $(nproc)
 
 # Checks a change in minutes: format, lints, licences, and the tests but those of whole services that
 # run, fail and recover.
-check: fmt words clippy quick linkage deny
+check: fmt words clippy quick examples linkage deny
 
 # The same with all tests.
-check-all: fmt words clippy test linkage deny
+check-all: fmt words clippy test examples linkage deny
 
 fmt:
     cargo fmt --all --check
@@ -31,13 +31,17 @@ test *names:
 thorough *names:
     LLMPROF_THOROUGH=1 cargo nextest run --locked --workspace --features simulation {{names}}
 
-# Captures changed at random, CASES for each property; the check tries the same few each time.
+# Captures changed at random, CASES for each property; CI tries the same few each time.
 explore cases="400":
     PROPTEST_CASES={{cases}} just test _of_a_changed_capture _on_a_changed_capture
 
 # The tests of `just check`.
 quick:
     cargo nextest run --locked --workspace --features simulation --profile quick
+
+# Examples in the documentation of the code, those that must not compile among them.
+examples:
+    cargo test --locked --doc --package llmprof-core
 
 # The slowest tests of the last `NEXTEST_PROFILE=ci just test`.
 slowest count="40":

@@ -13,7 +13,7 @@ bin=${1:-target/release} device=${2:-cuda:0}
 shift $(($# < 2 ? $# : 2))
 [ $# -gt 0 ] || set -- deepseek-ocr qwen3-0.6b
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'echo "took $SECONDS s"; rm -rf "$work"' EXIT
 failed=0
 
 if command -v nvidia-smi >/dev/null; then

@@ -14,7 +14,7 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 folder=$(mktemp -d)
 mode=${MODE:-light} gpus=1 service=''
 [ -z "${CPU:-}" ] && [ "$engine" = transformers ] || gpus=0
-trap 'kill "$service" 2>/dev/null; wait 2>/dev/null; rm -rf "$folder"' EXIT
+trap 'echo "took $SECONDS s"; kill "$service" 2>/dev/null; wait 2>/dev/null; rm -rf "$folder"' EXIT
 
 write_model() {
     "$python" - "$folder/model" <<'PYTHON'

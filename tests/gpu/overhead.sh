@@ -12,7 +12,7 @@ runner=$(realpath "$1") rounds=${2:-5} model=${3:-qwen3-0.6b}
 image=()
 [ $# -lt 4 ] || image=(--image "$4")
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'echo "took $SECONDS s"; rm -rf "$work"' EXIT
 
 operator_ranges=true
 run() { # NAME COMMAND...

@@ -4,8 +4,9 @@
     tests/gpu/overhead_torch.py [--python PYTHON] [--rounds N] [--tracers N]
 
 Runs a model of Llama's shape (16 layers, random weights, a prompt of 64 tokens, eager) without a
-profiler and under each tracer in turn, or the first N of them, a process each, with two warm-ups and 15 prefills. Hosts are
-noisy, so the table has the lowest median of the rounds and all medians. Stages are NVTX ranges.
+profiler and under each tracer in turn, or the first N of them, a process each, with two warm-ups and
+15 prefills. Hosts are noisy, so the table has the lowest median of the rounds and all medians.
+Stages are NVTX ranges.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 NSYS = ["nsys", "profile", "--cuda-graph-trace=node", "--stats=false", "-f", "true"]
 QUIET = ["--sample=none", "--cpuctxsw=none"]
@@ -36,8 +38,6 @@ TRACERS = {
 
 
 def prefills():
-    import time
-
     import torch
     import transformers
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -70,6 +70,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tracers", type=int, default=len(TRACERS))
     args = parser.parse_args()
+    began = time.monotonic()
     work = pathlib.Path(tempfile.mkdtemp())
     tracers = dict(list(TRACERS.items())[: args.tracers])
     medians = {name: [] for name in tracers}
@@ -92,6 +93,7 @@ def main():
     for name, values in medians.items():
         rounds = " ".join(f"{value:.2f}" for value in values)
         print(f"{name:40} {min(values):9.2f} {100 * (min(values) / least - 1):11.0f}  {rounds}")
+    print(f"took {time.monotonic() - began:.0f} s")
 
 
 prefills() if os.environ.get("PREFILLS") else main()

@@ -38,6 +38,7 @@ parser.add_argument("--tokens", type=int, default=32)
 parser.add_argument("--pages", type=int, default=20)
 parser.add_argument("--breaks", type=int, default=40, help="uploads that break off")
 options = parser.parse_args()
+BEGAN = time.monotonic()
 BIN = pathlib.Path(options.bin).resolve()
 TAR = {"content-type": "application/x-tar"}
 JSON = {"content-type": "application/json"}
@@ -236,4 +237,5 @@ with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as se
 for what, found in rows:
     print(f"{'FAILED ' if what in failed else ''}{what:32} {found}")
 print(f"{len(rows) - len(failed)} of {len(rows)} checks passed")
+print(f"took {time.monotonic() - BEGAN:.0f} s")
 sys.exit(bool(failed))

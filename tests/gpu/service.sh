@@ -1,6 +1,6 @@
 # Sourced by the scripts in this folder: starts a service of "$bin" on loopback, on "$device" (auto
 # or cpu), with a temporary data folder. Sets $base to its address and $data to its folder; both are
-# removed when the script ends. Needs bash, curl and python3.
+# removed when the script ends, which prints its time. Needs bash, curl and python3.
 bin=$(cd "$bin" && pwd)
 for program in llmprof model-runner; do
   [ -x "$bin/$program" ] || {
@@ -10,7 +10,7 @@ for program in llmprof model-runner; do
 done
 
 data=$(mktemp -d) service=''
-trap 'kill "$service" 2>/dev/null; wait 2>/dev/null; rm -rf "$data"' EXIT
+trap 'echo "took $SECONDS s"; kill "$service" 2>/dev/null; wait 2>/dev/null; rm -rf "$data"' EXIT
 [ "$device" != cpu ] || export LLMPROF__WORKER__DEVICES='["cpu"]'
 export LLMPROF__TOOLS__MODEL_RUNNER=${LLMPROF__TOOLS__MODEL_RUNNER:-$bin/model-runner}
 . "$(dirname "${BASH_SOURCE[0]}")/serve.sh"

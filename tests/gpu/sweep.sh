@@ -13,7 +13,7 @@ bin=$(realpath "${1:-target/release}") device=${2:-auto}
 shift $(($# < 2 ? $# : 2))
 [ $# -gt 0 ] || set -- deepseek-ocr qwen3-0.6b
 folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+trap 'echo "took $SECONDS s"; rm -rf "$folder"' EXIT
 export LLMPROF__TOOLS__MODEL_RUNNER=$bin/model-runner LLMPROF_LOG=warn
 
 models=$(printf '"%s", ' "$@")
