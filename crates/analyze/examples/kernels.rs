@@ -13,7 +13,8 @@ use llmprof_core::{domain::subject::SubjectKind, trace::Trace};
 fn main() -> Result<(), Box<dyn Error>> {
     let files: Vec<PathBuf> = env::args_os().skip(1).map(PathBuf::from).collect();
     let timeline = parse::timeline(&files)?;
-    let trace = Trace { subject: SubjectKind::Import, nsys: Some(timeline), ..Trace::default() };
+    let trace =
+        Trace { subject: SubjectKind::Import, timeline: Some(timeline), ..Trace::default() };
     let analysis = analyze(&trace, None, None);
     println!("{:24} {:>9} {:>9}  kernel", "stage", "calls", "total ms");
     for row in analysis.kernels.measured().take(10) {

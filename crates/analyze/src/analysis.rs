@@ -202,14 +202,14 @@ fn analyze_as(
     // Without runner events, events are derived from the ranges of the capture.
     let only_traced = trace.baseline.is_empty() && trace.traced.is_empty();
     let outside = if only_traced { "" } else { kernels::SETUP };
-    let mut capture = trace.nsys.as_ref().map(|it| Capture::of(it).with_outside(outside));
+    let mut capture = trace.timeline.as_ref().map(|it| Capture::of(it).with_outside(outside));
     // Sampled metrics include the cold instances that are marked later.
     let sampled = capture.as_ref().filter(|it| it.trace.samples.is_some());
     let recorded = sampled.map(Capture::as_recorded);
     let mut analysis = Analysis {
         subject: trace.subject,
-        tool: trace.nsys.as_ref().map(|it| it.tool).unwrap_or_default(),
-        only_traced: only_traced && trace.nsys.is_some(),
+        tool: trace.timeline.as_ref().map(|it| it.tool).unwrap_or_default(),
+        only_traced: only_traced && trace.timeline.is_some(),
         stated_steps: trace.stated_steps,
         ..empty
     };
@@ -228,8 +228,9 @@ fn analyze_as(
             if let Some(capture) = &capture {
                 analysis.overhead.retain(|it| capture.stages.may_have_whole(&it.stage));
             }
-            let steps = if only_traced { step_times::stage_steps(&baseline) } else { vec![] };
-            let wanted = step_times::wanted(&steps);
+            let own = capture.as_ref().filter(|_| only_traced);
+            let steps = own.map(|it| step_times::stage_steps(&baseline, Some(it.trace)));
+            let wanted = step_times::wanted(steps.as_deref().unwrap_or_default());
             analysis.add_timeline(trace, capture.as_ref(), (&baseline, &traced), (peaks, &wanted))
         },
         || sampled::sampled_metrics(trace, recorded.as_ref()),
@@ -255,7 +256,7 @@ fn analyze_as(
 
 /// The events with the times to use: from the unprofiled pass, or derived only from a capture.
 fn events<'a>(trace: &'a Trace, derived: &'a CaptureEvents, only_traced: bool) -> Events<'a> {
-    match &trace.nsys {
+    match &trace.timeline {
         Some(capture) if only_traced => derived.by_kind(capture),
         _ => Events::of(&trace.baseline),
     }
@@ -289,7 +290,7 @@ impl Analysis {
         let loads = trace.command.as_ref().map_or(&[][..], |command| &command.loads);
         self.requests = requests::requests(loads);
         // A pass whose profiler recorded nothing does not measure the cost of tracing.
-        if trace.nsys.is_some() {
+        if trace.timeline.is_some() {
             let command = self.command.as_ref().and_then(CommandTiming::overhead);
             let stages = overhead::of_passes(baseline, traced);
             self.has_cold_pass = stages.is_err();
@@ -354,12 +355,12 @@ impl Analysis {
         }
         self.processes = tables.processes;
         self.engine_steps = tables.engine_steps;
-        let ranks = trace.nsys.as_ref().map(|it| &it.collectives);
+        let ranks = trace.timeline.as_ref().map(|it| &it.collectives);
         self.step_batches = ranks
             .map(|ranks| step_batches::step_batches(&self.engine_steps, ranks))
             .unwrap_or_default();
         self.stages.of_engine(&self.step_batches);
-        if let (Some(nsys), Some(command)) = (&trace.nsys, &trace.command) {
+        if let (Some(nsys), Some(command)) = (&trace.timeline, &trace.command) {
             requests::join(&mut self.engine_steps, nsys, &command.loads);
         }
         self.collectives = tables.collectives;

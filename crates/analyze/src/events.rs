@@ -20,6 +20,8 @@ use llmprof_core::{
     },
 };
 
+use crate::model_work::step_loads::StepLoads;
+
 /// Events of one pass by kind, in the order in which they were written.
 #[derive(Debug, Default)]
 pub struct Events<'a> {
@@ -135,7 +137,7 @@ impl<'a> CallList<'a> {
 /// Source of the events of a pass.
 #[derive(Debug, Clone, Copy, Default)]
 pub enum EventSource<'a> {
-    /// The model runner: each repeat is a whole pass, and each step generates a token of each
+    /// The model runner: each repeat is whole, and each step generates a token of each
     /// sequence of the batch.
     #[default]
     Runner,
@@ -152,6 +154,8 @@ pub enum EventSource<'a> {
         /// Nanoseconds of a range that do not count, by its times: a range filter leaves them out,
         /// or they are of steps that are left out.
         excluded: &'a BTreeMap<Interval, i64>,
+        /// Counts of the steps that an engine scheduled, by stage.
+        loads: &'a StepLoads,
     },
 }
 
@@ -174,6 +178,14 @@ impl<'a> Events<'a> {
         match self.source {
             EventSource::Runner => None,
             EventSource::Capture { untimed_steps, .. } => Some(untimed_steps),
+        }
+    }
+
+    /// Counts of the steps that an engine scheduled, by stage.
+    pub fn step_loads(&self) -> Option<&'a StepLoads> {
+        match self.source {
+            EventSource::Runner => None,
+            EventSource::Capture { loads, .. } => Some(loads),
         }
     }
 

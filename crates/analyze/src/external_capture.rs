@@ -26,13 +26,13 @@ use self::steps::{CaptureStep, OutermostRanges};
 use super::{
     events::{CallList, EventSource, Events, RangeCalls},
     kernels::{OUTSIDE, is_measured},
+    model_work::step_loads::{StepLoads, step_loads},
     stages::{DECODE, PREFILL, VISION_PARTS},
 };
 use crate::timeline::{
     capture::Capture,
     device_time::is_operator,
     interval::Interval,
-    launches::Cursor,
     open_ranges::{EXCLUDED, Extent, NONE, StepInside, place},
     stage_spans::stage_spans,
     steps::{Step, StepSource},
@@ -54,6 +54,8 @@ pub struct CaptureEvents {
     cut: BTreeSet<u32>,
     /// Nanoseconds of an event that do not count, by its times.
     excluded: BTreeMap<Interval, i64>,
+    /// Counts of the steps that an engine scheduled, by stage.
+    loads: StepLoads,
     /// True if a decode step may have made several tokens of one sequence.
     is_speculative: bool,
     /// Stages besides prefill and decode.
@@ -69,7 +71,8 @@ impl CaptureEvents {
         let repeats = passes::repeats(capture);
         let findings = early_ends::findings(capture, &repeats, &spans);
         let is_speculative = capture.stages.steps.iter().any(Step::is_speculative);
-        let mut derived = Self { findings, is_speculative, ..Self::default() };
+        let loads = step_loads(capture, |at| repeats[at].is_some());
+        let mut derived = Self { findings, is_speculative, loads, ..Self::default() };
         for (at, repeat) in repeats.iter().enumerate() {
             if let Some(repeat) = *repeat {
                 let is_cut = capture.stages.instances[at].extent == Extent::Cut;
@@ -91,9 +94,9 @@ impl CaptureEvents {
     pub fn by_kind<'a>(&'a self, trace: &'a Timeline) -> Events<'a> {
         let one_token_a_step = !self.is_speculative;
         let (tokens, untimed_steps) = (&self.tokens, &self.untimed_steps);
-        let (cut, excluded) = (&self.cut, &self.excluded);
+        let (cut, excluded, loads) = (&self.cut, &self.excluded, &self.loads);
         let source =
-            EventSource::Capture { tokens, untimed_steps, one_token_a_step, cut, excluded };
+            EventSource::Capture { tokens, untimed_steps, one_token_a_step, cut, excluded, loads };
         let other_stages = self.other_stages.iter().map(String::as_str).collect();
         let calls = CallList::Ranges(&trace.ranges, &self.calls);
         let places = &self.places;
@@ -111,7 +114,7 @@ impl CaptureEvents {
         let mut steps = Vec::new();
         let mut outermost = OutermostRanges::default();
         let mut kinds = CallKinds::of(capture.trace);
-        let mut cursor = Cursor::default();
+        let mut open = capture.stages.cursor();
         let ends =
             |it: &Unclosed| Some((it.range.global_tid, it.range.start_ns, it.outcome.end_ns()?));
         let unclosed: HashSet<(i64, i64, i64)> =
@@ -120,7 +123,7 @@ impl CaptureEvents {
         for (it, call) in capture.trace.ranges.iter().zip(&mut self.calls.of_range) {
             let Some(end_ns) = it.end_ns.filter(|end| *end >= it.start_ns) else { continue };
             let times = (it.start_ns, end_ns);
-            let at = cursor.at(it.global_tid, it.start_ns, |thread| capture.stages.on(thread));
+            let at = open.at(it.global_tid, it.start_ns);
             if at == EXCLUDED {
                 *call = (kinds.number(it, OUTSIDE), 0);
                 continue;
@@ -202,11 +205,12 @@ fn excluded(
     ns.filter(|ns| *ns > 0).map(|ns| (times, ns))
 }
 
-/// The decode steps of an engine. `batch`: sequences of an inferred step that proves no other.
+/// The decode steps of an engine. `batch`: sequences of an inferred step that proves no other; the
+/// steps that an engine schedules have batches of their own.
 fn decode_steps(capture: &Capture, batch: Option<u64>) -> Vec<CaptureStep> {
     let step = |it: &Step| {
         let instance = capture.stages.at(it.place, it.start_ns)? as usize;
-        let batch = batch.filter(|_| it.source == StepSource::Inferred);
+        let batch = batch.filter(|_| it.source == StepSource::Inferred && !it.is_scheduled);
         let is_of_stage = capture.stages.label(instance) == DECODE;
         is_of_stage.then_some(CaptureStep {
             instance,

@@ -366,7 +366,7 @@ pub fn findings(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
 /// Returns a finding for each device on another clock than the host's, and for each other stage
 /// with work that starts before its launch.
 pub fn clocks(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
-    let of_devices = trace.nsys.iter().flat_map(|it| it.clock_findings.clone());
+    let of_devices = trace.timeline.iter().flat_map(|it| it.clock_findings.clone());
     of_devices.chain(analysis.violations.early.iter().filter_map(early)).collect()
 }
 

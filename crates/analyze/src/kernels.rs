@@ -225,9 +225,7 @@ pub(super) type LaunchedKernel<'a> = (TracedKernel<'a>, Option<&'a str>);
 
 /// All kernels of a capture with their stages, in trace order.
 pub(super) fn launched<'a>(capture: &'a Capture<'a>) -> impl Iterator<Item = LaunchedKernel<'a>> {
-    capture
-        .kernels()
-        .map(|(kernel, join)| (kernel, join.has_call().then(|| capture.stage(join.instance))))
+    capture.kernels().map(|(kernel, join)| (kernel, capture.stage_of(join)))
 }
 
 /// Sums the kernels of one capture by stage and name.

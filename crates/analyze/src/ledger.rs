@@ -18,6 +18,7 @@ mod rows;
 mod sampled_values;
 mod savings;
 mod scale;
+mod stage_floors;
 mod step_floors;
 mod work;
 
@@ -36,14 +37,12 @@ use llmprof_core::{
 };
 
 use self::{
-    evidence::KernelEvidence,
-    floors::{Floors, Rates},
-    rows::StageRows,
+    evidence::KernelEvidence, floors::Rates, necessary::NecessaryWork, rows::StageRows,
+    stage_floors::stage_floors,
 };
 use super::{
     Analysis,
     collectives::KernelWait,
-    cost::ModuleCost,
     roofline::ceilings::DeviceCeilings,
     timeline::gpu::{
         long_calls::IN_RANGE,
@@ -115,8 +114,8 @@ pub struct LedgerStage {
 /// Min share of a stage, percent, of an unrecorded wait that is named.
 const NAMED_WAIT_PCT: f64 = 1.0;
 
-/// Min part of a cause's time in one range that the range is named in place of the cause.
-const RANGE_PART: f64 = 0.97;
+/// Min part of a cause's time inside ranges, from which the ranges are named as the cause.
+pub const RANGE_PART: f64 = 0.97;
 
 /// One cause in one stage, over all its kernels or gaps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -183,6 +182,9 @@ pub struct LedgerMember {
     /// The figures that prove the cause.
     pub evidence: String,
     pub max_saving_ns: i64,
+    /// The longest of its gaps, as traced; `None` for a kernel.
+    #[serde(default)]
+    pub longest_ns: Option<i64>,
 }
 
 impl LedgerMember {
@@ -274,8 +276,8 @@ impl Ledger {
 pub struct LedgerInput<'a> {
     pub nsys: Option<&'a Timeline>,
     pub splits: &'a WindowSplits,
-    /// Work of one repeat by operator; `None` if the model is unknown.
-    pub work: Option<Vec<ModuleCost>>,
+    /// Work by stage and operator; `None` if the model is unknown.
+    pub work: Option<NecessaryWork>,
     /// Dtype of the model; `None` if it is unknown.
     pub dtype: Option<Dtype>,
     pub ceilings: &'a DeviceCeilings<'a>,
@@ -291,7 +293,6 @@ pub struct LedgerInput<'a> {
 pub fn ledger(analysis: &Analysis, input: &LedgerInput) -> Ledger {
     let rates = Rates::of(input.dtype, input.ceilings);
     let gpu = input.nsys.and_then(|nsys| nsys.target.gpus.first());
-    let l2_bytes = gpu.and_then(|gpu| gpu.l2_bytes);
     let evidence = KernelEvidence::of(analysis, input, gpu);
     let ranks = analysis.collectives.ranks.iter().map(|it| (it.device, it.rank)).collect();
     let mut names: Vec<&str> = STAGES.to_vec();
@@ -302,11 +303,7 @@ pub fn ledger(analysis: &Analysis, input: &LedgerInput) -> Ledger {
         let split = input.splits.stages.iter().find(|it| it.stage == stage);
         let split = split.filter(|_| is_complete(analysis, stage));
         let Some(times) = StageTimes::of(analysis, stage, split) else { continue };
-        let work = input.work.as_deref().filter(|_| times.cut_steps.is_none());
-        let mut floors = Floors::of(stage, work, &rates, l2_bytes);
-        if work.is_none() && input.work.is_some() {
-            floors.missing.push(CUT_DECODE.into());
-        }
+        let mut floors = stage_floors(analysis, &times, input, &rates);
         let advice = catalogue::STATED_MODEL_REFUTED.advice.unwrap_or_default();
         floors.missing.extend(analysis.why_refuted().map(|why| format!("{why} {advice}")));
         if times.split.is_none() && !floors.is_model {
@@ -324,11 +321,6 @@ pub fn ledger(analysis: &Analysis, input: &LedgerInput) -> Ledger {
     }
     ledger
 }
-
-/// Reason for a decode without a model floor: the recording cuts every decode.
-const CUT_DECODE: &str = "How fast it could be is unknown: the recording has no whole decode, so \
-                          the context of its steps is unknown. Record from a prefill to the end of \
-                          its decode.";
 
 /// True if the timeline of the stage is complete and attributed.
 fn is_complete(analysis: &Analysis, stage: &str) -> bool {

@@ -1,14 +1,17 @@
 //! The work of one repeat: the model, and the sizes of its inputs.
 
+pub mod step_loads;
+
 use llmprof_core::{
     domain::{dtype::Dtype, model::ModelSpec, stated_model::StatedModel},
     trace::event::ImageViews,
 };
 
+use self::step_loads::{NO_CONTEXT, OTHER_PROMPTS, StepLoad, StepLoads};
 use super::{
     cost::{self, Cost, CostInputs, ModuleCost, Prompts},
     events::Events,
-    stages::Stages,
+    stages::{DECODE, PREFILL, Stages},
 };
 
 /// A model whose dimensions are known.
@@ -48,6 +51,15 @@ pub struct ModelWork<'a> {
     pub is_on_cpu: bool,
     /// Each prompt of the run, or a batch of them; of a stated model, each number of decode steps.
     samples: Vec<WorkSample<'a>>,
+    /// The samples are not the work of these stages.
+    loads: Option<&'a StepLoads>,
+}
+
+/// Work of one instance of a stage, and the number of instances with this work.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InstanceWork {
+    pub operators: Vec<ModuleCost>,
+    pub instances: u64,
 }
 
 /// One prompt, or several that are computed at the same time, and the decode steps.
@@ -58,11 +70,12 @@ struct WorkSample<'a> {
     steps: u64,
 }
 
-/// FLOPs of one repeat, by the model's architecture.
+/// FLOPs of one instance of each stage, by the model's architecture; `None` if the steps of an
+/// engine do not have the counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StageFlops {
-    pub prefill: u64,
-    pub decode: u64,
+    pub prefill: Option<u64>,
+    pub decode: Option<u64>,
 }
 
 impl<'a> ModelWork<'a> {
@@ -90,6 +103,7 @@ impl<'a> ModelWork<'a> {
                     is_part: start.target.is_some(),
                     is_on_cpu: start.is_on_cpu(),
                     samples,
+                    loads: None,
                 })
             }
             KnownModel::Stated(stated) => {
@@ -110,6 +124,7 @@ impl<'a> ModelWork<'a> {
                     is_part: false,
                     is_on_cpu: false,
                     samples,
+                    loads: events.step_loads(),
                 })
             }
         }
@@ -136,19 +151,53 @@ impl<'a> ModelWork<'a> {
         self.cost_of(&WorkSample { images: &[], prompts, steps: 1 }).modules
     }
 
-    /// FLOPs of prefill and decode, the mean over the samples; `None` for a part.
+    /// Loads of the steps that an engine scheduled; `None` for a stage without such steps.
+    pub fn step_loads(&self, stage: &str) -> Option<&'a [StepLoad]> {
+        Some(self.loads?.get(stage)?.as_slice())
+    }
+
+    /// The work of steps that an engine scheduled, or a clause why it is unknown.
+    pub fn of_steps(
+        &self,
+        stage: &str,
+        loads: &[StepLoad],
+    ) -> Result<Vec<InstanceWork>, &'static str> {
+        if stage == PREFILL {
+            let sample = self.samples.first();
+            let sample = sample.filter(|it| loads.iter().all(|load| load.reads(it.prompts)));
+            let operators = self.cost_of(sample.ok_or(OTHER_PROMPTS)?).modules;
+            return Ok(vec![InstanceWork { operators, instances: 1 }]);
+        }
+        let work = |it: &StepLoad| -> Result<InstanceWork, &'static str> {
+            let (requests, context) = it.decode()?;
+            let operators = self.decode_step(requests, context.ok_or(NO_CONTEXT)?);
+            Ok(InstanceWork { operators, instances: it.steps })
+        };
+        loads.iter().map(work).collect()
+    }
+
+    /// FLOPs of prefill and decode, the mean over the samples or the steps; `None` for a part.
     pub fn flops(&self) -> Option<StageFlops> {
         if self.is_part {
             return None;
         }
         let costs: Vec<Cost> = self.samples.iter().map(|sample| self.cost_of(sample)).collect();
-        let mean = |flops: fn(&Cost) -> u64| {
+        let of_samples = |flops: fn(&Cost) -> u64| {
             let sum: u128 = costs.iter().map(|cost| u128::from(flops(cost))).sum();
             u64::try_from(sum / costs.len().max(1) as u128).unwrap_or(u64::MAX)
         };
+        let of_steps = |stage: &str, loads: &[StepLoad], flops: fn(&ModuleCost) -> u64| {
+            mean_flops(&self.of_steps(stage, loads).ok()?, flops)
+        };
         Some(StageFlops {
-            prefill: mean(|cost| cost.prefill_flops),
-            decode: mean(|cost| cost.decode_flops),
+            prefill: match self.step_loads(PREFILL) {
+                Some(loads) => of_steps(PREFILL, loads, |it| it.prefill_flops),
+                None => Some(of_samples(|cost| cost.prefill_flops)),
+            },
+            decode: match self.step_loads(DECODE) {
+                Some(loads) => of_steps(DECODE, loads, |it| it.decode_flops),
+                None => Some(of_samples(|cost| cost.decode_flops)),
+            },
         })
     }
 
@@ -161,4 +210,15 @@ impl<'a> ModelWork<'a> {
         };
         cost::cost(self.model, &inputs)
     }
+}
+
+/// FLOPs of an instance, the mean over all.
+fn mean_flops(work: &[InstanceWork], flops: fn(&ModuleCost) -> u64) -> Option<u64> {
+    let of = |it: &InstanceWork| {
+        let each: u128 = it.operators.iter().map(|it| u128::from(flops(it))).sum();
+        each.saturating_mul(u128::from(it.instances))
+    };
+    let sum = work.iter().map(of).fold(0, u128::saturating_add);
+    let instances: u128 = work.iter().map(|it| u128::from(it.instances)).sum();
+    Some(u64::try_from(sum.checked_div(instances)?).unwrap_or(u64::MAX))
 }

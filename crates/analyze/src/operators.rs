@@ -27,10 +27,11 @@ use self::{
     products::ProductCalls,
 };
 use super::{
-    events::{Events, TimedCall},
+    events::Events,
     limited::{Limited, Summed},
     stages::{STAGES, Stages},
     stats::percent,
+    timeline::activity::Busy,
 };
 
 /// Kind of a scope that only encloses other operators.
@@ -220,10 +221,11 @@ pub fn operators<'a>(events: &'a Events, stages: &'a Stages) -> OperatorSums<'a>
         }
     }
     // Repeats of several processes may run at once.
-    let mut covered: HashMap<(&str, u32), Covered> = HashMap::default();
+    let mut covered: HashMap<(&str, u32), Busy> = HashMap::default();
     let in_order = events.calls.outer_first().inspect(|call| {
         if call.of.op != MODULE && STAGES.contains(&call.of.stage.as_str()) {
-            covered.entry((&call.of.stage, call.repeat)).or_default().add(call);
+            let busy = covered.entry((&call.of.stage, call.repeat)).or_default();
+            busy.add(call.start_ns, call.end_ns);
         }
     });
     exclusive_times(in_order, &mut kinds, |kind, call, time| {
@@ -239,7 +241,7 @@ pub fn operators<'a>(events: &'a Events, stages: &'a Stages) -> OperatorSums<'a>
     for stage in STAGES.into_iter().filter(|it| !captured.contains(it)) {
         if let Some(work) = work.get_mut(stage) {
             let of_stage = covered.iter().filter(|((of, _), _)| *of == stage);
-            let covered: Nanos = of_stage.map(|(_, it)| it.time).sum();
+            let covered: Nanos = of_stage.map(|(_, it)| Nanos(it.ns)).sum();
             work.covered_pct = percent(covered.0 as f64, stage_ns(stage).0 as f64);
         }
     }
@@ -261,21 +263,6 @@ pub fn grown<T: Default>(list: &mut Vec<T>, at: u32) -> &mut T {
         list.resize_with(at + 1, T::default);
     }
     &mut list[at]
-}
-
-/// Time inside of spans, which come in the order of their starts.
-#[derive(Default)]
-struct Covered {
-    until: Option<i64>,
-    time: Nanos,
-}
-
-impl Covered {
-    fn add(&mut self, call: &TimedCall) {
-        let from = self.until.map_or(call.start_ns, |until| until.max(call.start_ns));
-        self.time += Nanos(call.end_ns.saturating_sub(from).max(0));
-        self.until = Some(from.max(call.end_ns));
-    }
 }
 
 impl Summed for OperatorRecord {

@@ -3,8 +3,10 @@
 //! A figure above what the hardware can do proves that its input is wrong. So do shapes, dtypes and
 //! numbers of calls that contradict the statement. Each proof needs a complete record of the stage,
 //! and a bound that holds for every program that computes the model: padding, chunks of a prompt,
-//! graphs, and weights in caches are allowed for. `specs/formulas.md` has the bounds. With a proof,
-//! no figure of the model is given.
+//! graphs, and weights in caches are allowed for. Steps that an engine scheduled are compared with
+//! their own requests and tokens, not with the stated batch and prompt; a proof that needs a count
+//! that they lack is not made. `specs/formulas.md` has the bounds. With a proof, no figure of the
+//! model is given.
 
 mod kernels;
 mod rates;
@@ -17,9 +19,10 @@ use llmprof_core::{
 
 use super::{
     Analysis,
-    model_work::ModelWork,
+    model_work::{ModelWork, step_loads::StepLoad},
     roofline::ceilings::DeviceCeilings,
     stages::{DECODE, PREFILL, STAGES, in_sentence},
+    step_batches::StepBatch,
     timeline::engine_steps::EngineStepRecord,
 };
 
@@ -91,8 +94,28 @@ impl Claim<'_> {
         self.stated.batch.saturating_mul(each)
     }
 
-    /// Steps of an engine carry their requests and tokens in their names.
+    /// Max sequences of one forward, and max tokens of its prompt.
+    fn max_load(&self, stage: &str) -> Option<(u64, u64)> {
+        let Some(loads) = self.work.step_loads(stage) else {
+            return Some((self.stated.batch, self.stated.prompt_tokens));
+        };
+        let max = |count: fn(&StepLoad) -> Option<u64>| {
+            let counts: Option<Vec<u64>> = loads.iter().map(count).collect();
+            counts?.into_iter().max()
+        };
+        Some((max(|it| it.requests)?, max(|it| it.tokens)?))
+    }
+
+    /// True if decode steps speculate: their launches may be of a draft model with other layers.
+    fn speculates(&self) -> bool {
+        self.analysis.step_batches.iter().any(StepBatch::is_speculative)
+    }
+
+    /// The requests and tokens of the inferred steps of one pass.
     fn requests(&self, stage: &str) -> Option<Refutation> {
+        if self.work.step_loads(stage).is_some() {
+            return None;
+        }
         let (class, what, count): (_, _, fn(&EngineStepRecord) -> Option<u64>) = match stage {
             PREFILL => (StepClass::Prefill, "prompt tokens", |it| it.prefill_tokens),
             DECODE => (StepClass::Decode, "requests", |it| it.decode_requests),

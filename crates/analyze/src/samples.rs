@@ -5,13 +5,19 @@ use std::collections::BTreeMap;
 
 use llmprof_core::{
     domain::units::Nanos,
-    trace::event::{SampleStart, StageRange},
+    trace::{
+        event::{SampleStart, StageRange},
+        interval::extended,
+    },
 };
 use serde::{Deserialize, Serialize};
 
 use super::{
     events::Events,
-    stages::{DECODE, PREFILL, STAGES},
+    stages::{
+        DECODE, PREFILL, STAGES,
+        repeat_medians::{RepeatMedians, repeat_medians},
+    },
     stats::Spread,
 };
 
@@ -54,11 +60,12 @@ pub struct SampleSpread {
     pub slowest_sample: u32,
 }
 
-/// Times by sample; empty for a run with one.
+/// Times by sample, empty for a run with one, and medians over the passes of all samples.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Samples {
     pub rows: Vec<SampleTiming>,
     pub spreads: Vec<SampleSpread>,
+    pub medians: RepeatMedians,
 }
 
 /// Times of each sample in the events of one pass.
@@ -77,7 +84,8 @@ pub fn samples(events: &Events) -> Samples {
         of(DECODE, |row| row.decode_ms),
         of(WALL, |row| Some(row.wall_ms)),
     ];
-    Samples { spreads: spreads.into_iter().flatten().collect(), rows }
+    let spreads = spreads.into_iter().flatten().collect();
+    Samples { rows, spreads, medians: repeat_medians(events) }
 }
 
 fn row(events: &Events, about: &SampleStart) -> Option<SampleTiming> {
@@ -92,7 +100,7 @@ fn row(events: &Events, about: &SampleStart) -> Option<SampleTiming> {
     let mut walls: BTreeMap<u32, (i64, i64)> = BTreeMap::new();
     for range in STAGES.iter().flat_map(|name| events.measured(name)).filter(own) {
         let wall = walls.entry(range.repeat).or_insert((range.start_ns, range.end_ns));
-        *wall = (wall.0.min(range.start_ns), wall.1.max(range.end_ns));
+        *wall = extended(Some(*wall), (range.start_ns, range.end_ns));
     }
     let walls = walls.into_values().map(|(start, end)| Nanos(end - start).as_ms());
     Some(SampleTiming {
@@ -170,6 +178,7 @@ mod tests {
         assert_eq!((prefill.over_samples_ms.mean, prefill.over_samples_ms.n), (31.0, 2));
         assert!((prefill.over_repeats_std_ms.unwrap() - 2f64.sqrt()).abs() < 1e-9);
         assert_eq!((prefill.slowest_sample, found.spreads.len()), (1, 2), "no decode");
-        assert_eq!(samples(&Events::of(&events[1..3])), Samples::default());
+        let one = samples(&Events::of(&events[1..3]));
+        assert!(one.rows.is_empty() && one.spreads.is_empty());
     }
 }

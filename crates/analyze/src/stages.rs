@@ -11,6 +11,7 @@ pub mod launched_elsewhere;
 pub mod output_equality;
 pub mod overhead;
 pub mod profiler_overhead;
+pub mod repeat_medians;
 pub mod repeats;
 pub mod stage_calls;
 pub mod step_times;
@@ -23,6 +24,7 @@ use llmprof_core::{
         command::Timed,
         engine_steps::StepClass,
         event::{DECODE_STEP, Output},
+        interval::{Interval, extended},
     },
 };
 use serde::{Deserialize, Serialize};
@@ -368,20 +370,21 @@ fn step_curve(events: &Events) -> Vec<f64> {
 }
 
 /// Time from the start of the first stage to the end of the last, per repeat. A repeat of a capture
-/// is a whole pass only if it has both.
+/// is whole only if it has both.
 fn wall_times(events: &Events) -> BTreeMap<u32, Nanos> {
-    let mut spans: BTreeMap<u32, (i64, i64, usize)> = BTreeMap::new();
+    let mut spans: BTreeMap<u32, (Interval, usize)> = BTreeMap::new();
     let mut excluded: BTreeMap<u32, Nanos> = BTreeMap::new();
     for range in STAGES.iter().flat_map(|stage| events.measured(stage)) {
-        let span = spans.entry(range.repeat).or_insert((range.start_ns, range.end_ns, 0));
-        *span = (span.0.min(range.start_ns), span.1.max(range.end_ns), span.2 + 1);
+        let times = (range.start_ns, range.end_ns);
+        let span = spans.entry(range.repeat).or_insert((times, 0));
+        *span = (extended(Some(span.0), times), span.1 + 1);
         let whole = Nanos(range.end_ns) - Nanos(range.start_ns);
         *excluded.entry(range.repeat).or_insert(Nanos(0)) += whole - events.host_time(range);
     }
     if let EventSource::Capture { .. } = events.source {
-        spans.retain(|_, (_, _, stages)| *stages == STAGES.len());
+        spans.retain(|_, (_, stages)| *stages == STAGES.len());
     }
-    let time = |(repeat, (start, end, _)): (u32, (i64, i64, usize))| {
+    let time = |(repeat, ((start, end), _)): (u32, (Interval, usize))| {
         (repeat, Nanos(end) - Nanos(start) - excluded[&repeat])
     };
     spans.into_iter().map(time).collect()

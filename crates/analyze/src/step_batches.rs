@@ -9,6 +9,7 @@ use llmprof_core::trace::{collectives::Collectives, engine_steps::StepClass, tim
 use serde::{Deserialize, Serialize};
 
 use self::by_process::by_process;
+pub use self::by_process::do_differ;
 use crate::{
     stages::step_times::{LEAST_MEDIAN, TYPICAL_PART},
     stats::{Spread, lower_median, median, ratio},
@@ -207,17 +208,11 @@ pub fn step_batches(steps: &[EngineStepRecord], ranks: &Collectives) -> Vec<Step
         let octave = context(it).map(u64::ilog2);
         groups.entry((class, it.mode.as_deref(), it.requests, octave)).or_default().push(it);
     }
-    // Windows of one process have its file, and numbers of their own.
-    let mut first: BTreeMap<u32, u32> = BTreeMap::new();
-    let of_file = ranks.processes.iter().map(|(process, it)| {
-        (pid_of(*process), *first.entry(it.file).or_insert_with(|| pid_of(*process)))
-    });
-    let windows: BTreeMap<u32, u32> = of_file.collect();
     let ranks = ranks.processes.iter();
     let ranks = ranks.filter_map(|(process, it)| Some((pid_of(*process), it.rank?)));
     let ranks: BTreeMap<u32, u32> = ranks.collect();
     let rows = groups.into_iter().flat_map(|((class, mode, requests, _), steps)| {
-        by_process(steps, &windows).into_iter().filter_map(move |(process, processes, steps)| {
+        by_process(steps).into_iter().filter_map(move |(process, processes, steps)| {
             let of_steps = batch((class, mode, requests), &steps)?;
             Some(StepBatch { process, processes, ..of_steps })
         })

@@ -10,7 +10,7 @@ mod stored;
 mod units;
 
 pub use limit::SlowerVerdict;
-use limit::{PER_TOKEN, WHOLE_PASS};
+use limit::{PER_TOKEN, WHOLE_REPEAT};
 use llmprof_analyze::{
     compare::{
         Change, ComparabilityCheck, ComparedRun, Diff, Measured, RunFigures,
@@ -20,6 +20,7 @@ use llmprof_analyze::{
     },
     kernels::{OUTSIDE, StageKernels},
     ledger::{Ledger, LedgerUnit},
+    samples::WALL,
     stages::{DECODE, NO_STAGE, StageNote, cold::COLD_PART, in_sentence},
     stats::Spread,
 };
@@ -164,7 +165,7 @@ fn side(
     let of_stage = steps::measure_of_stages(report);
     // A whole decode has nothing to be compared with if another recording cuts its decodes.
     for row in report.stages.iter().filter(|it| !is_cut(&it.stage)) {
-        add(&row.stage, &row.stage, of_stage(&row.ms));
+        add(&row.stage, &row.stage, of_stage(&row.stage, &row.ms));
     }
     for it in report.step_times.iter().filter(|it| it.are_steps() && is_cut(&it.stage)) {
         let name = format!("{}, per step", it.stage);
@@ -173,14 +174,14 @@ fn side(
     let is_whole = |note: &&StageNote| note.part != COLD_PART && !is_cut(&note.inside);
     for note in report.stage_notes.iter().filter(is_whole) {
         let name = format!("{} (part of {})", note.part, note.inside);
-        add(&note.inside, &name, of_stage(&note.ms));
+        add(&note.inside, &name, of_stage(&note.part, &note.ms));
     }
     let aggregates = &report.aggregates;
     let per_token_ms = aggregates.per_token_ms.filter(|_| has_per_token);
     let wall_ms = aggregates.wall_ms.filter(|_| !is_cut(DECODE));
-    for (name, ms) in [(PER_TOKEN, per_token_ms), (WHOLE_PASS, wall_ms)] {
+    for (name, of, ms) in [(PER_TOKEN, "", per_token_ms), (WHOLE_REPEAT, WALL, wall_ms)] {
         if let Some(ms) = ms {
-            add("", name, of_stage(&ms));
+            add("", name, of_stage(of, &ms));
         }
     }
     let recording = report.ledger_stages.iter().find(|it| it.stage == NO_STAGE);

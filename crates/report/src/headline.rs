@@ -3,8 +3,15 @@
 pub mod times;
 
 use llmprof_analyze::{
-    compare::student::Estimate, power::StagePower, requests::LoadRecord,
-    stages::command::CommandTiming, stats,
+    compare::student::Estimate,
+    power::StagePower,
+    requests::LoadRecord,
+    samples::SampleSpread,
+    stages::{
+        command::CommandTiming,
+        repeat_medians::{RepeatMedian, RepeatMedians},
+    },
+    stats::{self, Spread},
 };
 use llmprof_core::{
     domain::{
@@ -20,7 +27,7 @@ use self::times::TimeRecords;
 use super::{
     answer::is_on_cpu,
     charts::tiles::{gpu_busy_pct, mfu},
-    profile::LLMProfileReport,
+    profile::{Aggregates, LLMProfileReport},
     waits::Waits,
 };
 
@@ -43,7 +50,8 @@ pub fn point(report: &LLMProfileReport) -> SeriesPoint {
 pub(super) fn savings(report: &LLMProfileReport) -> Savings {
     let stages = report.stages.iter().map(|row| (row.stage.clone(), row.ms.mean));
     let errors = report.stages.iter().filter_map(|row| {
-        let Estimate { std_error, freedom, .. } = Estimate::of(&row.ms)?;
+        let samples = sample_spread(report, &row.stage);
+        let Estimate { std_error, freedom, .. } = Estimate::over_samples(&row.ms, samples)?;
         Some((row.stage.clone(), TimeError { std_error_ms: std_error, freedom }))
     });
     Savings {
@@ -53,22 +61,43 @@ pub(super) fn savings(report: &LLMProfileReport) -> Savings {
     }
 }
 
+/// The spread of a stage, or of whole repeats, over the samples of a run with several.
+pub(super) fn sample_spread<'a>(
+    report: &'a LLMProfileReport,
+    stage: &str,
+) -> Option<&'a SampleSpread> {
+    report.sample_spread.iter().find(|it| it.stage == stage)
+}
+
 fn figure(report: &LLMProfileReport, name: FigureName) -> Option<f64> {
     let aggregates = &report.aggregates;
     match name {
         FigureName::Ttft => Some(times(report).first_token()?.ms()),
         FigureName::Tpot => Some(times(report).per_token()?.ms()),
         FigureName::Wall => {
-            let command = aggregates.command.as_ref().and_then(|it| it.plain_ms);
-            Some(command.or(aggregates.wall_ms)?.mean)
+            let command = aggregates.command.as_ref();
+            let command = command.and_then(|it| it.plain_p50_ms.or(it.plain_ms.map(|ms| ms.mean)));
+            command.or_else(|| p50(aggregates, |it| it.wall_ms, aggregates.wall_ms))
         }
         FigureName::TokensPerS => {
-            let of_passes = aggregates.tokens_per_s.filter(|_| !waits(report).any());
-            load_rate(&aggregates.loads).or_else(|| Some(of_passes?.mean))
+            let of_passes = p50(aggregates, |it| it.tokens_per_s, aggregates.tokens_per_s);
+            load_rate(&aggregates.loads).or(of_passes.filter(|_| !waits(report).any()))
         }
         FigureName::GpuBusy => gpu_busy(report),
         FigureName::Mfu => mfu(&report.mfu, waits(report))?.datasheet_pct,
         FigureName::Energy => energy(report),
+    }
+}
+
+/// The median over repeats; the mean of a report of an earlier version, which lacks medians.
+fn p50(
+    aggregates: &Aggregates,
+    median: impl Fn(&RepeatMedians) -> Option<RepeatMedian>,
+    mean: Option<Spread>,
+) -> Option<f64> {
+    match &aggregates.medians {
+        Some(medians) => median(medians).map(|it| it.p50),
+        None => mean.map(|it| it.mean),
     }
 }
 
@@ -81,11 +110,12 @@ fn load_rate(loads: &[LoadRecord]) -> Option<f64> {
 
 fn times(report: &LLMProfileReport) -> TimeRecords<'_> {
     TimeRecords {
+        medians: report.aggregates.medians,
         first_token_ms: report.aggregates.first_token_ms,
         per_token_ms: report.aggregates.per_token_ms,
-        decode_steps: report.aggregates.decode_steps,
         stages: &report.stages,
-        step_times: &report.step_times,
+        step_times: report.step_times.as_slice(),
+        only_traced: report.only_traced,
         step_batches: &report.step_batches,
         request_latency: &report.request_latency,
         waits: waits(report),

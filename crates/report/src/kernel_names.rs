@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_analyze::{kernels::KernelRecord, ledger::LedgerMember};
+use llmprof_analyze::{Analysis, kernels::KernelRecord, ledger::LedgerMember};
 use llmprof_core::trace::{kernel::LaunchKind, names::canonical, timeline::Timeline};
 
 use crate::format::shortened;
@@ -54,6 +54,11 @@ impl KernelNames {
         Self::with_members(records, [])
     }
 
+    /// Names in the ledger's table and in the timeline of an analysis.
+    pub fn of_analysis(analysis: &Analysis) -> Self {
+        Self::with_members(analysis.kernels.measured(), &analysis.ledger.members)
+    }
+
     /// Names of the kernels of records and of the ledger: a record may sum several kernels.
     pub fn with_members<'a>(
         records: impl IntoIterator<Item = &'a KernelRecord>,
@@ -84,6 +89,21 @@ impl KernelNames {
             return several(&it.kernel_name);
         }
         self.known(&it.kernel_name, &it.full_name).unwrap_or_else(|| it.kernel_name.clone())
+    }
+
+    /// The name of each kind of kernel of a timeline: the known one, or a name that no other kernel
+    /// has.
+    pub fn of_kinds(&self, nsys: &Timeline) -> Vec<String> {
+        let kernel = |it: &LaunchKind| (nsys.text(it.name), nsys.text(it.full_name));
+        let kernels: Vec<KernelName> = nsys.kernels.kinds().iter().map(kernel).collect();
+        let taken: BTreeSet<&String> = self.of_kernel.values().flat_map(BTreeMap::values).collect();
+        let named = distinct(&kernels).into_iter().zip(&kernels).map(|(name, (short, full))| {
+            self.known(short, full).unwrap_or_else(|| match taken.contains(&name) {
+                true => format!("{name} #{:08x}", hash(full)),
+                false => name,
+            })
+        });
+        named.collect()
     }
 
     fn known(&self, short: &str, full: &str) -> Option<String> {
@@ -120,12 +140,6 @@ const fn is_summed(it: &KernelRecord) -> bool {
 
 fn several(short: &str) -> String {
     format!("{short} (several kernels)")
-}
-
-/// The name of each kind of kernel, unique to its full name.
-pub fn of_kinds(nsys: &Timeline) -> Vec<String> {
-    let name = |it: &LaunchKind| (nsys.text(it.name), nsys.text(it.full_name));
-    distinct(&nsys.kernels.kinds().iter().map(name).collect::<Vec<_>>())
 }
 
 /// The short name with the template arguments that differ between the full names.
@@ -268,6 +282,7 @@ mod tests {
                 samples: 0,
                 evidence: String::new(),
                 max_saving_ns: 0,
+                longest_ns: None,
             };
             names.of_member(&member).kernel.unwrap()
         };

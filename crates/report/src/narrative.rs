@@ -64,18 +64,18 @@ fn takeaways(findings: &[Finding]) -> impl Iterator<Item = &Finding> {
 
 /// Operators of a stage that a sentence names.
 const NAMED: usize = 3;
-/// The means of the parts of a pass may exceed its mean by this factor.
+/// The means of the parts of a repeat may exceed its mean by this factor.
 const OVERLAPPING: f64 = 1.02;
 
 fn whole(analysis: &Analysis) -> Option<String> {
     let stages = &analysis.stages;
     let wall = stages.wall_ms.filter(|_| !Waits::of(&analysis.ledger).any())?;
-    // A capture may have one prefill and hundreds of decode steps: no pass has one of each. Means
-    // over other instances are not parts of a pass.
+    // A capture may have one prefill and hundreds of decode steps: no repeat has one of each. Means
+    // over other instances are not parts of a repeat.
     if stages.rows.iter().any(|row| row.ms.n != wall.n) {
         return None;
     }
-    // Stages that overlap, or are of other passes, do not add up to it.
+    // Stages that overlap, or are of other repeats, do not add up to it.
     let sum: f64 = STAGES.into_iter().filter_map(|it| Some(stages.row(it)?.ms.mean)).sum();
     if sum > OVERLAPPING * wall.mean {
         return None;
@@ -94,10 +94,10 @@ fn whole(analysis: &Analysis) -> Option<String> {
         || format!("{} ms", figure(wall.mean)),
         |std| {
             let [mean, std] = of_interval(wall.mean, std);
-            format!("{mean} ms (deviation {std})")
+            format!("{mean} ms on average (deviation {std})")
         },
     );
-    Some(format!("One pass takes {time}: {}.", parts.join(", then ")))
+    Some(format!("One repeat takes {time}: {}.", parts.join(", then ")))
 }
 
 fn vision(analysis: &Analysis) -> Option<String> {
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_has_one_instance_of_each_stage() {
+    fn a_repeat_has_one_instance_of_each_stage() {
         let first = |prefills: usize, decode_steps: usize| {
             let row = |(stage, ms): (&str, &[f64])| StageTiming {
                 stage: stage.into(),
@@ -243,9 +243,9 @@ mod tests {
             let stages = Stages { rows, wall_ms: Spread::of([20.0]), ..Stages::default() };
             narrative(&Analysis { stages, ..Analysis::default() }, false).into_iter().next()
         };
-        let pass = "One pass takes 20.0 ms: prefill 10.0 ms (50.0 %), then decode 10.0 ms \
-                    (50.0 %).";
-        assert_eq!(first(1, 1).as_deref(), Some(pass));
+        let repeat = "One repeat takes 20.0 ms: prefill 10.0 ms (50.0 %), then decode 10.0 ms \
+                      (50.0 %).";
+        assert_eq!(first(1, 1).as_deref(), Some(repeat));
         for (prefills, decodes) in [(1, 256), (1, 2), (2, 1), (2, 2)] {
             assert_eq!(first(prefills, decodes), None, "means over other instances");
         }

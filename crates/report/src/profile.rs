@@ -33,8 +33,8 @@ use llmprof_analyze::{
     samples::{SampleSpread, SampleTiming},
     stages::{
         StageNote, StageTiming, command::CommandTiming, experts::ExpertUse,
-        output_equality::OutputCheck, overhead::OverheadRecord, repeats::OperatorRepeats,
-        step_times::StepTimes,
+        output_equality::OutputCheck, overhead::OverheadRecord, repeat_medians::RepeatMedians,
+        repeats::OperatorRepeats, step_times::StepTimes,
     },
     stats::Spread,
     step_batches::StepBatch,
@@ -315,6 +315,10 @@ pub struct Aggregates {
     pub command: Option<CommandTiming>,
     /// Stage to milliseconds per repeat.
     pub stage_ms: BTreeMap<String, Spread>,
+    /// The figures that stand for the run, each the median over its repeats; absent in reports of
+    /// earlier versions.
+    #[serde(default)]
+    pub medians: Option<RepeatMedians>,
     /// Time to the first token.
     pub first_token_ms: Option<Spread>,
     /// Time per output token: decode time over its steps.
@@ -323,7 +327,7 @@ pub struct Aggregates {
     pub wall_ms: Option<Spread>,
     /// Tokens of decode steps, of all sequences, per second of decode.
     pub decode_tokens_per_s: Option<Spread>,
-    /// All produced tokens per second of the whole pass.
+    /// All produced tokens per second of a whole repeat.
     pub tokens_per_s: Option<Spread>,
     pub decode_steps: Option<u64>,
     /// Decode steps of one repeat of a capture, stated without its model; absent if not stated.

@@ -93,7 +93,7 @@ fn analyzed(name: &str, sql: &str) -> (Analysis, Recorded) {
     capture(name, &path, sql).unwrap();
     let nsys = parse::nsys::read(&path).unwrap();
     let findings = nsys.findings.clone();
-    let trace = Trace { nsys: Some(nsys), subject: SubjectKind::Import, ..Trace::default() };
+    let trace = Trace { timeline: Some(nsys), subject: SubjectKind::Import, ..Trace::default() };
     let mut analysis = analyze(&trace, None, None);
     analysis.findings.extend(findings);
     (analysis, Recorded::of(&path))

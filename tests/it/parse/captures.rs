@@ -319,7 +319,7 @@ fn the_report_of_an_external_capture_is_of_its_own_gpu() {
             &devices,
         )
         .unwrap();
-        let found: Vec<String> = capture.findings(id).into_iter().map(|it| it.id).collect();
+        let found: Vec<String> = capture.findings(id).iter().map(|it| it.id.clone()).collect();
         let report = capture.render_one(ReportForm::Json, id);
         (found, serde_json::from_str::<serde_json::Value>(&report).unwrap())
     };
@@ -345,7 +345,7 @@ fn a_capture_that_does_not_name_its_gpu_is_of_the_gpu_of_its_counters() {
     let id = RunId::now();
     let capture =
         pipeline::analyze_capture(&[export], &[page], Statements::default(), &devices).unwrap();
-    let found: Vec<String> = capture.findings(id).into_iter().map(|it| it.id).collect();
+    let found: Vec<String> = capture.findings(id).iter().map(|it| it.id.clone()).collect();
     assert!(!found.iter().any(|id| id == "counters_of_another_device"), "{found:?}");
     let report = capture.render_one(ReportForm::Markdown, id);
     assert!(report.contains("0: name not recorded, "), "{report}");

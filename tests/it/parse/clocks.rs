@@ -37,7 +37,7 @@ fn changed(name: &str, change: impl Fn(&[String]) -> String) -> Analysis {
     capture.sql.execute_batch(&change(&tables)).unwrap();
     let nsys = parse::timeline(&[capture.dir.path().join("run.sqlite")]).unwrap();
     let subject = SubjectKind::Import;
-    analyze(&Trace { subject, nsys: Some(nsys), ..Trace::default() }, None, None)
+    analyze(&Trace { subject, timeline: Some(nsys), ..Trace::default() }, None, None)
 }
 
 /// The analysis with an expression added to all times of the device; `AT` is the time.

@@ -131,7 +131,8 @@ fn the_order_of_the_files_changes_nothing() {
     let mut files = write_ranks(dir.path());
     let of = |files: &[PathBuf]| {
         let nsys = Some(parse::kineto::read(files).unwrap());
-        llmprof_analyze::analyze(&Trace { nsys, ..Trace::default() }, None, None).collectives
+        llmprof_analyze::analyze(&Trace { timeline: nsys, ..Trace::default() }, None, None)
+            .collectives
     };
     let tables = of(&files);
     files.reverse();
@@ -168,7 +169,7 @@ fn processes_of_one_nsys_capture_are_ranks_joined_by_place() {
     capture("hf-llama-e2e", &export, TWO_PROCESSES).unwrap();
     let nsys = parse::nsys::read(&export).unwrap();
     let analysis =
-        llmprof_analyze::analyze(&Trace { nsys: Some(nsys), ..Trace::default() }, None, None);
+        llmprof_analyze::analyze(&Trace { timeline: Some(nsys), ..Trace::default() }, None, None);
     let records = &analysis.collectives.records;
     let record = records.iter().find(|it| it.stage == "decode_all").unwrap();
     assert_eq!((record.calls, record.joined, record.ranks), (256, 256, 2));
@@ -205,7 +206,7 @@ fn operations_on_the_host_are_a_finding_and_not_device_time() {
     assert_eq!(ranks, [(Some(0), Some(2), Some("gloo")), (Some(1), Some(2), Some("gloo"))]);
     assert_eq!(nsys.collectives.on_host.get("gloo"), Some(&20));
     assert!(nsys.kernels.is_empty() && nsys.collectives.calls.is_empty());
-    let trace = Trace { nsys: Some(nsys), ..Trace::default() };
+    let trace = Trace { timeline: Some(nsys), ..Trace::default() };
     let analysis: Analysis = llmprof_analyze::analyze(&trace, None, None);
     assert!(analysis.collectives.groups.is_empty());
     let found = analysis.findings.iter().find(|it| it.id == "collectives_on_host").unwrap();

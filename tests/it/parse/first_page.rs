@@ -46,7 +46,7 @@ fn report(timeline: Timeline) -> Vec<u8> {
     let trace = Trace {
         subject: SubjectKind::Import,
         environment: timeline.target.clone(),
-        nsys: Some(timeline),
+        timeline: Some(timeline),
         ..Trace::default()
     };
     let analysis = analyze(&trace, None, devices.find("NVIDIA H200"));

@@ -127,7 +127,7 @@ pub fn analysed(path: &Path) -> Result<(), TestCaseError> {
             prop_assert!(
                 serde_json::from_str::<serde_json::Value>(report.unwrap_or_default()).is_ok()
             );
-            let trace = Trace { nsys: parse::nsys::read(path).ok(), ..Trace::default() };
+            let trace = Trace { timeline: parse::nsys::read(path).ok(), ..Trace::default() };
             prop_assert!(
                 llmprof_report::perfetto::write(&trace, &Default::default(), std::io::sink())
                     .is_ok()

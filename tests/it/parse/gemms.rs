@@ -27,7 +27,7 @@ fn analysis(change: impl Fn(&Path)) -> Analysis {
     fs::write(&export, unpacked("sqlite")).unwrap();
     let trace = Trace {
         subject: SubjectKind::Command,
-        nsys: Some(parse::nsys::read(&export).unwrap()),
+        timeline: Some(parse::nsys::read(&export).unwrap()),
         gemms: parse::cublas::read(dir.path()).unwrap(),
         ..Trace::default()
     };

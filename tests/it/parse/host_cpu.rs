@@ -4,7 +4,7 @@
 
 use std::{path::Path, process::Command};
 
-use llmprof_analyze::{ledger::Ledger, parse};
+use llmprof_analyze::{Analysis, parse};
 use llmprof_core::trace::Trace;
 use llmprof_report::perfetto;
 use rusqlite::Connection;
@@ -202,8 +202,8 @@ fn the_rows_of_cores_have_the_times_of_each_thread_and_the_samples_of_the_launch
     let path = dir.path().join("run.sqlite");
     capture(CAPTURE, &path, "").unwrap();
     let report = analysed(&path);
-    let trace = Trace { nsys: Some(parse::timeline(&[path]).unwrap()), ..Trace::default() };
-    let written = perfetto::write(&trace, &Ledger::default(), Vec::new()).unwrap();
+    let trace = Trace { timeline: Some(parse::timeline(&[path]).unwrap()), ..Trace::default() };
+    let written = perfetto::write(&trace, &Analysis::default(), Vec::new()).unwrap();
     let slices = decode(&written).slices;
     let of_cores: Vec<_> = slices.iter().filter(|it| it.row.starts_with("core ")).collect();
     for thread in rows(&report, "threads") {

@@ -226,7 +226,7 @@ fn prompts_in_a_window_of_a_server_are_prefill_between_steps_of_one_sequence() {
 fn answers_that_a_window_cuts_are_no_repeats_of_decode() {
     let (mut nsys, _dir) = read("hf-serve-window");
     nsys.inferred = infer(&nsys);
-    let analysis = analyze(&Trace { nsys: Some(nsys), ..Trace::default() }, None, None);
+    let analysis = analyze(&Trace { timeline: Some(nsys), ..Trace::default() }, None, None);
     let stages = &analysis.stages;
     assert_eq!((stages.row("decode_all").unwrap().ms.n, stages.cut_steps), (2, 34));
     assert_eq!(stages.repeat_steps, [63, 63]);

@@ -293,7 +293,7 @@ proptest! {
         let nsys = sorted(nsys);
         let devices = Devices::from_toml(include_str!("../../../conf/devices.toml")).unwrap();
         let counters = counters(&figures, &nsys);
-        let trace = Trace { counters, nsys: Some(nsys), ..Trace::default() };
+        let trace = Trace { counters, timeline: Some(nsys), ..Trace::default() };
         let analysis = analyze(&trace, None, devices.find("NVIDIA H200"));
         prop_assert_eq!(contradictions(&analysis), Vec::<String>::new());
         prop_assert_eq!(outside(&analysis), Vec::<String>::new());
@@ -317,7 +317,8 @@ fn real_captures_violate_no_invariant() {
     for name in
         ["hf-deepseek-decoder", "hf-llama-e2e", "hf-llama-attention-mock", "torch-cuda-graph-node"]
     {
-        let analysis = analyze(&Trace { nsys: Some(base(name)), ..Trace::default() }, None, None);
+        let analysis =
+            analyze(&Trace { timeline: Some(base(name)), ..Trace::default() }, None, None);
         assert_eq!((contradictions(&analysis), outside(&analysis)), (vec![], vec![]), "{name}");
         assert!(!analysis.ledger.rows.is_empty(), "{name}");
         assert!(!analysis.findings.iter().any(|it| it.id == "figure_impossible"), "{name}");

@@ -8,7 +8,7 @@ use std::{
 };
 
 use flate2::read::MultiGzDecoder;
-use llmprof_analyze::{Analysis, ledger::Ledger, operators::OperatorRecord, parse};
+use llmprof_analyze::{Analysis, operators::OperatorRecord, parse};
 use llmprof_core::{
     domain::ids::RunId,
     trace::{
@@ -39,7 +39,7 @@ fn read(name: &str) -> Timeline {
 }
 
 fn analysed(name: &str) -> Analysis {
-    llmprof_analyze::analyze(&Trace { nsys: Some(read(name)), ..Trace::default() }, None, None)
+    llmprof_analyze::analyze(&Trace { timeline: Some(read(name)), ..Trace::default() }, None, None)
 }
 
 fn total<'a>(kernels: impl Iterator<Item = TracedKernel<'a>>) -> (usize, i64) {
@@ -114,7 +114,7 @@ fn recorded_operators_are_those_around_the_calls() {
     let mut by_enclosure = with_ids.clone();
     by_enclosure.framework.operators = Default::default();
     let device = |nsys: Timeline| {
-        let trace = Trace { nsys: Some(nsys), ..Trace::default() };
+        let trace = Trace { timeline: Some(nsys), ..Trace::default() };
         let records = llmprof_analyze::analyze(&trace, None, None).operators.by_path;
         let of = |it: &OperatorRecord| Some((it.stage.clone(), it.path.clone(), it.device?));
         let mut found: Vec<_> = records.iter().filter_map(of).collect();
@@ -166,8 +166,8 @@ fn reports_name_the_profiler_of_the_trace() {
 #[test]
 fn the_timeline_has_the_operators_of_a_trace() {
     let slices = |nsys: Timeline| {
-        let trace = Trace { nsys: Some(nsys), ..Trace::default() };
-        decode(&perfetto::write(&trace, &Ledger::default(), Vec::new()).unwrap()).slices
+        let trace = Trace { timeline: Some(nsys), ..Trace::default() };
+        decode(&perfetto::write(&trace, &Analysis::default(), Vec::new()).unwrap()).slices
     };
     let all = slices(read("eager"));
     let count = |kind: &str| all.iter().filter(|it| it.kind == kind).count();

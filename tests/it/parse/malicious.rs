@@ -6,7 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use llmprof_analyze::{Analysis, parse};
+use llmprof_analyze::{
+    Analysis,
+    parse::{self, stored::resolved},
+};
 use llmprof_core::{
     domain::ids::RunId,
     layout,
@@ -57,7 +60,7 @@ fn a_pipe_in_place_of_a_file_of_a_run_is_not_waited_for() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         mkfifo(&path, Mode::S_IRWXU).unwrap();
         match parse::read(dir.path()) {
-            Ok(trace) => assert!(trace.nsys.is_none() && trace.baseline.is_empty(), "{name}"),
+            Ok(trace) => assert!(trace.timeline.is_none() && trace.baseline.is_empty(), "{name}"),
             Err(error) => {
                 let error = llmprof_core::chain(&error);
                 assert!(error.contains(name) && error.contains("not a regular file"), "{error}");
@@ -76,16 +79,61 @@ fn a_pipe_in_place_of_a_file_of_a_run_is_not_waited_for() {
     }
 }
 
+/// A secret file outside the folder of a run.
+const SECRET: &str = "{\"traceEvents\": [{\"ph\": \"X\", \"name\": \"the secret\"";
+
 #[test]
-fn a_capture_in_the_folder_of_a_run_is_not_a_link_out_of_it() {
+fn no_capture_of_a_run_is_read_through_a_link() {
+    let export = layout::NSYS_EXPORT_FILE;
+    let sampled = layout::metrics_pass(20_000);
+    for (folder, name) in [
+        (layout::NSYS, export),
+        (layout::PYTORCH, "trace-1.json"),
+        (layout::TORCH_PROFILER, "process-1.json.gz"),
+        (&*sampled, export),
+    ] {
+        // The file or its folder is a link, out of the run's folder or to a place in it.
+        for (is_folder, is_outside) in [(false, true), (false, false), (true, true), (true, false)]
+        {
+            let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+            let (dir, other) = (resolved(dir.path()), resolved(other.path()));
+            let aside = if is_outside { other } else { dir.join("aside") };
+            fs::create_dir_all(&aside).unwrap();
+            match name == export {
+                true => drop(handmade(&aside, "")),
+                false => fs::write(aside.join(name), SECRET).unwrap(),
+            }
+            let (link, target) = match is_folder {
+                true => (dir.join(folder), aside),
+                false => (dir.join(folder).join(name), aside.join(name)),
+            };
+            fs::create_dir_all(link.parent().unwrap()).unwrap();
+            symlink(&target, &link).unwrap();
+            let error = llmprof_core::chain(&parse::read(&dir).unwrap_err());
+            assert!(error.contains("a link, and links are not followed"), "{folder}: {error}");
+            assert!(!error.contains("secret"), "{folder}: {error}");
+        }
+    }
+}
+
+#[test]
+fn an_argument_may_be_a_link_to_a_capture_or_a_page() {
     let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let export = handmade(other.path(), "");
-    fs::create_dir(dir.path().join("nsys")).unwrap();
-    let link = dir.path().join(layout::NSYS_EXPORT);
-    symlink(&export, &link).unwrap();
-    let error = parse::read(dir.path()).unwrap_err().to_string();
-    assert!(error.contains("a link that leads out of the folder"), "{error}");
-    assert!(parse::nsys::read(&link).is_ok(), "an argument may be a link");
+    let page = write(other.path(), "page.txt", b"no page");
+    let links = ["run-7.sqlite", "page.csv"].map(|name| dir.path().join(name));
+    for (target, link) in [export, page].iter().zip(&links) {
+        symlink(target, link).unwrap();
+    }
+    let [export, page] = links.map(|link| vec![link]);
+    assert!(parse::timeline(&export).is_ok());
+    let devices = config::devices().unwrap();
+    let read = |pages: &[PathBuf]| {
+        pipeline::analyze_capture(&export, pages, Statements::default(), &devices)
+    };
+    assert!(read(&[]).is_ok());
+    let error = llmprof_core::chain(&read(&page).unwrap_err());
+    assert!(!error.contains("links are not followed"), "its content is refused: {error}");
 }
 
 #[test]
@@ -115,7 +163,7 @@ fn impossible_times_are_dropped_and_reported() {
 fn analyzed(path: PathBuf) -> Result<Analysis, String> {
     let nsys = parse::nsys::read(&path).map_err(|error| llmprof_core::chain(&error))?;
     let nsys = Some(nsys.with_rules(StageRules::default()));
-    Ok(llmprof_analyze::analyze(&Trace { nsys, ..Trace::default() }, None, None))
+    Ok(llmprof_analyze::analyze(&Trace { timeline: nsys, ..Trace::default() }, None, None))
 }
 
 #[test]

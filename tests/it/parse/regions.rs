@@ -20,8 +20,11 @@ fn the_roofline_of_a_real_page_has_points_or_reasons_for_all_kernels() {
     let page = decode_page();
     assert_eq!(page.device.as_deref(), Some("NVIDIA H200"));
     let devices = Devices::from_toml(include_str!("../../../conf/devices.toml")).unwrap();
-    let trace =
-        Trace { nsys: Some(capture("hf-llama-e2e")), counters: page.launches, ..Trace::default() };
+    let trace = Trace {
+        timeline: Some(capture("hf-llama-e2e")),
+        counters: page.launches,
+        ..Trace::default()
+    };
     let analysis = analyze(&trace, None, devices.find("NVIDIA H200"));
     let line = |it: &RooflinePoint| {
         let rate = it.flops_per_s.zip(it.flops_per_byte);

@@ -1,9 +1,8 @@
 //! Real captures whose model is stated: costs, floors and MFU of a program that llmprof did not
 //! write.
 
-use std::{collections::BTreeMap, fs, io::Read as _, path::Path};
+use std::{collections::BTreeMap, path::Path};
 
-use flate2::read::MultiGzDecoder;
 use llmprof_core::domain::{
     ids::RunId,
     model::{ModelSpec, PRESETS},
@@ -116,35 +115,30 @@ const ENGINE: &str = r#"{"model_type": "qwen3", "hidden_size": 2048, "intermedia
     "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096,
     "torch_dtype": "bfloat16"}"#;
 
-/// A window of the engine's decode steps: a statement has prompts of one length.
-fn decode_window(path: &Path) {
-    let packed = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures/captures/engine-eager-window.json.gz");
-    let mut text = String::new();
-    MultiGzDecoder::new(fs::File::open(packed).unwrap()).read_to_string(&mut text).unwrap();
-    let prompts = "execute_363_context_2(sq363sk363sqsq67997sqsk67997)_generation_0(\
-                   sq0sk0sqsq0sqsk0)";
-    assert!(text.contains(prompts));
-    fs::write(path, text.replace(prompts, "prompts")).unwrap();
-}
-
 #[test]
 fn each_batch_of_an_engine_has_the_floor_of_its_requests_and_context() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("window.json");
-    decode_window(&path);
-    let of = |batch: &str| {
-        let fields = [("model_config", ENGINE), ("prompt_tokens", "175"), ("batch", batch)];
-        analyzed(&path, &fields)
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/captures/engine-eager-window.json.gz");
+    let of = |model: &str, batch: &str| {
+        analyzed(&path, &[("model_config", model), ("prompt_tokens", "175"), ("batch", batch)])
     };
-    let report = of("6");
+    let report = of(ENGINE, "6");
     assert!(!findings(&report).contains(&"stated_model_refuted"), "{}", report["findings"]);
-    let rows = report["step_batches"].as_array().unwrap();
+    // The capture has steps of both kinds, and no other batch or prompt changes a floor.
+    for batch in ["1", "64"] {
+        let other = of(ENGINE, batch);
+        for table in ["step_batches", "ledger_stages", "mfu"] {
+            assert_eq!(other[table], report[table], "{table}, batch {batch}");
+        }
+    }
+    let rows = report["step_batches"].as_array().unwrap().iter();
+    let rows: Vec<&Value> = rows.filter(|it| it["class"] == "decode").collect();
     let requests: Vec<u64> = rows.iter().map(|it| it["requests"].as_u64().unwrap()).collect();
     assert_eq!(requests, [5, 6, 7, 8]);
     // Projections, the MLP and lm_head, then 2 x 16 x 8 x 128 elements for each position, in bf16
     // at the H100's 3,350 GB/s.
     let weights = 2.0 * (16.0 * f64::from(2_048 * (4_096 + 2_048 + 3 * 6_144)) + 65_536_000.0);
+    let (mut sum, mut steps) = (0.0, 0.0);
     for row in rows {
         let number = |name: &str| row[name].as_f64().unwrap();
         let bytes = weights + number("requests") * number("context_mean") * 65_536.0;
@@ -152,13 +146,23 @@ fn each_batch_of_an_engine_has_the_floor_of_its_requests_and_context() {
         assert!((floor / (bytes / 3.35e9) - 1.0).abs() < 0.01, "{row}");
         assert!((number("times_floor") * floor - number("p50_ms")).abs() < 1e-9, "{row}");
         assert!(number("times_floor") > 1.0 && row["floor_missing"].is_null(), "{row}");
+        sum += floor * number("steps");
+        steps += number("steps");
     }
+    // The floor of the stage is the mean over its steps.
+    let of_stage = floor(&report, "decode_all") as f64 / 1e6;
+    assert!((of_stage / (sum / steps) - 1.0).abs() < 0.01, "{of_stage} {sum} {steps}");
+    let prefill = row(&report, "ledger_stages", "stage", "prefill");
+    let missing = prefill["missing"].to_string();
+    assert!(prefill["floor_ns"].is_null() && missing.contains("stated prompts"), "{missing}");
     // A refuted statement has no floor, and each row the reason.
-    let refuted = of("64");
+    let refuted = of(&ENGINE.replace("6144", "8192"), "6");
     assert!(is_refuted(&refuted));
     for row in refuted["step_batches"].as_array().unwrap() {
         assert!(row["floor_ms"].is_null() && row["times_floor"].is_null());
-        assert!(row["floor_missing"].as_str().unwrap().contains("stated_model_refuted"));
+        let is_decode = row["class"] == "decode";
+        let why = row["floor_missing"].as_str().unwrap_or_default();
+        assert_eq!(why.contains("stated_model_refuted"), is_decode, "{row}");
     }
 }
 

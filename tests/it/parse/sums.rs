@@ -33,7 +33,7 @@ impl OpenCapture {
     pub fn analysis(&self, rules: StageRules) -> Analysis {
         let mut nsys = parse::nsys::read(&self.dir.path().join("run.sqlite")).unwrap();
         nsys.rules = rules;
-        llmprof_analyze::analyze(&Trace { nsys: Some(nsys), ..Trace::default() }, None, None)
+        llmprof_analyze::analyze(&Trace { timeline: Some(nsys), ..Trace::default() }, None, None)
     }
 
     fn has(&self, table: &str) -> bool {

@@ -1,14 +1,15 @@
 //! The timeline read back by a decoder of the Perfetto format: sketches, real captures and events.
 
 use std::{
+    cmp::Reverse,
     collections::{HashMap, HashSet},
     fs::File,
     path::Path,
 };
 
 use llmprof_analyze::{
-    analyze,
-    ledger::{Ledger, LedgerCause},
+    Analysis, analyze,
+    ledger::{LedgerCause, LedgerMember},
     parse,
     stages::in_sentence,
 };
@@ -21,7 +22,9 @@ use llmprof_core::trace::{
     range::Range,
     timeline::{ApiCall, Timeline},
 };
-use llmprof_report::{kernel_names::of_kinds, perfetto};
+use llmprof_report::{
+    format::shortened, kernel_names::KernelNames, perfetto, tables::ledger_members,
+};
 
 use crate::parse::perfetto::{Read, Slice, Wire, decode};
 
@@ -34,7 +37,7 @@ fn captured(name: &str) -> Trace {
     let path = dir.path().join("run.sqlite");
     let packed = File::open(fixture(&format!("captures/{name}.sqlite.zst"))).unwrap();
     zstd::stream::copy_decode(packed, File::create(&path).unwrap()).unwrap();
-    Trace { nsys: Some(parse::nsys::read(&path).unwrap()), ..Trace::default() }
+    Trace { timeline: Some(parse::nsys::read(&path).unwrap()), ..Trace::default() }
 }
 
 fn unprofiled() -> Trace {
@@ -118,7 +121,7 @@ fn sketch() -> Trace {
     Trace {
         baseline: sketched_events(),
         power: Some(sketched_power()),
-        nsys: Some(Timeline {
+        timeline: Some(Timeline {
             strings: vec!["gemm<1>".into(), "cudaMemcpyAsync".into()],
             ranges: vec![range(true, Some(50)), range(false, Some(60)), range(true, None)],
             cuda_calls: [ApiCall {
@@ -138,14 +141,15 @@ fn sketch() -> Trace {
 }
 
 fn read(trace: &Trace) -> Read {
-    decode(&perfetto::write(trace, &Ledger::default(), Vec::new()).unwrap())
+    decode(&perfetto::write(trace, &Analysis::default(), Vec::new()).unwrap())
 }
 
 #[test]
 fn the_ledger_is_a_row_per_stage_from_the_floor_to_the_traced_time() {
     let trace = captured("hf-llama-e2e");
-    let ledger = analyze(&trace, None, None).ledger;
-    let read = decode(&perfetto::write(&trace, &ledger, Vec::new()).unwrap());
+    let analysis = analyze(&trace, None, None);
+    let ledger = &analysis.ledger;
+    let read = decode(&perfetto::write(&trace, &analysis, Vec::new()).unwrap());
     for stage in &ledger.stages {
         let row = format!("ledger of {}", in_sentence(&stage.stage));
         let slices: Vec<&Slice> = read
@@ -162,6 +166,32 @@ fn the_ledger_is_a_row_per_stage_from_the_floor_to_the_traced_time() {
         assert_eq!(Some(at as i64), stage.traced_ns, "{row}");
         assert!(slices.len() > slices.iter().filter(is_cause).count(), "kernels are inside");
     }
+}
+
+#[test]
+fn kernels_of_the_ledger_s_table_have_the_same_names_in_the_timeline() {
+    let mut compared = 0;
+    for name in ["hf-deepseek-decoder", "hf-llama-e2e", "torch-cuda-graph-node", "hf-continuous"] {
+        let trace = captured(name);
+        let analysis = analyze(&trace, None, None);
+        let read = decode(&perfetto::write(&trace, &analysis, Vec::new()).unwrap());
+        let drawn = read.slices.iter().filter(|it| it.kind == "kernel");
+        let drawn: HashSet<String> = drawn.map(|it| shortened(&it.name, 80)).collect();
+        let table = ledger_members(&analysis);
+        let column = table.columns.iter().position(|it| it.title.starts_with("Kernel")).unwrap();
+        let members = analysis.ledger.members.iter().filter(|it| it.cause.is_cause());
+        let mut members: Vec<&LedgerMember> = members.collect();
+        members.sort_by_key(|it| Reverse(it.ns));
+        assert_eq!(members.len(), table.rows.len(), "{name}");
+        for (row, member) in table.rows.iter().zip(members) {
+            // A compiled kernel is in the table by its operator.
+            if member.full_name.is_some() && member.kernel != member.operator {
+                assert!(drawn.contains(&row[column]), "{name}: {}", row[column]);
+                compared += 1;
+            }
+        }
+    }
+    assert!(compared > 20, "only {compared} kernels");
 }
 
 #[test]
@@ -214,7 +244,7 @@ fn each_pass_starts_at_zero_and_power_shares_the_clock_of_the_unprofiled_pass() 
 #[test]
 fn concurrent_slices_take_the_first_free_row() {
     let mut trace = sketch();
-    let nsys = trace.nsys.as_mut().unwrap();
+    let nsys = trace.timeline.as_mut().unwrap();
     let kernel = Kernel::from(nsys.kernels.get(0));
     let of = |start_ns, end_ns| Kernel { start_ns, end_ns, ..kernel };
     nsys.kernels = [of(20, 30), of(25, 28), of(26, 40), of(30, 31), of(31, 35), of(40, 41)]
@@ -260,12 +290,12 @@ fn slices_of_a_row_nest_in_order_and_include_each_kernel() {
     {
         let trace = captured(name);
         let slices = check(&trace);
-        let nsys = trace.nsys.as_ref().unwrap();
+        let nsys = trace.timeline.as_ref().unwrap();
         let drawn = slices
             .iter()
             .filter(|it| it.kind == "kernel")
             .map(|it| (it.name.as_str(), it.times.1 - it.times.0));
-        let names = of_kinds(nsys);
+        let names = KernelNames::default().of_kinds(nsys);
         let kernels = nsys.kernels.with_kinds();
         let ran = kernels.map(|(kind, it)| (names[kind as usize].as_str(), it.ns() as u64));
         assert!(drawn.eq(ran), "{name}");
@@ -311,7 +341,7 @@ fn check_calls_and_flows(slices: &[Slice], nsys: &Timeline, name: &str) {
 
 #[test]
 fn sampled_metrics_are_counters_of_their_pass_with_each_change_of_a_value() {
-    let Trace { nsys, .. } = captured("h200-gpu-metrics-10khz");
+    let Trace { timeline: nsys, .. } = captured("h200-gpu-metrics-10khz");
     let samples = nsys.as_ref().unwrap().samples.clone().unwrap();
     let device = &samples.devices[0];
     let changes = |metric: GpuMetric| {
@@ -320,7 +350,7 @@ fn sampled_metrics_are_counters_of_their_pass_with_each_change_of_a_value() {
         values.dedup();
         values
     };
-    let own = read(&Trace { nsys: nsys.clone(), ..Trace::default() });
+    let own = read(&Trace { timeline: nsys.clone(), ..Trace::default() });
     let separate = read(&Trace { sampled: nsys.into_iter().collect(), ..Trace::default() });
     for read in [&own, &separate] {
         let of = |name: &str| {
@@ -338,7 +368,7 @@ fn sampled_metrics_are_counters_of_their_pass_with_each_change_of_a_value() {
 #[test]
 fn concurrent_kernels_on_one_stream_do_not_cover_each_other() {
     let mut trace = captured("torch-cuda-graph-node");
-    let nsys = trace.nsys.as_mut().unwrap();
+    let nsys = trace.timeline.as_mut().unwrap();
     // Every second kernel starts in the middle of its predecessor, as branches of one graph do.
     let all: Vec<Kernel> = nsys.kernels.iter().take(100).map(Kernel::from).collect();
     nsys.kernels = (0..all.len())

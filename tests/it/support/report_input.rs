@@ -168,7 +168,7 @@ impl ReportInput {
             global_tid: 1,
             correlation_id,
         };
-        run.trace.nsys = Some(Timeline {
+        run.trace.timeline = Some(Timeline {
             strings: ["gemm_bf16<128, 64>", "softmax|warp", "cudaLaunchKernel_v7000"]
                 .map(str::to_owned)
                 .to_vec(),
@@ -213,7 +213,7 @@ impl ReportInput {
     /// The same with a capture that samples the GPU's metrics every 10 microseconds.
     pub fn with_samples() -> Self {
         let mut run = Self::with_power();
-        let mut capture = run.trace.nsys.clone().unwrap();
+        let mut capture = run.trace.timeline.clone().unwrap();
         // Samples with work of both stages count for neither.
         capture.kernels = capture.kernels.map(|_, kernel| {
             let later = if kernel.correlation_id > 2 { 2_000_000 } else { 0 };
@@ -238,7 +238,7 @@ impl ReportInput {
     /// The same with a collective operation and a load, so that every table has its schema.
     pub fn with_all_tables() -> Self {
         let mut run = Self::with_samples();
-        let capture = run.trace.nsys.as_mut().unwrap();
+        let capture = run.trace.timeline.as_mut().unwrap();
         let kernel = capture.kernels.get(0);
         for name in [kernel.name, kernel.full_name] {
             capture.strings[name as usize] = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL".into();
@@ -264,7 +264,8 @@ impl ReportInput {
     }
 
     pub fn files(&self) -> Vec<(&'static str, String)> {
-        let state = if self.trace.nsys.is_some() { RunState::Succeeded } else { RunState::Partial };
+        let state =
+            if self.trace.timeline.is_some() { RunState::Succeeded } else { RunState::Partial };
         let facts = RunFacts {
             id: "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10".parse().unwrap(),
             spec: &self.spec,
@@ -341,4 +342,11 @@ fn products(rows: &[u64]) -> GemmLog {
         algorithm: (m == 1).then(|| "algorithm 66, tile 64x8".into()),
     };
     GemmLog { calls: rows.iter().map(call).collect(), ..GemmLog::default() }
+}
+
+/// `finding` with an id that no catalogue has, as read from a changed file.
+pub fn with_foreign_id(finding: &Finding, id: &str) -> Finding {
+    let mut stored = serde_json::to_value(finding).unwrap();
+    stored["id"] = id.into();
+    serde_json::from_value(stored).unwrap()
 }

@@ -19,7 +19,7 @@ impl Analysis {
     /// Number of GPUs, or of processes on one, that share the work: as in the capture, or the
     /// number of ranks if the capture has fewer.
     pub(crate) fn sharing_gpus(&self, trace: &Trace) -> u64 {
-        let ranks = trace.nsys.iter().flat_map(|it| {
+        let ranks = trace.timeline.iter().flat_map(|it| {
             let groups = it.collectives.groups.iter().filter_map(|group| group.size);
             let processes = it.collectives.processes.values();
             groups.chain(processes.filter_map(|process| process.world_size))
@@ -53,14 +53,14 @@ impl Analysis {
     ) {
         let ceilings = DeviceCeilings::of(baseline, peaks, self.power.as_ref());
         let input = LedgerInput {
-            nsys: trace.nsys.as_ref(),
+            nsys: trace.timeline.as_ref(),
             splits,
             work: work.and_then(|work| ledger::work(self, work)),
             dtype: work.map(|work| work.dtype),
             ceilings: &ceilings,
             waits: &self.collectives.waits,
             tile_fill: ledger::tile_fills(&self.gemms.records),
-            launch_ns: trace.nsys.as_ref().map_or(0, ledger::launch_ns),
+            launch_ns: trace.timeline.as_ref().map_or(0, ledger::launch_ns),
         };
         self.host_copies = ledger::host_copies::host_copies(splits);
         self.ledger = ledger::ledger(self, &input).recorded_by(self.tool);
@@ -84,8 +84,9 @@ impl Analysis {
         let dtype = dtype.or_else(|| Some(baseline.start?.dtype.clone()));
         let dtype = dtype.or_else(|| self.operators.main_dtype());
         let modelled = work.and_then(ModelWork::flops);
+        let times = (&self.stages, &self.stage_gpu);
         let mut mfu = dtype
-            .map(|it| mfu::mfu(&it, &self.stages, &self.operators, modelled, &ceilings))
+            .map(|it| mfu::mfu(&it, times, &self.operators, modelled, &ceilings))
             .unwrap_or_default();
         mfu.operators = mfu::operator_mfu(&self.operators, &ceilings, on_cpu, &mut mfu.findings);
         self.gemms.add_ceilings(&ceilings);

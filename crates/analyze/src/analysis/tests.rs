@@ -232,7 +232,8 @@ fn a_traced_pass_with_other_outputs_is_reported() {
 fn overhead_above_a_quarter_is_reported() {
     let pass = |ms| events(&format!("range prefill 0..{ms} r0"));
     let of = |traced: i32, nsys: Option<Timeline>| {
-        let passes = Trace { baseline: pass(100), traced: pass(traced), nsys, ..Trace::default() };
+        let passes =
+            Trace { baseline: pass(100), traced: pass(traced), timeline: nsys, ..Trace::default() };
         analyze(&passes, None, None)
     };
     for (traced, high) in [(125, false), (126, true)] {
@@ -268,7 +269,7 @@ fn variance_is_reported_and_unknown_with_one_repeat() {
 fn a_capture_without_a_stage_is_incomplete() {
     let trace = Trace {
         baseline: events("range prefill 0..1 r0"),
-        nsys: Some(Default::default()),
+        timeline: Some(Default::default()),
         ..Trace::default()
     };
     let analysis = analyze(&trace, None, None);

@@ -87,7 +87,8 @@ pub fn groups(capture: &Capture) -> Vec<MemberGroup> {
         let process = process_of(kernel.global_pid);
         let call = recorded.call(process, kernel.correlation_id);
         let Some(operation) = call.map(|it| it.kind).or(named[kind as usize]) else { continue };
-        let of = (process, kernel.device);
+        // A process has one place in its group in all of its recording windows.
+        let of = (recorded.owner(process), kernel.device);
         let key = match call {
             Some(call) => GroupKey::Recorded(call.group),
             None => {
@@ -137,8 +138,8 @@ fn group(
         })
         .collect();
     members.sort_by_key(|it| (it.rank, it.process, it.device));
-    let world = recorded.processes.values().filter_map(|it| it.world_size).max();
-    let ranks: BTreeSet<_> = recorded.processes.values().filter_map(|it| it.rank).collect();
+    let world = recorded.owners().filter_map(|it| it.world_size).max();
+    let ranks: BTreeSet<_> = recorded.owners().filter_map(|it| it.rank).collect();
     let world = world.filter(|size| *size as usize > ranks.len());
     let (name, size) = match key {
         GroupKey::Stream(0) => ("stream of collectives".to_owned(), world),

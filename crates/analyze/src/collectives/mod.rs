@@ -157,6 +157,12 @@ impl CollectiveTables {
     }
 }
 
+/// True for a stage with collective operations, in which a busy GPU may wait for an idle one.
+/// `waits` are of [`CollectiveTables`].
+pub fn are_in_stage(waits: &BTreeMap<(String, u32), KernelWait>, stage: &str) -> bool {
+    waits.keys().any(|(of, _)| of == stage)
+}
+
 /// Joins the collective operations of a capture; empty without any.
 pub fn collectives(capture: &Capture) -> CollectiveTables {
     let mut tables = CollectiveTables::default();

@@ -243,6 +243,28 @@ fn several_files_of_one_rank_are_not_joined() {
 }
 
 #[test]
+fn recording_windows_of_a_rank_are_one_member_of_its_group() {
+    let mut trace = Program::of(late(10, 2, |_| 0)).trace();
+    let whole = collectives(&Capture::of(&trace));
+    for rank in 0..2 {
+        let (process, window) = ((rank + 1) << 24, (rank + 9) << 24);
+        let place = trace.collectives.processes[&process].clone();
+        let place = ProcessRank { window_of: Some(process), ..place };
+        trace.collectives.processes.insert(window, place);
+        let launches = &trace.collectives.launches;
+        let call = |id: u32| Some((window, id, launches.get(process, id.into())?));
+        let moved: Vec<_> = (6..=10).filter_map(call).collect();
+        trace.collectives.launches.extend(moved);
+    }
+    let is_later = |id: i64| if id > 5 { 8 << 24 } else { 0 };
+    trace.kernels = trace.kernels.map(|_, it| it.global_pid += is_later(it.correlation_id));
+    let windows = collectives(&Capture::of(&trace));
+    assert_eq!(whole.groups[0].joined, 10);
+    assert_eq!(windows.groups, whole.groups);
+    assert_eq!((windows.records, windows.ranks), (whole.records, whole.ranks));
+}
+
+#[test]
 fn a_number_that_one_rank_lacks_is_left_out_and_the_others_are_joined() {
     let mut program = Program::of(late(10, 2, |_| 0));
     program.operations[0].delay_ns[1] = None;

@@ -101,8 +101,7 @@ mod tests {
 
     fn finding(id: FindingId, stage: &str, ms: f64) -> Finding {
         let saving = Saving { stage: stage.into(), ms: Some(ms), pct: 10.0 };
-        let finding = Finding::new(id, "x");
-        Finding { max_saving: Some(Box::new(saving)), ..finding }
+        Finding::new(id, "x").saves(Some(saving))
     }
 
     #[test]

@@ -141,6 +141,7 @@ mod tests {
                 samples: 0,
                 evidence: String::new(),
                 max_saving_ns: 0,
+                longest_ns: None,
             }
         };
         let members = members.iter().map(member).collect();

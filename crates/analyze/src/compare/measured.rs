@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     compare::student::{Difference, Estimate},
+    samples::SampleSpread,
     stats::Spread,
     timeline::duration_stats::DurationStats,
 };
@@ -21,9 +22,9 @@ pub struct Measured {
     pub noise_ms: Option<f64>,
     /// Calls of all repeats; instances of one run, if `repeats` is `null`.
     pub calls: Option<u64>,
-    /// Repeats that `ms` is the mean of; `null` for a kernel outside every stage, whose `ms` is of
-    /// all its calls, and for instances of one run, such as the steps of an engine and the stages
-    /// of its requests, whose `ms` is of one instance.
+    /// Repeats that `ms` is the mean of, of each sample if there are several; `null` for a kernel
+    /// outside every stage, whose `ms` is of all its calls, and for instances of one run, such as
+    /// the steps of an engine and the stages of its requests, whose `ms` is of one instance.
     #[serde(default)]
     pub repeats: Option<u64>,
     /// Standard error of `ms`; `null` if noise is unknown.
@@ -38,6 +39,14 @@ impl Measured {
     /// A mean over repeats.
     pub fn over_repeats(ms: &Spread, calls: Option<u64>) -> Self {
         Self::from_estimate(ms.mean, Estimate::of(ms), calls, Some(u64::from(ms.n)))
+    }
+
+    /// A mean over the repeats of several samples; `samples` is its spread over them. A submission
+    /// has the repeats of each sample, and so has the result.
+    pub fn over_samples(ms: &Spread, samples: Option<&SampleSpread>) -> Self {
+        let estimate = Estimate::over_samples(ms, samples);
+        let samples = samples.map_or(1, |it| it.over_samples_ms.n.max(1));
+        Self::from_estimate(ms.mean, estimate, None, Some(u64::from((ms.n / samples).max(1))))
     }
 
     /// A mean over instances of one run, which do not show the variation between runs.
@@ -116,6 +125,25 @@ pub fn repeats_to_halve(a: &Measured, b: &Measured) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_error_of_several_samples_is_of_the_repeats_of_each_and_not_of_their_content() {
+        let spread = |of_samples: &[f64], over_repeats_std_ms| SampleSpread {
+            stage: "prefill".into(),
+            over_samples_ms: Spread::of(of_samples.iter().copied()).unwrap(),
+            over_repeats_std_ms,
+            slowest_sample: 1,
+        };
+        let ms = Spread::of([9.0, 11.0, 99.0, 101.0]).unwrap();
+        let it = Measured::over_samples(&ms, Some(&spread(&[10.0, 100.0], Some(2f64.sqrt()))));
+        assert_eq!((it.ms, it.freedom, it.repeats), (55.0, Some(2.0), Some(2)));
+        assert!((it.std_error_ms.unwrap() - 0.5f64.sqrt()).abs() < 1e-9, "{it:?}");
+        let once = Measured::over_samples(&ms, Some(&spread(&[9.0, 11.0, 99.0, 101.0], None)));
+        let expected = (None, None, Some(1));
+        assert_eq!((once.std_error_ms, once.noise_ms, once.repeats), expected, "one of each");
+        let one_sample = Measured::over_samples(&ms, None);
+        assert_eq!(one_sample, Measured::over_repeats(&ms, None));
+    }
 
     #[test]
     fn the_noise_of_a_kernel_is_that_of_its_own_calls() {

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::stats::Spread;
+use crate::{samples::SampleSpread, stats::Spread};
 
 /// Probability of a false verdict if nothing changed.
 pub const ALPHA: f64 = 0.05;
@@ -117,6 +117,16 @@ impl Estimate {
     pub fn of(values: &Spread) -> Option<Self> {
         let n = f64::from(values.n);
         Some(Self { mean: values.mean, std_error: values.std? / n.sqrt(), freedom: n - 1.0 })
+    }
+
+    /// The mean over the repeats of several samples. Samples differ by their content: only the
+    /// repeats of each show the error, and each sample takes a degree of freedom.
+    pub fn over_samples(values: &Spread, samples: Option<&SampleSpread>) -> Option<Self> {
+        let Some(samples) = samples else { return Self::of(values) };
+        let n = f64::from(values.n);
+        let freedom = n - f64::from(samples.over_samples_ms.n);
+        let std_error = samples.over_repeats_std_ms? / n.sqrt();
+        (freedom > 0.0).then_some(Self { mean: values.mean, std_error, freedom })
     }
 
     /// Half of the 95 % interval.

@@ -17,6 +17,11 @@ impl Prompts {
         Self { sequences, positions: all * each, pairs: all * (each * (each + 1) / 2) }
     }
 
+    /// True for `sequences` prompts of `positions` together.
+    pub fn have(self, sequences: u64, positions: u64) -> bool {
+        (self.sequences, self.positions) == (sequences, u128::from(positions))
+    }
+
     /// Prompts of these lengths.
     pub fn of(lengths: &[u64]) -> Self {
         let none = Self { sequences: 0, positions: 0, pairs: 0 };

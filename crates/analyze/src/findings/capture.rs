@@ -59,7 +59,7 @@ pub const RULES: &[Rule] = &[
 ];
 
 fn calls_unknown(_: &Analysis, trace: &Trace) -> Vec<Finding> {
-    let Some(nsys) = &trace.nsys else { return vec![] };
+    let Some(nsys) = &trace.timeline else { return vec![] };
     // Calls whose names the export lacks have a finding of its reader.
     let sites = nsys.cuda_calls.sites().iter().zip(nsys.call_kinds());
     let is_unknown: Vec<bool> = sites
@@ -156,7 +156,7 @@ fn outputs_differ(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
 }
 
 fn capture_incomplete(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
-    let Some(nsys) = &trace.nsys else { return vec![] };
+    let Some(nsys) = &trace.timeline else { return vec![] };
     // A stage is missing if a runner timed it and the capture lacks it: other programs need not
     // have both.
     let timed = |stage: &&str| !trace.baseline.is_empty() && analysis.stages.row(stage).is_some();
@@ -198,11 +198,11 @@ fn capture_incomplete(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
 }
 
 fn coverage(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
-    trace.nsys.as_ref().map_or(vec![], |nsys| stages::coverage::findings(analysis, nsys))
+    trace.timeline.as_ref().map_or(vec![], |nsys| stages::coverage::findings(analysis, nsys))
 }
 
 fn range_not_found(_: &Analysis, trace: &Trace) -> Vec<Finding> {
-    let unknown = trace.nsys.as_ref().and_then(|nsys| nsys.check_rules(&nsys.rules).err());
+    let unknown = trace.timeline.as_ref().and_then(|nsys| nsys.check_rules(&nsys.rules).err());
     let not_found = |unknown: UnknownRange| {
         let available =
             unknown.available.iter().take(LISTED_RANGES).cloned().collect::<Vec<_>>().join(", ");
@@ -213,7 +213,7 @@ fn range_not_found(_: &Analysis, trace: &Trace) -> Vec<Finding> {
 }
 
 fn range_unclosed(_: &Analysis, trace: &Trace) -> Vec<Finding> {
-    trace.nsys.as_ref().and_then(open_ranges::unclosed).into_iter().collect()
+    trace.timeline.as_ref().and_then(open_ranges::unclosed).into_iter().collect()
 }
 
 /// Decodes that are not whole, unless another finding names their ranges.

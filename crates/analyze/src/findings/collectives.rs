@@ -169,7 +169,7 @@ fn clocks(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
 }
 
 fn on_host(_: &Analysis, trace: &Trace) -> Vec<Finding> {
-    let Some(nsys) = &trace.nsys else { return Vec::new() };
+    let Some(nsys) = &trace.timeline else { return Vec::new() };
     let found = |(library, count): (&String, &u64)| {
         let message = format!(
             "{count} collective operations ran on the host ({library}): they have no kernels, and \

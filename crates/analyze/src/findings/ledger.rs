@@ -19,13 +19,16 @@ use llmprof_core::{
 
 use super::{
     Rule,
-    saving::{MIN_SAVING_PCT, is_worth},
+    saving::{Gaps, MIN_SAVING_PCT, is_worth},
     stage_time::{NEXT_REPLAY, decode_eager, decode_launch_bound},
 };
 use crate::{
     Analysis,
-    ledger::{Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage, host_copies::HostCopies},
-    stages::{BETWEEN_STEPS, DECODE, in_sentence},
+    ledger::{
+        Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage, RANGE_PART,
+        host_copies::HostCopies,
+    },
+    stages::{BETWEEN_STEPS, DECODE, PREFILL, in_sentence},
     stats::{percent, ratio},
     timeline::gpu::long_calls,
 };
@@ -42,10 +45,13 @@ const PINNED_GAPS: &str = "Copy to and from the host in pinned memory, which the
 /// The remedy for a range of the program in which the host launches nothing.
 const IN_RANGE: &str = "Shorten this range, or run it on another thread ahead of its need, while \
                         the GPU works.";
-/// The same if the cause has other time as well.
+/// The same of several ranges, and if the cause has the time of calls as well.
+const IN_RANGES: &str = "Shorten the ranges in which the GPU idles longest, or run them on another \
+                         thread ahead of their need, while the GPU works.";
 const IN_RANGE_AND_CALLS: &str = "Shorten the range in which the GPU idles longest, or run it on \
                                   another thread ahead of its need. Make calls that load code, \
-                                  compile or allocate before the measured steps.";
+                                  compile or allocate before the measured steps, and move calls \
+                                  that each step makes to another thread.";
 /// The remedies for long gaps before a launch: unknown work of the host, and sampled work.
 const LONG_GAPS: &str = "Find what the host does in these gaps: sample the CPU, or open ranges in \
                          the program. Then shorten this work, or move it to another thread.";
@@ -134,10 +140,11 @@ fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
     if let Some(copies) = analysis.host_copies.get(&row.stage)
         && let Some(more) = pinned(row, copies, pct)
     {
-        let advice = found.advice.take().unwrap_or_default();
+        let advice = found.advice.as_deref().unwrap_or_default();
+        let advice = format!("{advice} {more}");
         let staged = format!("{} of {}", copies.staged, copies.calls);
         found = found
-            .advise(format!("{advice} {more}"))
+            .advise(advice)
             .with("large copies of pageable memory between host and device", staged);
     }
     Some(found.saves(Some(saving)))
@@ -188,10 +195,10 @@ fn has_samples(analysis: &Analysis, stage: &str) -> bool {
 }
 
 /// The remedy for decode that idles, if most of the idle time is in long gaps.
-pub(super) fn advice_on_long_gaps(analysis: &Analysis, idle_ms: f64) -> Option<&'static str> {
+pub(super) fn advice_on_long_gaps(analysis: &Analysis, gaps: &Gaps) -> Option<&'static str> {
     let mut rows = analysis.ledger.of_stage(DECODE);
     let row = rows.find(|it| it.cause == LedgerCause::GapHost)?;
-    let is_most = 2.0 * Nanos(row.ns).as_ms() > idle_ms;
+    let is_most = 2.0 * gaps.host_ms > gaps.ms;
     let advice = advice(&analysis.ledger, row, has_samples(analysis, DECODE));
     advice.filter(|_| is_most && has_long_gaps(&analysis.ledger, DECODE))
 }
@@ -205,9 +212,12 @@ fn has_long_gaps(ledger: &Ledger, stage: &str) -> bool {
     2 * all().filter(is_long).fold(0, sum) > all().fold(0, sum)
 }
 
-/// True if more gaps of a stage are at launches of graphs, or inside graphs, than at launches of
-/// single kernels.
+/// True if more gaps of a stage of many steps are at launches of graphs, or inside graphs, than at
+/// launches of single kernels.
 fn has_replays(ledger: &Ledger, stage: &str) -> bool {
+    if stage == PREFILL {
+        return false;
+    }
     let gaps = |cause: LedgerCause| {
         let rows = ledger.of_stage(stage).filter(|it| it.cause == cause);
         rows.map(|it| it.samples).sum::<u64>()
@@ -230,8 +240,16 @@ pub fn advice(ledger: &Ledger, row: &LedgerRow, is_sampled: bool) -> Option<&'st
     if ledger.range_of(row).is_some() {
         return Some(IN_RANGE);
     }
-    let is_in_range = row.largest.as_deref().is_some_and(|it| it.starts_with(long_calls::IN_RANGE));
+    let is_range = |it: &str| it.starts_with(long_calls::IN_RANGE);
+    let is_in_range = row.largest.as_deref().is_some_and(is_range);
+    // A range is not a call that only the first step makes.
+    let are_ranges = || {
+        let members = ledger.members(&row.stage, row.cause);
+        let of_ranges = members.filter(|it| it.operator.as_deref().is_some_and(is_range));
+        of_ranges.map(|it| it.ns).sum::<i64>() as f64 >= RANGE_PART * row.ns as f64
+    };
     match row.cause {
+        LedgerCause::GapLongCall if is_in_range && are_ranges() => return Some(IN_RANGES),
         LedgerCause::GapLongCall if is_in_range => return Some(IN_RANGE_AND_CALLS),
         LedgerCause::GapHost if has_replays(ledger, &row.stage) => return Some(NEXT_REPLAY),
         LedgerCause::GapHost if has_long_gaps(ledger, &row.stage) => {

@@ -155,7 +155,7 @@ fn no_measured_peak(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
 
 /// A GPU of a name by one vendor that runs calls of the other.
 fn gpu_name_doubted(_: &Analysis, trace: &Trace) -> Vec<Finding> {
-    let Some(nsys) = trace.nsys.as_ref().filter(|it| !it.cuda_calls.sites().is_empty()) else {
+    let Some(nsys) = trace.timeline.as_ref().filter(|it| !it.cuda_calls.sites().is_empty()) else {
         return vec![];
     };
     let (calls, other) = if nsys.calls_hip() { ("HIP", "NVIDIA") } else { ("CUDA", "AMD") };
@@ -180,7 +180,7 @@ fn gpu_name_doubted(_: &Analysis, trace: &Trace) -> Vec<Finding> {
 
 fn no_kernel_data(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let Some((message, advice)) = why_no_kernels(analysis, trace) else { return vec![] };
-    let captured = trace.nsys.as_ref().map_or("none", |_| "taken");
+    let captured = trace.timeline.as_ref().map_or("none", |_| "taken");
     vec![
         Finding::new(catalogue::NO_KERNEL_DATA, message)
             .with("nsys capture", captured)
@@ -205,7 +205,7 @@ pub fn why_no_kernels(analysis: &Analysis, trace: &Trace) -> Option<(String, &'s
              inside.",
             catalogue::GRAPHS_TRACED_WHOLE.advice.unwrap_or_default(),
         )
-    } else if trace.nsys.as_ref().is_some_and(|it| !it.untimed.kernels.is_empty()) {
+    } else if trace.timeline.as_ref().is_some_and(|it| !it.untimed.kernels.is_empty()) {
         (
             "There is no kernel data: no kernel of the capture has a valid time.",
             catalogue::WORK_UNTIMED.advice.unwrap_or_default(),
@@ -222,14 +222,14 @@ pub fn why_no_kernels(analysis: &Analysis, trace: &Trace) -> Option<(String, &'s
              here did.",
         )
     } else {
-        analysis.why_no_kernels(trace.nsys.is_some())
+        analysis.why_no_kernels(trace.timeline.is_some())
     };
     Some((message.to_owned(), advice))
 }
 
 /// True if nsys was to record CUDA.
 fn requests_cuda(trace: &Trace) -> bool {
-    trace.nsys.as_ref().is_some_and(|it| it.requested.iter().any(|kind| kind == "Cuda"))
+    trace.timeline.as_ref().is_some_and(|it| it.requested.iter().any(|kind| kind == "Cuda"))
 }
 
 #[cfg(test)]
@@ -259,7 +259,7 @@ mod tests {
         let mut trace = Trace::default();
         trace.environment.gpus = vec![Gpu { name: gpu_name.into(), ..Gpu::default() }];
         let found = no_datasheet_peak(&analysis, &trace).remove(0);
-        (found.message, found.advice)
+        (found.message.clone(), found.advice.clone())
     }
 
     #[test]
@@ -284,7 +284,7 @@ mod tests {
             let (name, global_tid, correlation_id) = (0, 1, 1);
             let call = ApiCall { name, start_ns: 0, end_ns: 1, global_tid, correlation_id };
             nsys.cuda_calls.push(call);
-            let mut trace = Trace { nsys: Some(nsys), ..Trace::default() };
+            let mut trace = Trace { timeline: Some(nsys), ..Trace::default() };
             let gpu = |name: &&str| Gpu { name: (*name).into(), ..Gpu::default() };
             trace.environment.gpus = gpus.iter().map(gpu).collect();
             !gpu_name_doubted(&Analysis::default(), &trace).is_empty()

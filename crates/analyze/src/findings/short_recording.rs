@@ -22,7 +22,7 @@ pub const RULES: &[Rule] = &[Rule {
 /// The finding on a recording that its delay left short.
 pub fn find_short_recording(trace: &Trace) -> Option<Finding> {
     let delay_s = trace.settings.as_ref()?.nsys.delay_s;
-    let recorded_ns = trace.nsys.as_ref()?.recorded_ns?;
+    let recorded_ns = trace.timeline.as_ref()?.recorded_ns?;
     if delay_s == 0 || !(0..SHORT_NS).contains(&recorded_ns) {
         return None;
     }
@@ -54,7 +54,11 @@ mod tests {
             let mut settings = Profiling::bundled(&Mode::LIGHT).unwrap();
             settings.nsys.delay_s = delay_s;
             let nsys = Some(Timeline { recorded_ns, ..Timeline::default() });
-            find_short_recording(&Trace { settings: Some(settings), nsys, ..Trace::default() })
+            find_short_recording(&Trace {
+                settings: Some(settings),
+                timeline: nsys,
+                ..Trace::default()
+            })
         };
         for (delay_s, recorded_ns, length) in [
             (2, Some(187_000), Some("0.187 ms")),
@@ -65,7 +69,7 @@ mod tests {
             (2, None, None),
             (0, Some(187_000), None),
         ] {
-            let message = found(delay_s, recorded_ns).map(|it| it.message);
+            let message = found(delay_s, recorded_ns).map(|it| it.message.clone());
             let start = length.map(|length| format!("The recording is {length} long: "));
             let is_as_expected = match (&message, start) {
                 (Some(message), Some(start)) => message.starts_with(&start),

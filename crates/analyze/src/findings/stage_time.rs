@@ -27,7 +27,7 @@ const EAGER_LAUNCHES: f64 = 50.0;
 const REPLAYED_PCT: f64 = 90.0;
 /// Vision dominates prefill from this share, percent.
 const VISION_PCT: f64 = 50.0;
-/// Loading dominates from this multiple of one pass, and from this time, milliseconds.
+/// Loading dominates from this multiple of one repeat, and from this time, milliseconds.
 const LOAD_RATIO: f64 = 10.0;
 const LOAD_MS: f64 = 5_000.0;
 /// The remedy for gaps of a stage that replays graphs.
@@ -49,8 +49,12 @@ pub(super) fn decode_launch_bound(analysis: &Analysis, _: &Trace) -> Vec<Finding
     let (idle, stage) = (gaps.traced_pct, in_sentence(DECODE));
     let without =
         if gaps.once_ms > 0.0 { " without its long calls and unrecorded waits" } else { "" };
+    let gpu = match gaps.busiest {
+        Some(gpu) => format!("GPU {gpu}, the busiest,"),
+        None => "The GPU".into(),
+    };
     let message =
-        format!("The GPU is idle during {idle:.0} % of {stage}{without} in the traced pass.");
+        format!("{gpu} is idle during {idle:.0} % of {stage}{without} in the traced pass.");
     let mut found = Finding::new(catalogue::DECODE_LAUNCH_BOUND, message)
         .with("source", "traced pass")
         .with("idle", format!("{:.1} %", gaps.traced_pct))
@@ -77,7 +81,7 @@ pub(super) fn decode_launch_bound(analysis: &Analysis, _: &Trace) -> Vec<Finding
             ),
             None => NEXT_REPLAY.to_owned(),
         });
-    } else if let Some(advice) = advice_on_long_gaps(analysis, gaps.ms) {
+    } else if let Some(advice) = advice_on_long_gaps(analysis, &gaps) {
         found = found.advise(advice);
     }
     vec![found.saves(stage_saving(analysis, DECODE, gaps.ms))]
@@ -125,10 +129,10 @@ fn load_dominates(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         Some(times) => vec![
             Finding::new(
                 catalogue::LOAD_DOMINATES,
-                format!("Loading the model takes {times:.0} times as long as one pass."),
+                format!("Loading the model takes {times:.0} times as long as one repeat."),
             )
             .with("load ms", format!("{load:.0}"))
-            .with("pass ms", format!("{:.3}", wall.mean)),
+            .with("repeat ms", format!("{:.3}", wall.mean)),
         ],
         None => vec![],
     }

@@ -63,7 +63,7 @@ fn engine_of_kernels(trace: &Timeline) -> Option<&'static Engine> {
 /// Names the engine in the evidence, and gives the line that adds its ranges to a capture by the
 /// profiler that recorded this one. A capture without any range gets the line for a program.
 pub fn with_engine(found: Finding, trace: &Trace) -> Finding {
-    let Some(nsys) = &trace.nsys else { return found };
+    let Some(nsys) = &trace.timeline else { return found };
     let engine = engine_of(nsys);
     let found = match engine {
         Some((engine, evidence)) => found.with(evidence, &engine.title),
@@ -83,7 +83,7 @@ pub fn with_engine(found: Finding, trace: &Trace) -> Finding {
 }
 
 fn inferred(_: &Analysis, trace: &Trace) -> Vec<Finding> {
-    let Some(nsys) = &trace.nsys else { return vec![] };
+    let Some(nsys) = &trace.timeline else { return vec![] };
     let count =
         |class: StepClass| nsys.inferred.steps.iter().filter(|it| it.class == Some(class)).count();
     let (prefill, decode) = (count(StepClass::Prefill), count(StepClass::Decode));
@@ -105,12 +105,12 @@ fn inferred(_: &Analysis, trace: &Trace) -> Vec<Finding> {
 
 /// Adds the reasons for which sequences of kernels have no class, with the number of each.
 pub fn with_reasons(found: Finding, trace: &Trace) -> Finding {
-    let reasons = trace.nsys.iter().flat_map(|nsys| &nsys.inferred.unclear);
+    let reasons = trace.timeline.iter().flat_map(|nsys| &nsys.inferred.unclear);
     reasons.fold(found, |found, (reason, count)| found.with(reason, count))
 }
 
 fn unclear(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
-    let Some(nsys) = &trace.nsys else { return vec![] };
+    let Some(nsys) = &trace.timeline else { return vec![] };
     let count: u64 = nsys.inferred.unclear.values().sum();
     // An import without stages has a finding of its own.
     if count == 0 || (analysis.stages.rows.is_empty() && analysis.subject == SubjectKind::Import) {
@@ -127,7 +127,7 @@ fn unclear(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
 
 /// Range names that match no form of an engine's steps, and steps that only scopes show.
 fn names_unknown(_: &Analysis, trace: &Trace) -> Vec<Finding> {
-    let Some(nsys) = &trace.nsys else { return vec![] };
+    let Some(nsys) = &trace.timeline else { return vec![] };
     let scoped = nsys.inferred.steps.iter().filter(|it| it.mode.is_some()).count();
     let (unread, engine, example) = unread_names(nsys);
     let mut found = Vec::new();
@@ -187,7 +187,7 @@ fn unread_names(trace: &Timeline) -> (u64, Option<&'static Engine>, Option<&str>
 /// The finding on stages that a range filter leaves out, if it leaves out all of them.
 pub fn excluded(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let may_exclude = |it: &&Timeline| it.rules.narrowed() && analysis.stages.rows.is_empty();
-    let Some(nsys) = trace.nsys.as_ref().filter(may_exclude) else { return vec![] };
+    let Some(nsys) = trace.timeline.as_ref().filter(may_exclude) else { return vec![] };
     let mut stage_of =
         ByLabel::new(|label: &RangeLabel| nsys.rules.stage(&label.name, &label.domain));
     let named = nsys.ranges.iter().filter_map(|it| stage_of.get(it));
@@ -211,7 +211,7 @@ fn before_recording(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     if before == 0 || !analysis.stages.rows.is_empty() {
         return vec![];
     }
-    let all = trace.nsys.as_ref().map_or(before, |nsys| nsys.kernels.len() as u64);
+    let all = trace.timeline.as_ref().map_or(before, |nsys| nsys.kernels.len() as u64);
     let message = format!(
         "{before} of {} {} launched before the start of the recording: no call shows what \
          launched {}.",
@@ -233,16 +233,16 @@ mod tests {
         let mut nsys = capture(&format!("call 1 1 1..2\nkernel 1 {kernel} 5..50 7"));
         nsys.tool = tool;
         let subject = llmprof_core::domain::subject::SubjectKind::Import;
-        let trace = Trace { subject, nsys: Some(nsys), ..Trace::default() };
+        let trace = Trace { subject, timeline: Some(nsys), ..Trace::default() };
         analyze(&trace, None, None).findings
     }
 
     #[test]
     fn steps_without_work_are_counted_unless_none_has_work_or_they_have_no_requests() {
         let found = |sketch: &str| {
-            let trace = Trace { nsys: Some(capture(sketch)), ..Trace::default() };
+            let trace = Trace { timeline: Some(capture(sketch)), ..Trace::default() };
             let found = analyze(&trace, None, None).findings.into_iter();
-            found.filter(|it| it.id == "steps_left_out").map(|it| it.message).next()
+            found.filter(|it| it.id == "steps_left_out").map(|it| it.message.clone()).next()
         };
         let steps = "range 1 execute_context_0(0)_generation_1(1) 0..100
             range 1 execute_context_0(0)_generation_1(1) 200..300
@@ -257,9 +257,9 @@ mod tests {
     #[test]
     fn kernels_launched_before_a_recording_without_stages_are_named() {
         let found = |sketch: &str| {
-            let trace = Trace { nsys: Some(capture(sketch)), ..Trace::default() };
+            let trace = Trace { timeline: Some(capture(sketch)), ..Trace::default() };
             let found = analyze(&trace, None, None).findings.into_iter();
-            found.filter(|it| it.id == "work_before_recording").map(|it| it.message).next()
+            found.filter(|it| it.id == "work_before_recording").map(|it| it.message.clone()).next()
         };
         let work = "kernel 7 a 0..20 7\ncall 1 9 30..31\nkernel 9 b 40..50 7";
         let message = "1 of 2 kernels was launched before the start of the recording: no call \
@@ -275,10 +275,10 @@ mod tests {
             let rules = StageRules::with(vec![], vec![], exclude);
             let nsys = capture("range 1 prefill 0..100\ncall 1 1 10..11\nkernel 1 a 20..50 7");
             let nsys = Some(nsys.with_rules(rules));
-            let trace = Trace { subject: SubjectKind::Import, nsys, ..Trace::default() };
+            let trace = Trace { subject: SubjectKind::Import, timeline: nsys, ..Trace::default() };
             let found = analyze(&trace, None, None).findings.into_iter();
             let found = found.filter(|it| it.id == "no_stages" || it.id == "stages_excluded");
-            found.map(|it| it.message).collect::<Vec<_>>()
+            found.map(|it| it.message.clone()).collect::<Vec<_>>()
         };
         let message = "No stage was timed: the ranges of prefill are left out, as include_ranges \
                        and exclude_ranges ask.";
@@ -292,10 +292,10 @@ mod tests {
             let mut nsys = capture(&format!("{sketch}\ncall 1 1 1..2\nkernel 1 a 5..50 7"));
             nsys.ranges.iter_mut().for_each(|it| it.name = it.name.replace('~', " "));
             nsys.inferred = infer(&nsys);
-            let trace = Trace { nsys: Some(nsys), ..Trace::default() };
+            let trace = Trace { timeline: Some(nsys), ..Trace::default() };
             let found = analyze(&trace, None, None).findings.into_iter();
-            let found = found.filter(|it| it.id == "step_names_unknown").map(|it| it.message);
-            found.collect::<Vec<_>>()
+            let found = found.filter(|it| it.id == "step_names_unknown");
+            found.map(|it| it.message.clone()).collect::<Vec<_>>()
         };
         let step = "execute_context_0(0)_generation_8(8)";
         let unread = format!("range 1 {step}_dummy 0..100\nrange 1 {step}_dummy 200..300");

@@ -95,7 +95,7 @@ fn decodes_that_a_recording_cuts_are_counted_unless_an_open_range_names_them() {
     let open = Range::new(("", DECODE), (1, None), (1, true));
     let open = Timeline { ranges: vec![open], ..Timeline::default() };
     let nsys = Some(open.with_rules(StageRules::default()));
-    fires("decode_cut", (cut(7), no_trace()), (cut(7), Trace { nsys, ..no_trace() }));
+    fires("decode_cut", (cut(7), no_trace()), (cut(7), Trace { timeline: nsys, ..no_trace() }));
     let mut none = cut(1);
     none.stages.rows.clear();
     let found = fires("decode_cut", (none, no_trace()), (cut(0), no_trace()));
@@ -105,7 +105,7 @@ fn decodes_that_a_recording_cuts_are_counted_unless_an_open_range_names_them() {
 #[test]
 fn a_kernel_at_its_roof_could_save_its_own_share() {
     let found = fires("at_memory_roof", under_roof(20.0, 85.0, 30.0), under_roof(20.0, 79.0, 30.0));
-    assert_eq!(found.max_saving.unwrap().ms, Some(2.0));
+    assert_eq!(found.max_saving.as_ref().unwrap().ms, Some(2.0));
     fires("at_memory_roof", under_roof(20.0, 85.0, 30.0), under_roof(4.0, 85.0, 30.0));
     fires("at_compute_roof", under_roof(20.0, 30.0, 85.0), under_roof(20.0, 90.0, 85.0));
 }
@@ -178,7 +178,7 @@ fn the_work_of_kernels_is_taken_from_their_names() {
         of("CatArrayBatchedCopy", DECODE),
         of("CatArrayBatchedCopy", PREFILL),
     );
-    assert_eq!(found.max_saving.unwrap().ms, Some(1.0), "a tenth of the stage's 10 ms");
+    assert_eq!(found.max_saving.as_ref().unwrap().ms, Some(1.0), "a tenth of the stage's 10 ms");
     fires("kv_cache_copies", of("CatArrayBatchedCopy", DECODE), of("index_copy_kernel", DECODE));
     let mut fixed = of("CatArrayBatchedCopy", DECODE);
     fixed.0.stage_gpu.totals.iter_mut().for_each(|it| it.graph_launches = Some(1));
@@ -255,7 +255,7 @@ fn calls_of_no_known_family_are_counted_and_named() {
     let named = |name: &str| {
         let mut nsys = crate::kernels::tests::capture("call 1 1 1..2\ncall 1 2 3..4");
         nsys.strings = vec![name.into()];
-        (Analysis::default(), Trace { nsys: Some(nsys), ..Trace::default() })
+        (Analysis::default(), Trace { timeline: Some(nsys), ..Trace::default() })
     };
     let found = fires("calls_unknown", named("cuTileLaunch"), named("cuLaunchKernelEx"));
     assert_eq!((&*found.evidence["calls of cuTileLaunch"], &*found.evidence["names"]), ("2", "1"));
@@ -268,7 +268,7 @@ fn work_without_a_valid_time_is_named_and_critical_where_figures_are_withheld() 
         let kernel = Kernel::from(nsys.kernels.get(0));
         (0..400).for_each(|_| nsys.kernels.push(kernel));
         (0..count).for_each(|_| nsys.untimed.add_kernel(kernel, TimeFault::NotRecorded, 0));
-        (Analysis::default(), Trace { nsys: Some(nsys), ..Trace::default() })
+        (Analysis::default(), Trace { timeline: Some(nsys), ..Trace::default() })
     };
     let few = fires("work_untimed", untimed(1), untimed(0));
     assert_eq!(

@@ -24,7 +24,7 @@ const MIN_SHOWN_NS: i64 = 500;
 pub const RULES: &[Rule] = &[Rule { id: catalogue::WORK_UNTIMED, find: untimed }];
 
 fn untimed(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
-    trace.nsys.as_ref().and_then(|it| finding(analysis, it)).into_iter().collect()
+    trace.timeline.as_ref().and_then(|it| finding(analysis, it)).into_iter().collect()
 }
 
 fn finding(analysis: &Analysis, trace: &Timeline) -> Option<Finding> {

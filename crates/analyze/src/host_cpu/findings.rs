@@ -52,7 +52,7 @@ fn process_untraced(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     for thread in recorded.iter().flat_map(|it| &it.threads) {
         processes.entry(thread.process).or_default().push(thread);
     }
-    let kinds = trace.nsys.iter().flat_map(|it| it.kernels.kinds());
+    let kinds = trace.timeline.iter().flat_map(|it| it.kernels.kinds());
     let with_kernels: BTreeSet<u32> = kinds.map(|it| pid_of(it.global_pid)).collect();
     let finding = |(process, threads): (u32, Vec<&HostThread>)| {
         let samples: u64 = threads.iter().map(|it| it.driver_samples).sum();
@@ -73,7 +73,7 @@ fn process_untraced(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
 /// Stages whose launching thread was off its core while a GPU waited for it.
 fn off_core(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let Some(host) = &analysis.host_cpu else { return vec![] };
-    let has_os_calls = trace.nsys.as_ref().is_some_and(|it| !it.os_calls.is_empty());
+    let has_os_calls = trace.timeline.as_ref().is_some_and(|it| !it.os_calls.is_empty());
     let mut found = Vec::new();
     for it in &host.stages {
         let (Some(off), Some(taken), Some(window)) =

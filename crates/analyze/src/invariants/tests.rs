@@ -61,7 +61,7 @@ fn an_impossible_counter_is_in_no_table_but_in_a_finding_with_its_cause() {
         ..LaunchCounters::default()
     };
     let nsys = capture("range 1 prefill 0..50\ncall 1 1 5..6\nkernel 1 gemm 10..20 7");
-    let trace = Trace { nsys: Some(nsys), counters: vec![launch], ..Trace::default() };
+    let trace = Trace { timeline: Some(nsys), counters: vec![launch], ..Trace::default() };
     let analysis = analyze(&trace, None, None);
     assert_eq!(
         (analysis.counters[0].values.sm_pct, analysis.counters[0].values.memory_pct),
@@ -82,7 +82,7 @@ fn an_impossible_counter_is_in_no_table_but_in_a_finding_with_its_cause() {
 fn work_before_its_launch_is_a_finding_on_the_stage() {
     let nsys =
         capture("range 1 prefill 5000..90000\ncall 1 1 60000..60001\nkernel 1 a 46000..46300 7");
-    let analysis = analyze(&Trace { nsys: Some(nsys), ..Trace::default() }, None, None);
+    let analysis = analyze(&Trace { timeline: Some(nsys), ..Trace::default() }, None, None);
     let found: Vec<_> =
         analysis.findings.iter().filter(|it| it.id == "device_clock_differs").collect();
     assert_eq!(found.len(), 1);

@@ -13,7 +13,7 @@ use foldhash::HashMap;
 use llmprof_core::trace::{
     packed::PackedRows,
     range::{ByLabel, RangeLabel},
-    timeline::{Timeline, process_of},
+    timeline::Timeline,
 };
 use serde::{Deserialize, Serialize};
 
@@ -89,7 +89,7 @@ fn calls(trace: &Timeline) -> Vec<CallSum> {
     let calls = &trace.cuda_calls;
     let mut processes: BTreeMap<u32, BTreeSet<i64>> = BTreeMap::new();
     for (name, thread) in calls.sites() {
-        processes.entry(*name).or_default().insert(process_of(*thread));
+        processes.entry(*name).or_default().insert(trace.collectives.owner(*thread));
     }
     let groups: Vec<u32> = processes.keys().copied().collect();
     let group = |name: u32| groups.binary_search(&name).map_or(NONE, |at| at as u32);

@@ -11,7 +11,7 @@ use llmprof_core::{
 use crate::{
     cost::{ModuleCost, Traffic},
     roofline::ceilings::DeviceCeilings,
-    stages::{DECODE, PREFILL},
+    stages::PREFILL,
     stats::ratio,
 };
 
@@ -132,7 +132,15 @@ impl OperatorFloor {
     /// A share of a floor, from 0 to 1.
     pub fn share(self, share: f64) -> Self {
         let bytes = self.bytes.filter(|_| share >= 1.0);
-        Self { ns: self.ns * share, flops: self.flops * share, bytes, ..self }
+        Self { bytes, ..self }.times(share)
+    }
+
+    /// A multiple of all its figures.
+    fn times(self, factor: f64) -> Self {
+        let bytes = self
+            .bytes
+            .map(|it| NecessaryBytes { needed: it.needed * factor, all: it.all * factor });
+        Self { ns: self.ns * factor, flops: self.flops * factor, bytes, ..self }
     }
 }
 
@@ -143,17 +151,41 @@ pub struct Floors {
     /// True if the model's work is known.
     pub is_model: bool,
     pub missing: Vec<String>,
+    /// Reason why the work of a stated model is unknown.
+    pub why_unknown: Option<String>,
 }
 
 impl Floors {
-    pub fn of(
-        stage: &str,
-        work: Option<&[ModuleCost]>,
-        rates: &Rates,
-        l2_bytes: Option<u64>,
-    ) -> Self {
+    /// Floors of work that is unknown; `why` is a clause.
+    pub fn unknown(why: &str) -> Self {
+        let why_unknown = Some(format!("How fast it could be is unknown: {why}."));
+        Self { why_unknown, ..Self::default() }
+    }
+
+    /// The floors of one instance: the mean over instances, each floor with its number of them.
+    pub fn mean(parts: impl Iterator<Item = (Self, u64)>) -> Self {
+        let mut mean = Self::default();
+        let mut operators: BTreeMap<String, Vec<OperatorFloor>> = BTreeMap::new();
+        let mut instances = 0.0;
+        for (floors, count) in parts {
+            instances += count as f64;
+            mean.is_model |= floors.is_model;
+            // All parts are of one device, so all miss the same.
+            mean.missing = floors.missing;
+            for (path, floor) in floors.operators {
+                operators.entry(path).or_default().push(floor.times(count as f64));
+            }
+        }
+        let one = ratio(1.0, instances).unwrap_or(0.0);
+        let sums = operators.into_iter();
+        mean.operators =
+            sums.map(|(path, it)| (path, OperatorFloor::sum(it.iter()).times(one))).collect();
+        mean
+    }
+
+    /// Floors of the work of one instance of prefill or decode.
+    pub fn of(stage: &str, work: &[ModuleCost], rates: &Rates, l2_bytes: Option<u64>) -> Self {
         let mut floors = Self::default();
-        let (Some(work), true) = (work, [PREFILL, DECODE].contains(&stage)) else { return floors };
         let Some(bytes_rate) = rates.bytes else {
             floors.missing.push(NO_BANDWIDTH.into());
             return floors;

@@ -1,21 +1,55 @@
-//! Work that one repeat has to do, by operator: the static cost, with the experts that were used.
+//! Work that one instance of a stage has to do, by operator: the static cost, with the experts that
+//! were used.
+
+use std::collections::BTreeMap;
 
 use llmprof_core::domain::model::ModelSpec;
 
 use crate::{
     Analysis,
     cost::{ModuleCost, Traffic},
-    model_work::ModelWork,
-    stages::{DECODE, PREFILL},
+    model_work::{InstanceWork, ModelWork},
+    stages::{DECODE, PREFILL, STAGES},
     stats::ratio,
 };
 
-/// The operators of one repeat, the mean over all samples; `None` on a CPU, whose caches hold
-/// weights.
-pub fn work(analysis: &Analysis, work: &ModelWork) -> Option<Vec<ModuleCost>> {
+/// Work of the instances of prefill and decode, or a clause why it is unknown.
+pub type NecessaryWork = BTreeMap<&'static str, Result<Vec<InstanceWork>, &'static str>>;
+
+/// Clause on the work of a stated model that is unknown because several GPUs share it.
+const SEVERAL_GPUS: &str = "several GPUs or processes share the stated model (finding \
+                            stated_model_on_several_gpus)";
+
+/// The clause why the work of a stated model is unknown; `None` if none is stated, or if a proof
+/// refutes it. The work of another stated model is known unless several GPUs share it.
+pub fn why_shared(analysis: &Analysis) -> Option<&'static str> {
+    let is_shared = analysis.stated.is_some() && analysis.refutations.is_empty();
+    is_shared.then_some(SEVERAL_GPUS)
+}
+
+/// The work of one repeat, or of each step that an engine scheduled; `None` on a CPU, whose caches
+/// hold weights.
+pub fn work(analysis: &Analysis, work: &ModelWork) -> Option<NecessaryWork> {
     if work.is_on_cpu {
         return None;
     }
+    let mut of_stages = of_each_stage(&of_repeat(analysis, work));
+    for (stage, of_stage) in &mut of_stages {
+        if let Some(loads) = work.step_loads(stage) {
+            *of_stage = work.of_steps(stage, loads);
+        }
+    }
+    Some(of_stages)
+}
+
+/// The operators of one repeat as the work of an instance of each stage.
+pub fn of_each_stage(operators: &[ModuleCost]) -> NecessaryWork {
+    let work = || InstanceWork { operators: operators.to_vec(), instances: 1 };
+    STAGES.into_iter().map(|stage| (stage, Ok(vec![work()]))).collect()
+}
+
+/// The operators of one repeat, the mean over all samples.
+fn of_repeat(analysis: &Analysis, work: &ModelWork) -> Vec<ModuleCost> {
     let samples = work.operators();
     let mut rows = if samples.len() == 1 { samples.concat() } else { mean(samples) };
     for row in &mut rows {
@@ -26,7 +60,7 @@ pub fn work(analysis: &Analysis, work: &ModelWork) -> Option<Vec<ModuleCost>> {
             scale(row, stage, calls, weights);
         }
     }
-    Some(rows)
+    rows
 }
 
 /// Mean of the same operators of several samples.

@@ -70,7 +70,7 @@ impl StageRows<'_> {
             false => "unprofiled minus traced time".into(),
         };
         sums.add(difference_of, "time of the stage");
-        limit_gap_savings(&mut sums.members, difference);
+        limit_gap_savings(&mut sums.members, difference, sums.gaps_on_busiest);
         let floor_ns: i64 = of_cause(&sums.members, LedgerCause::Floor).map(|it| it.ns).sum();
         let floor_of = match (self.floors.is_model, sums.is_any_floor) {
             (true, _) => Some(FloorOf::Model),
@@ -116,7 +116,9 @@ impl StageRows<'_> {
         // The work of a model is known by stage.
         let has_name = self.times.stage != NO_STAGE;
         let is_unknown = !self.floors.is_model && !sums.is_any_floor;
-        if is_unknown && self.rates.bytes.is_none() && (has_name || !is_of_amd) {
+        if let Some(why) = self.floors.why_unknown.as_ref().filter(|_| is_unknown) {
+            missing.push(why.clone());
+        } else if is_unknown && self.rates.bytes.is_none() && (has_name || !is_of_amd) {
             missing.retain(|it| it != NO_BANDWIDTH);
             missing.push(NO_BANDWIDTH.into());
         } else if is_unknown && has_name {
@@ -193,6 +195,7 @@ impl StageRows<'_> {
             samples: 0,
             evidence: String::new(),
             max_saving_ns: 0,
+            longest_ns: None,
         }
     }
 
@@ -283,6 +286,7 @@ fn summed<'a>(members: impl Iterator<Item = &'a &'a LedgerMember>) -> Option<Led
         sum.calls += it.calls;
         sum.samples += it.samples;
         sum.max_saving_ns += it.max_saving_ns;
+        sum.longest_ns = sum.longest_ns.max(it.longest_ns);
         sum.share_pct = sum.share_pct.zip(it.share_pct).map(|(a, b)| a + b);
     }
     let mut all = all?;

@@ -18,15 +18,17 @@ pub fn launch_ns(nsys: &Timeline) -> i64 {
 }
 
 /// The saving by all gaps is at most the idle time that the unprofiled pass can have. What it is
-/// faster by is the profiler's own work first.
-pub fn limit_gap_savings(members: &mut [LedgerMember], difference: i64) {
+/// faster by is the profiler's own work first. `on_busiest` are the gaps of the busiest GPU, if
+/// they limit the saving.
+pub fn limit_gap_savings(members: &mut [LedgerMember], difference: i64, on_busiest: Option<i64>) {
     let sum = |is_of: fn(LedgerCause) -> bool| -> i64 {
         members.iter().filter(|it| is_of(it.cause)).map(|it| it.ns).sum()
     };
     let all = sum(LedgerCause::is_gap);
     let profiler = sum(|it| it == LedgerCause::ProfilerOverhead);
     let faster = difference.saturating_add(profiler).min(0);
-    let possible = all.saturating_add(faster).max(0);
+    let idle = on_busiest.map_or(all, |gaps| gaps.min(all));
+    let possible = idle.saturating_add(faster).max(0);
     let Some(share) = ratio(possible as f64, all as f64) else { return };
     for it in members.iter_mut().filter(|it| it.cause.is_gap()) {
         it.max_saving_ns = (it.ns as f64 * share) as i64;
@@ -50,6 +52,19 @@ impl GpuSavings {
                 self.add(cause, (*gpu, ns), split);
             }
         }
+    }
+
+    /// Gaps of the GPU that has the fewest, if every instance of the stage has the same several
+    /// GPUs: the stage takes at least the busy time of this one.
+    pub fn on_busiest(&self, split: &WindowSplit) -> Option<i64> {
+        let used = || split.on_gpus.iter().filter(|it| it.1.windows > 0);
+        let is_shared = used().count() > 1 && used().all(|it| it.1.windows == split.instances);
+        let of_gpu = |gpu: &u32| -> f64 {
+            let causes = self.0.iter().filter(|it| it.0.is_gap());
+            causes.filter_map(|(_, gpus)| gpus.get(gpu)).sum()
+        };
+        let fewest = used().map(|it| of_gpu(it.0)).reduce(f64::min)?;
+        is_shared.then_some(fewest.round() as i64)
     }
 
     /// Divides a saving of work among the GPUs of its kernels; copies and whole graphs have no GPU

@@ -1,16 +1,18 @@
 //! Floors of an engine's decode steps, each of its own requests and context.
 
-use llmprof_core::{
-    domain::stated_model::{MAX_BATCH, MAX_TOKENS},
-    trace::engine_steps::StepClass,
-};
+use llmprof_core::trace::engine_steps::StepClass;
 
 use super::{
     LedgerInput,
     floors::{Floors, OperatorFloor, Rates},
+    necessary::why_shared,
 };
 use crate::{
-    Analysis, cost::ModuleCost, model_work::ModelWork, stages::DECODE, stats::ratio,
+    Analysis,
+    cost::ModuleCost,
+    model_work::{ModelWork, step_loads::StepLoad},
+    stages::DECODE,
+    stats::ratio,
     step_batches::StepBatch,
 };
 
@@ -18,16 +20,10 @@ use crate::{
 const NO_MODEL: &str = "No model is stated: add its config.json (`--model-config`).";
 const REFUTED: &str =
     "The stated model cannot be the model of the capture (finding stated_model_refuted).";
-const SEVERAL_GPUS: &str = "Several GPUs or processes share the stated model (finding \
-                            stated_model_on_several_gpus).";
 const PART: &str = "Only a part of the model ran.";
 const ON_CPU: &str = "The least possible time is known for GPUs only.";
-const SPECULATION: &str = "The step speculates, and its draft model is not stated.";
 const WAITS: &str = "Its times contain unrecorded waits.";
 const NO_DEVICE_TIME: &str = "Its work on the GPU is not recorded.";
-const NO_REQUESTS: &str = "Its requests are unknown.";
-const SEVERAL_TOKENS: &str = "It may compute several tokens of a request.";
-const TOO_LARGE: &str = "It has more requests or longer contexts than a stated model can have.";
 const NO_CONTEXT: &str = "The key lengths of its requests are unknown: the floor has no cache, and \
                           the step needs at least this time.";
 const BELOW: &str = "The median step takes less than the floor of the stated model: the GPU's \
@@ -45,7 +41,7 @@ pub fn step_floors(
     let work = known_work(analysis, work);
     let row = |row: &StepBatch| match row.class {
         StepClass::Decode => {
-            let operators = work.and_then(|work| step_work(row, work)).map_err(str::to_owned);
+            let operators = work.clone().and_then(|work| step_work(row, work));
             let floor = operators.and_then(|it| floor_ms(&it, &rates, l2_bytes));
             with_floor(row.clone(), floor)
         }
@@ -56,22 +52,20 @@ pub fn step_floors(
 
 /// The operators of one decode step of a row, or the reason why they are unknown. Without a
 /// recorded context, each request attends to its own token.
-fn step_work(row: &StepBatch, work: &ModelWork) -> Result<Vec<ModuleCost>, &'static str> {
-    let requests = row.requests.filter(|it| *it > 0);
-    let context = row.context_mean.unwrap_or(1);
-    match requests {
-        _ if row.drafts.is_some() || row.verify_ms.is_some() => Err(SPECULATION),
-        _ if row.has_unrecorded_waits => Err(WAITS),
+fn step_work(row: &StepBatch, work: &ModelWork) -> Result<Vec<ModuleCost>, String> {
+    let load = StepLoad {
+        requests: row.requests,
+        tokens: row.requests.filter(|_| row.has_unrecorded_waits || row.tokens_per_s.is_some()),
+        context: row.context_mean,
+        speculates: row.drafts.is_some() || row.verify_ms.is_some(),
+        steps: row.steps,
+    };
+    let (requests, context) = load.decode().map_err(unknown)?;
+    match () {
+        () if row.has_unrecorded_waits => Err(WAITS.into()),
         // A part of the device's time of each step.
-        _ if row.busy_pct.is_none() => Err(NO_DEVICE_TIME),
-        None => Err(NO_REQUESTS),
-        Some(_) if row.tokens_per_s.is_none() => Err(SEVERAL_TOKENS),
-        Some(requests)
-            if requests > MAX_BATCH.unsigned_abs() || context > MAX_TOKENS.unsigned_abs() =>
-        {
-            Err(TOO_LARGE)
-        }
-        Some(requests) => Ok(work.decode_step(requests, context)),
+        () if row.busy_pct.is_none() => Err(NO_DEVICE_TIME.into()),
+        () => Ok(work.decode_step(requests, context.unwrap_or(1))),
     }
 }
 
@@ -79,20 +73,24 @@ fn step_work(row: &StepBatch, work: &ModelWork) -> Result<Vec<ModuleCost>, &'sta
 fn known_work<'a>(
     analysis: &Analysis,
     work: Option<&'a ModelWork<'a>>,
-) -> Result<&'a ModelWork<'a>, &'static str> {
+) -> Result<&'a ModelWork<'a>, String> {
     match work {
-        Some(work) if work.is_on_cpu => Err(ON_CPU),
-        Some(work) if work.is_part => Err(PART),
+        Some(work) if work.is_on_cpu => Err(ON_CPU.into()),
+        Some(work) if work.is_part => Err(PART.into()),
         Some(work) => Ok(work),
-        None if !analysis.refutations.is_empty() => Err(REFUTED),
-        None if analysis.stated.is_some() => Err(SEVERAL_GPUS),
-        None => Err(NO_MODEL),
+        None if !analysis.refutations.is_empty() => Err(REFUTED.into()),
+        None => Err(why_shared(analysis).map_or_else(|| NO_MODEL.into(), unknown)),
     }
+}
+
+/// The sentence of a clause why a floor is unknown.
+fn unknown(why: &str) -> String {
+    format!("The floor is unknown: {why}.")
 }
 
 /// Sum of the floors of a step's operators, milliseconds.
 fn floor_ms(operators: &[ModuleCost], rates: &Rates, l2_bytes: Option<u64>) -> Result<f64, String> {
-    let floors = Floors::of(DECODE, Some(operators), rates, l2_bytes);
+    let floors = Floors::of(DECODE, operators, rates, l2_bytes);
     let ms = OperatorFloor::sum(floors.operators.values()).ns / 1e6;
     if floors.is_model { Ok(ms) } else { Err(floors.missing.join(" ")) }
 }

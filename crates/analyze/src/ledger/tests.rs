@@ -17,7 +17,12 @@ use llmprof_core::{
 use serde_json::json;
 
 use super::*;
-use crate::{analyze, cost::Traffic, kernels::tests::capture, timeline::capture::Capture};
+use crate::{
+    analyze,
+    cost::{ModuleCost, Traffic},
+    kernels::tests::capture,
+    timeline::capture::Capture,
+};
 
 /// Inputs of a ledger.
 struct Case {
@@ -54,7 +59,7 @@ impl Case {
         let steps = if stage == DECODE { 4 } else { 0 };
         let step = |at: i64| range("decode_step", at, at + 1);
         baseline.extend((0..steps).map(step));
-        let trace = Trace { baseline, nsys: Some(nsys), ..Trace::default() };
+        let trace = Trace { baseline, timeline: Some(nsys), ..Trace::default() };
         Self { trace, work: None, tile_fill: evidence::TileFills::new(), launch_ns: 0 }
     }
 
@@ -118,18 +123,14 @@ impl Case {
     fn ledger_on(&self, peaks: Option<&DevicePeaks>, change: impl FnOnce(&mut Analysis)) -> Ledger {
         let mut analysis = analyze(&self.trace, None, peaks);
         change(&mut analysis);
-        let nsys = self.trace.nsys.as_ref().unwrap();
-        let splits = crate::timeline::gpu::device_tables(
-            &Capture::of(nsys),
-            None,
-            &crate::timeline::gpu::step_idle::WantedSteps::default(),
-        )
-        .1;
+        let nsys = self.trace.timeline.as_ref().unwrap();
+        let wanted = crate::timeline::gpu::step_idle::WantedSteps::default();
+        let splits = crate::timeline::gpu::device_tables(&Capture::of(nsys), None, &wanted).1;
         let ceilings = DeviceCeilings::of(&Default::default(), peaks, None);
         let input = LedgerInput {
             nsys: Some(nsys),
             splits: &splits,
-            work: self.work.clone(),
+            work: self.work.as_deref().map(necessary::of_each_stage),
             dtype: Some(Dtype::Bf16),
             ceilings: &ceilings,
             waits: &analysis.collectives.waits,
@@ -314,12 +315,12 @@ fn several_repeats_and_gpus_are_means() {
         "prefill",
         900,
     );
-    let nsys = case.trace.nsys.as_mut().unwrap();
+    let nsys = case.trace.timeline.as_mut().unwrap();
     nsys.kernels = nsys.kernels.map(|at, it| it.device = u32::from(at == 1));
     let ledger = case.ledger();
     assert_eq!(ledger.stages[0].traced_ns, Some(1000), "2001 ns of windows on each of two GPUs");
     insta::assert_snapshot!(case.rows(), @"
-    gap_host 375 275
+    gap_host 375 0
     unexplained 625 0
     pass_difference -100 0
     ");
@@ -352,7 +353,7 @@ fn gaps_while_the_profiler_works_are_its_own_and_no_saving() {
         kernel 1 k 2..102 7\nkernel 2 k 600..700 7";
     let rows = |overheads: &[(i64, i64)], measured_ns| {
         let mut case = Case::new(sketch, "prefill", measured_ns);
-        let nsys = case.trace.nsys.as_mut().unwrap();
+        let nsys = case.trace.timeline.as_mut().unwrap();
         let process = process_of(nsys.ranges[0].global_tid);
         let own = overheads.iter().map(|(start, end)| (process, *start, *end));
         // The profiler of another process delays only that process.

@@ -15,6 +15,7 @@ use super::{
     savings::GpuSavings,
 };
 use crate::{
+    collectives,
     kernels::kernel_classes::{ClassCache, reads_operands},
     stages::NO_STAGE,
     stats::ratio,
@@ -107,6 +108,8 @@ pub struct StageSums {
     /// Time of kernels without a floor of their own, if the stage's floor is theirs.
     pub without_floor_ns: i64,
     pub on_gpus: GpuSavings,
+    /// Gaps of the busiest GPU, if they limit the saving of all gaps.
+    pub gaps_on_busiest: Option<i64>,
 }
 
 impl StageSums {
@@ -176,6 +179,7 @@ impl StageRows<'_> {
             member.max_saving_ns = if cause.is_gap() { member.ns } else { 0 };
             member.calls = sum.count as f64 * self.times.scale.ratio();
             member.samples = sum.count;
+            member.longest_ns = Some(sum.longest_ns);
             let noun = if split.stage == NO_STAGE { "processes" } else { "instances" };
             let instances = (split.instances, noun);
             member.evidence = gaps_text(cause, member.operator.as_deref(), &sum, instances);
@@ -186,6 +190,8 @@ impl StageRows<'_> {
             );
         }
         sums.on_gpus.add_gaps(split, self.times.scale);
+        let has_collectives = collectives::are_in_stage(input.waits, self.times.stage);
+        sums.gaps_on_busiest = sums.on_gpus.on_busiest(split).filter(|_| !has_collectives);
         self.add_other(split, &mut parts, sums);
         self.add_operators(&operators, sums);
     }

@@ -30,7 +30,6 @@ use crate::{
         capture::Capture,
         framework_nests::{FrameworkIndex, NestItem, ThreadNest},
         interval::covered_ns,
-        launches::Cursor,
         open_ranges::EXCLUDED,
         withheld::{TimelineFigure, Withheld},
     },
@@ -141,15 +140,14 @@ fn replays_by_stage(
     index: &FrameworkIndex,
     works: &Works,
 ) -> BTreeMap<(u32, usize), StepReplays> {
-    let (mut lookup, mut cursor) = (works.lookup(), Cursor::default());
+    let (mut lookup, mut open) = (works.lookup(), capture.stages.cursor());
     let mut found: BTreeMap<(u32, usize), StepReplays> = BTreeMap::new();
     for it in &index.replays.joined {
         let call = capture.trace.cuda_calls.get(it.call as usize);
         let step = lookup.step(call.global_tid, call.start_ns);
         // Steps that are taken out of a decode change the numbers of instances.
-        let on = |thread| capture.stages.on(thread);
-        let instance = cursor.at(call.global_tid, call.start_ns, on);
-        let of_stage = found.entry((it.graph, capture.stage_number(instance))).or_default();
+        let number = capture.stage_number(open.at_call(&call));
+        let of_stage = found.entry((it.graph, number)).or_default();
         *of_stage.entry(step).or_default() += 1;
     }
     found
@@ -161,11 +159,7 @@ fn launching(index: &FrameworkIndex, trace: &Timeline) -> Vec<Vec<bool>> {
     let on_cpu = trace.kernels.is_empty();
     let none = |it: &ThreadNest| vec![on_cpu; it.items.len()];
     let mut launching: Vec<Vec<bool>> = index.threads.iter().map(none).collect();
-    for (thread, entry) in &index.kernels {
-        if let Some(of_thread) = launching.get_mut(*thread as usize) {
-            of_thread[*entry as usize] = true;
-        }
-    }
+    index.launching().for_each(|(thread, entry)| launching[thread][entry] = true);
     for (thread, launching) in index.threads.iter().zip(&mut launching) {
         for entry in (0..launching.len()).rev() {
             let parent = thread.nest.entries[entry].1 as usize;
@@ -179,17 +173,14 @@ fn launching(index: &FrameworkIndex, trace: &Timeline) -> Vec<Vec<bool>> {
 
 /// The stage of each entry of a thread; empty outside every stage.
 fn stage_names<'a>(thread: &ThreadNest, capture: &'a Capture<'a>) -> Vec<&'a str> {
-    let mut cursor = Cursor::default();
-    let stage = |item: &NestItem| {
-        let start = item.span(capture.trace).0;
-        match cursor.at(thread.thread, start, |thread| capture.stages.on(thread)) {
-            EXCLUDED => OUTSIDE,
-            at => capture
-                .stages
-                .instances
-                .get(at as usize)
-                .map_or("", |it| capture.stages.labels[it.label].as_str()),
-        }
+    let mut open = capture.stages.cursor();
+    let stage = |item: &NestItem| match open.at(thread.thread, item.span(capture.trace).0) {
+        EXCLUDED => OUTSIDE,
+        at => capture
+            .stages
+            .instances
+            .get(at as usize)
+            .map_or("", |it| capture.stages.labels[it.label].as_str()),
     };
     thread.items.iter().map(stage).collect()
 }

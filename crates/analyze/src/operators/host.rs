@@ -14,6 +14,7 @@ use crate::{
     events::TimedCall,
     kernels::OUTSIDE,
     stats::{percent, ratio},
+    timeline::activity::Busy,
 };
 
 /// Host time of one call, and its nesting.
@@ -36,7 +37,7 @@ struct OpenCall<'a> {
     kind: CallKind,
     time: CallTime,
     /// Start/end ranges inside a call may overlap.
-    covered_until: i64,
+    inside: Busy,
 }
 
 /// Computes the time of each call without nested calls. `calls` are outer ones first; `ended` gets
@@ -55,10 +56,9 @@ pub fn exclusive_times<'a>(
         }
         // A zero-length call at the end of its predecessor takes no time from it in either order.
         if let Some(outer) = open.last_mut() {
-            let from = call.start_ns.max(outer.covered_until);
-            let inside = call.end_ns.saturating_sub(from).max(0);
+            let (from, to) = outer.inside.add(call.start_ns, call.end_ns);
+            let inside = to.saturating_sub(from);
             outer.time.exclusive_ns = outer.time.exclusive_ns.saturating_sub(inside);
-            outer.covered_until = outer.covered_until.max(call.end_ns);
         }
         let enclosing = || open.iter().rev().take(MAX_ENCLOSING).map(|outer| outer.kind);
         let time = CallTime {
@@ -66,7 +66,7 @@ pub fn exclusive_times<'a>(
             inside_path: enclosing().any(|outer| outer.of_path == kind.of_path),
             inside_rolled: enclosing().any(|outer| outer.of_rolled_path == kind.of_rolled_path),
         };
-        open.push(OpenCall { call, kind, time, covered_until: i64::MIN });
+        open.push(OpenCall { call, kind, time, inside: Busy::default() });
     }
     for it in threads.into_values().flatten() {
         ended(it.kind, &it.call, it.time);

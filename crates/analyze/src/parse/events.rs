@@ -152,7 +152,7 @@ mod tests {
     fn outcome(lines: &[&str]) -> Result<(usize, Vec<String>), String> {
         let log = parse(lines.concat().as_bytes(), Path::new("run/events.jsonl"))
             .map_err(|e| e.to_string())?;
-        Ok((log.events.len(), log.findings.into_iter().map(|f| f.id).collect()))
+        Ok((log.events.len(), log.findings.into_iter().map(|f| f.id.clone()).collect()))
     }
 
     #[test]

@@ -5,10 +5,11 @@
 use std::{io::Read as _, path::Path};
 
 use super::{
+    capture_path::CapturePath,
     compressed::{GZIP, ZSTD},
     encoding::decoded,
     kineto,
-    stored::open_named,
+    stored::{open_named, open_own},
 };
 
 /// Message for a file without a byte.
@@ -116,7 +117,7 @@ const COMPRESSIONS: [Compression; 5] = [
     },
 ];
 
-/// True for a report of nsys, which only nsys exports.
+/// True for a report of nsys that an argument names: only nsys exports one.
 pub fn is_nsys_report(path: &Path) -> bool {
     let mut head = Vec::new();
     let read = open_named(path).and_then(|it| it.take(HEAD).read_to_end(&mut head));
@@ -134,34 +135,34 @@ pub fn unread(head: &[u8], name: &str) -> Option<String> {
         .or_else(|| stats(head).filter(|_| !is_page()).map(|it| it.message(name)))
 }
 
-/// The message for the file at `path`, which is not an export of nsys.
-pub fn not_an_export(path: &Path, head: &[u8]) -> String {
-    message(path, head, || expected(head, DATABASE, SOME_CAPTURE))
+/// The message for a file that is not an export of nsys.
+pub fn not_an_export(file: &CapturePath, head: &[u8]) -> String {
+    message(file, head, || expected(head, DATABASE, SOME_CAPTURE))
 }
 
-/// The message for the file at `path`, which is not a page of ncu; `None` for other texts.
-pub fn not_a_page(path: &Path) -> Option<String> {
+/// The message for a file that is not a page of ncu; `None` for other texts.
+pub fn not_a_page(file: &CapturePath) -> Option<String> {
     let mut head = Vec::new();
-    open_named(path).ok()?.take(HEAD).read_to_end(&mut head).ok()?;
+    file.open().ok()?.take(HEAD).read_to_end(&mut head).ok()?;
     let known = compression(&head).is_some() || format(&head).is_some() || stats(&head).is_some();
     let is_binary = decoded(&head).contains('\0');
-    (known || is_binary).then(|| message(path, &head, || expected(&head, "a page of ncu", PAGE)))
+    (known || is_binary).then(|| message(file, &head, || expected(&head, "a page of ncu", PAGE)))
 }
 
 /// The message for JSON that is not a trace, by its start.
-pub fn not_a_trace(path: &Path) -> String {
-    let head = kineto::head(path).unwrap_or_default();
-    if let Some(events) = event_lines(path, &head) {
+pub fn not_a_trace(file: &CapturePath) -> String {
+    let head = kineto::head(file).unwrap_or_default();
+    if let Some(events) = event_lines(file, &head) {
         return events;
     }
     let text = decoded(&head);
     let known = JSON.iter().find(|(part, ..)| text.contains(part));
     let (_, what, remedy) = known.unwrap_or(&JSON[JSON.len() - 1]);
-    Foreign { what: (*what).into(), remedy }.message(&path.display().to_string())
+    Foreign { what: (*what).into(), remedy }.message(&file.shown().display().to_string())
 }
 
 /// The message for a text with an event on each line; `None` for other texts.
-fn event_lines(path: &Path, head: &[u8]) -> Option<String> {
+fn event_lines(file: &CapturePath, head: &[u8]) -> Option<String> {
     let text = decoded(head);
     let (line, rest) = text.trim_start().split_once('\n')?;
     let event: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).ok()?;
@@ -169,8 +170,8 @@ fn event_lines(path: &Path, head: &[u8]) -> Option<String> {
         return None;
     }
     let mut start = Vec::new();
-    open_named(path).ok()?.take(HEAD).read_to_end(&mut start).ok()?;
-    let name = quoted(&path.display().to_string());
+    open_own(file.data()).ok()?.take(HEAD).read_to_end(&mut start).ok()?;
+    let name = quoted(&file.shown().display().to_string());
     let read = match compression(&start) {
         Some(packed) => format!("{} -dc {name} | jq -s '{{traceEvents: .}}'", packed.name),
         None => format!("jq -s '{{traceEvents: .}}' {name}"),
@@ -178,10 +179,10 @@ fn event_lines(path: &Path, head: &[u8]) -> Option<String> {
     Some(format!("one event a line, without traceEvents; join the events: {read} > trace.json"))
 }
 
-fn message(path: &Path, head: &[u8], unknown: impl Fn() -> Foreign) -> String {
-    let name = path.display().to_string();
+fn message(file: &CapturePath, head: &[u8], unknown: impl Fn() -> Foreign) -> String {
+    let name = file.shown().display().to_string();
     match compression(head) {
-        Some(packed) => packed.message(kineto::head(path).ok(), &name),
+        Some(packed) => packed.message(kineto::head(file).ok(), &name),
         None => named(head).unwrap_or_else(unknown).message(&name),
     }
 }

@@ -4,6 +4,7 @@
 //! file is an error with its name. No input causes a panic, and nothing is judged.
 
 pub mod aliases;
+pub mod capture_path;
 pub mod command;
 pub mod compressed;
 pub mod cublas;
@@ -30,6 +31,8 @@ use llmprof_core::{
     trace::{Trace, operator_ranges, timeline::Timeline, untimed::TimeFault},
 };
 use serde::de::DeserializeOwned;
+
+use self::capture_path::CapturePath;
 
 /// A file that cannot be read or has unexpected contents.
 #[derive(Debug, thiserror::Error)]
@@ -111,26 +114,26 @@ pub fn read_parsed(dir: &Path, timeline: Option<Timeline>) -> Result<Trace, Pars
     }
     let export = dir.join(layout::NSYS_EXPORT);
     let parsed = match timeline {
-        None if stored::exists(&export) => Some(own_export(dir, &export)?),
+        None if stored::exists(&export) => Some(nsys::read(&export)?),
         None => match imported_traces(dir) {
             traces if traces.is_empty() => None,
-            traces => Some(named_as_imported(dir, own_traces(dir, &traces)?)?),
+            traces => Some(named_as_imported(dir, kineto::read(&traces)?)?),
         },
         parsed => parsed,
     };
     let profiled = torch_traces(dir)?;
     if !profiled.is_empty() {
-        let pytorch = own_traces(dir, &profiled)?;
+        let pytorch = kineto::read(&profiled)?;
         trace.findings.extend_from_slice(&pytorch.findings);
         trace.pytorch = Some(pytorch);
     }
     if let Some(mut nsys) = parsed {
         operator_ranges::add(&mut nsys, &trace.traced);
         trace.findings.extend_from_slice(&nsys.findings);
-        trace.nsys = Some(nsys);
+        trace.timeline = Some(nsys);
     }
     for path in sampled_exports(dir)? {
-        let sampled = own_export(dir, &path)?;
+        let sampled = nsys::read(&path)?;
         trace.findings.extend_from_slice(&sampled.findings);
         trace.sampled.push(sampled);
     }
@@ -141,17 +144,28 @@ pub fn read_parsed(dir: &Path, timeline: Option<Timeline>) -> Result<Trace, Pars
     Ok(trace)
 }
 
-/// Reads a bare capture: one export of nsys, or traces by the profiler of PyTorch, one per process.
+/// Reads a bare capture that arguments name, maybe by links: one export of nsys, or traces by the
+/// profiler of PyTorch, one per process.
 pub fn timeline(files: &[PathBuf]) -> Result<Timeline, ParseError> {
+    let files = files.iter().map(|file| CapturePath::named(file));
+    bare_capture(&files.collect::<Result<Vec<_>, _>>()?)
+}
+
+/// Reads such a capture in the folder of a run, without following a link.
+pub fn own_timeline(files: &[PathBuf]) -> Result<Timeline, ParseError> {
+    bare_capture(&files.iter().map(CapturePath::from).collect::<Vec<_>>())
+}
+
+fn bare_capture(files: &[CapturePath]) -> Result<Timeline, ParseError> {
     if let [export] = files
         && !kineto::is_json(export).unwrap_or(false)
     {
         return nsys::read(export);
     }
-    match files.iter().find(|path| matches!(kineto::is_json(path), Ok(false))) {
+    match files.iter().find(|file| matches!(kineto::is_json(file), Ok(false))) {
         // Times of different exports have no common zero.
-        Some(path) => Err(ParseError::Foreign {
-            path: path.clone(),
+        Some(file) => Err(ParseError::Foreign {
+            path: file.shown().into(),
             what: "not a trace by the profiler of PyTorch; of several files each is one, and nsys \
                    records all ranks in one capture (nsys profile torchrun ...)"
                 .into(),
@@ -185,7 +199,7 @@ fn named_as_imported(dir: &Path, mut timeline: Timeline) -> Result<Timeline, Par
     for finding in &mut timeline.findings {
         for file in import.iter().flat_map(|it| &it.files) {
             let stored = file.path.rsplit('/').next().unwrap_or_default();
-            finding.message = finding.message.replace(stored, &file.name);
+            finding.rename_file(stored, &file.name);
         }
     }
     Ok(timeline)
@@ -213,30 +227,6 @@ fn sampled_exports(dir: &Path) -> Result<Vec<PathBuf>, ParseError> {
     rates.sort_unstable();
     let export = |rate: u32| dir.join(layout::metrics_pass(rate)).join(layout::NSYS_EXPORT_FILE);
     Ok(rates.into_iter().map(export).filter(|path| stored::exists(path)).collect())
-}
-
-/// Reads an export in the folder `dir`.
-fn own_export(dir: &Path, path: &Path) -> Result<Timeline, ParseError> {
-    check_inside(dir, path)?;
-    nsys::read(path)
-}
-
-/// Reads the traces of one program in the folder `dir`.
-fn own_traces(dir: &Path, paths: &[PathBuf]) -> Result<Timeline, ParseError> {
-    paths.iter().try_for_each(|path| check_inside(dir, path))?;
-    kineto::read(paths)
-}
-
-/// Refuses a capture that is a link out of the folder `dir`.
-fn check_inside(dir: &Path, path: &Path) -> Result<(), ParseError> {
-    // A packed file has another path; its reader follows no link.
-    match (dir.canonicalize(), path.canonicalize()) {
-        (Ok(folder), Ok(real)) if !real.starts_with(&folder) => Err(ParseError::Foreign {
-            path: path.into(),
-            what: "a link that leads out of the folder; put the file itself there".into(),
-        }),
-        _ => Ok(()),
-    }
 }
 
 /// Reads a file of JSON; `None` without the file.

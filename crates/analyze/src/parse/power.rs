@@ -111,7 +111,7 @@ mod tests {
     fn outcome(lines: &[&str]) -> Result<(Option<usize>, Vec<String>), String> {
         let (log, findings) =
             parse(lines.concat().as_bytes(), Path::new("nvml.jsonl")).map_err(|e| e.to_string())?;
-        Ok((log.map(|log| log.samples.len()), findings.into_iter().map(|f| f.id).collect()))
+        Ok((log.map(|log| log.samples.len()), findings.into_iter().map(|f| f.id.clone()).collect()))
     }
 
     #[test]

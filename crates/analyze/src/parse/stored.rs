@@ -64,9 +64,10 @@ pub fn open_own(path: &Path) -> io::Result<File> {
     regular(open_without_links(path, READ))
 }
 
-/// The path of a folder without links. A folder that does not exist keeps its path.
-pub fn resolved(folder: &Path) -> PathBuf {
-    folder.canonicalize().unwrap_or_else(|_| folder.to_owned())
+/// The path without links of a folder or file that an argument or a setting names. If it does not
+/// exist, it keeps its path.
+pub fn resolved(named: &Path) -> PathBuf {
+    named.canonicalize().unwrap_or_else(|_| named.to_owned())
 }
 
 /// Reads a file of such a folder.
@@ -81,7 +82,7 @@ const READ: OFlag = OFlag::O_RDONLY.union(OFlag::O_NONBLOCK).union(OFlag::O_CLOE
 
 fn regular(opened: nix::Result<OwnedFd>) -> io::Result<File> {
     let file = File::from(opened.map_err(|error| match error {
-        Errno::ELOOP => irregular("a link, and links are not followed"),
+        Errno::ELOOP => irregular("a link, and links are not followed; put the file itself there"),
         // A socket.
         Errno::ENXIO => irregular("not a regular file"),
         _ => error.into(),
@@ -170,8 +171,13 @@ pub fn plain(path: &Path) -> io::Result<Plain> {
     if path.exists() || !packed_path(path).is_file() {
         return Ok(Plain::Itself(path.to_owned()));
     }
-    let mut file = create_temporary(&tempfile::env::temp_dir())?;
-    let unpacked = io::copy(&mut open(path)?.take(MAX_UNPACKED + 1), &mut file)?;
+    unpacked(open(path)?)
+}
+
+/// Writes the unpacked content of a file to a temporary one.
+pub fn unpacked(content: impl Read) -> io::Result<Plain> {
+    let mut file = create_temporary(&resolved(&tempfile::env::temp_dir()))?;
+    let unpacked = io::copy(&mut content.take(MAX_UNPACKED + 1), &mut file)?;
     if unpacked > MAX_UNPACKED {
         return Err(io::Error::other(format!("it has more than {MAX_UNPACKED} bytes unpacked")));
     }

@@ -267,7 +267,7 @@ fn throttling_is_reported_with_reasons_and_a_remedy_but_idleness_is_not() {
 fn a_finding_states_that_figures_of_an_instance_are_of_the_whole_gpu() {
     let mut log = log(PowerSource::Instant, true, |_| 100.0);
     log.device.uuid = "MIG-1".into();
-    let ids: Vec<_> = findings(&joined(&log, &[])).into_iter().map(|it| it.id).collect();
+    let ids: Vec<_> = findings(&joined(&log, &[])).into_iter().map(|it| it.id.clone()).collect();
     assert_eq!(ids, ["power_of_whole_gpu"]);
 }
 

@@ -19,7 +19,8 @@ const CUT_LAYERS: f64 = 0.1;
 /// launches the same kernels; a kernel that only some steps use is a multiple as well.
 pub fn layers(claim: &Claim, stage: &str) -> Option<Refutation> {
     let model = &claim.stated.model;
-    if !claim.analysis.only_traced || !is_complete(claim, stage) || model.vision.is_some() {
+    let is_of_model = model.vision.is_none() && !claim.speculates();
+    if !claim.analysis.only_traced || !is_complete(claim, stage) || !is_of_model {
         return None;
     }
     let mut names: BTreeMap<&str, (f64, u64)> = BTreeMap::new();
@@ -62,12 +63,13 @@ pub fn layers(claim: &Claim, stage: &str) -> Option<Refutation> {
 fn more_layers(claim: &Claim, stage: &str, (calls, forwards): (u64, u64)) -> Option<Refutation> {
     let each = calls.checked_div(forwards).filter(|_| calls.is_multiple_of(forwards))?;
     let gpus = claim.analysis.stage_gpu.totals.iter().find(|it| it.stage == stage)?.devices.max(1);
+    let (batch, prompt_tokens) = claim.max_load(stage)?;
     let chunks = match stage {
-        PREFILL => claim.stated.prompt_tokens.div_ceil(LEAST_CHUNK),
+        PREFILL => prompt_tokens.div_ceil(LEAST_CHUNK),
         _ => 1,
     };
     let layers = claim.stated.model.decoder.layers as u64;
-    let most = [gpus, claim.stated.batch, chunks].into_iter().fold(layers, u64::saturating_mul);
+    let most = [gpus, batch, chunks].into_iter().fold(layers, u64::saturating_mul);
     (each > most).then(|| {
         Refutation(format!(
             "a forward of {stage} launches each attention kernel at least {each} times, and the \

@@ -4,7 +4,9 @@ use llmprof_core::domain::digits::figure;
 
 use super::{Claim, Refutation};
 use crate::{
+    cost::ModuleCost,
     ledger,
+    model_work::InstanceWork,
     roofline::mfu::TOLERANCE_PCT,
     stages::{DECODE, PREFILL, in_sentence},
     stats::{percent, ratio},
@@ -37,25 +39,35 @@ pub fn compute(claim: &Claim, stage: &str) -> Option<Refutation> {
 
 /// Bytes that each forward has to read from device memory above the bandwidth: weights and cache
 /// beyond the size of the device's cache. Routed experts do not count, since their choice is not
-/// known.
+/// known, nor does the cache of an engine, whose requests may share a prefix.
 pub fn bandwidth(claim: &Claim, stage: &str) -> Option<Refutation> {
     let per_repeat = claim.forwards(stage)? as f64 / claim.repeats(stage)? as f64;
-    let rows = ledger::work(claim.analysis, claim.work)?;
-    let needed = rows.iter().filter(|it| it.op != "experts").map(|it| {
+    let work = ledger::work(claim.analysis, claim.work)?;
+    let parts = work.get(stage)?.as_ref().ok()?;
+    let is_of_engine = claim.work.step_loads(stage).is_some();
+    let of_operator = |it: &ModuleCost| {
         let traffic = if stage == PREFILL { &it.prefill } else { &it.decode };
-        traffic.weight_bytes as f64 + traffic.kv_read_bytes as f64
-    });
-    let target = claim.trace.nsys.as_ref().and_then(|it| it.target.gpus.first());
+        let cache = if is_of_engine { 0.0 } else { traffic.kv_read_bytes as f64 };
+        traffic.weight_bytes as f64 + cache
+    };
+    let of_part = |it: &InstanceWork| {
+        let operators = it.operators.iter().filter(|it| it.op != "experts");
+        operators.map(of_operator).sum::<f64>() * it.instances as f64
+    };
+    let instances = parts.iter().map(|it| it.instances as f64).sum();
+    let needed = ratio(parts.iter().map(of_part).sum(), instances)?;
+    let target = claim.trace.timeline.as_ref().and_then(|it| it.target.gpus.first());
     let cache = target.and_then(|gpu| gpu.l2_bytes).unwrap_or(MAX_CACHE_BYTES);
-    let bytes = needed.sum::<f64>() - cache as f64 * per_repeat;
+    let bytes = needed - cache as f64 * per_repeat;
     let peak = claim.ceilings.datasheet_bytes()?;
     let ms = device_ms(claim, stage)?;
     let pct = percent(ratio(bytes * 1e3, ms)?, peak)?;
     let stage = in_sentence(stage);
+    let data = if is_of_engine { "weights" } else { "weights and cache" };
     above(pct).then(|| {
         Refutation(format!(
-            "{stage} would read at least {:.2} GB of weights and cache in {} ms of the GPU, \
-             {pct:.0} % of its bandwidth",
+            "{stage} would read at least {:.2} GB of {data} in {} ms of the GPU, {pct:.0} % of its \
+             bandwidth",
             bytes / 1e9,
             figure(ms)
         ))
@@ -78,7 +90,7 @@ pub fn counted(claim: &Claim, stage: &str) -> Option<Refutation> {
 
 /// Weights above the device's memory, unless the host sends parts of them.
 pub fn memory(claim: &Claim) -> Option<Refutation> {
-    let target = claim.trace.nsys.as_ref().and_then(|it| it.target.gpus.first());
+    let target = claim.trace.timeline.as_ref().and_then(|it| it.target.gpus.first());
     let gpu = target.filter(|gpu| gpu.memory_bytes > 0)?;
     let weights = claim.stated.model.parameters() as f64 * claim.stated.dtype.bytes() as f64;
     let missing = weights - gpu.memory_bytes as f64;
@@ -92,12 +104,12 @@ pub fn memory(claim: &Claim) -> Option<Refutation> {
     Some(Refutation(format!("its weights of {weights} do not fit the device's memory of {memory}")))
 }
 
-/// FLOPs of the model in one repeat of a stage.
+/// FLOPs of the model in one repeat of a stage, or in the mean step of an engine.
 fn flops(claim: &Claim, stage: &str) -> Option<f64> {
     let flops = claim.work.flops()?;
     let of_stage = match stage {
-        PREFILL => flops.prefill,
-        DECODE => flops.decode,
+        PREFILL => flops.prefill?,
+        DECODE => flops.decode?,
         _ => return None,
     };
     Some(of_stage as f64).filter(|it| *it > 0.0)

@@ -85,6 +85,18 @@ pub fn rows(claim: &Claim, stage: &str) -> Option<Refutation> {
         return None;
     }
     let (calls, rows) = mlp.sums(products);
+    // An engine pads the rows of its steps to sizes of its own.
+    if claim.work.step_loads(stage).is_some() {
+        let is_other = !calls.is_multiple_of(mlp.layers) && !claim.speculates();
+        return is_other.then(|| {
+            Refutation(format!(
+                "{} has {calls} products with the {}, not a multiple of the model's {} layers",
+                in_sentence(stage),
+                mlp.name,
+                mlp.layers
+            ))
+        });
+    }
     let forwards = claim.forwards(stage)?;
     let tokens = claim.tokens(stage);
     let needed = tokens.checked_mul(mlp.layers)?.checked_mul(forwards)?;

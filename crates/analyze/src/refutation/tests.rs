@@ -121,7 +121,7 @@ fn products_of_another_dtype_refute_the_statement() {
 #[test]
 fn work_above_the_peaks_of_the_device_refutes_the_model() {
     let trace = |kernels: &str| Trace {
-        nsys: Some(capture(&format!("range 1 prefill 0..100000\ncall 1 1 1..2\n{kernels}"))),
+        timeline: Some(capture(&format!("range 1 prefill 0..100000\ncall 1 1 1..2\n{kernels}"))),
         ..Trace::default()
     };
     let busy = trace("kernel 1 a 10..90000 7");
@@ -147,7 +147,7 @@ fn launches(stage: &str, kernels: &[&str]) -> Trace {
             start + 90
         );
     }
-    Trace { nsys: Some(capture(&sketch)), ..Trace::default() }
+    Trace { timeline: Some(capture(&sketch)), ..Trace::default() }
 }
 
 #[test]
@@ -197,6 +197,33 @@ fn attention_of_other_steps_refutes_stated_new_tokens() {
         assert!(proof.contains("launches attention 3 times"), "{tokens}: {proof}");
         assert!(is_without);
     }
+}
+
+#[test]
+fn kernels_of_a_draft_model_refute_no_layers_of_an_engines_steps() {
+    // Three steps of two requests; each launches attention three times, and the model has 2 layers.
+    let of_steps = |tokens: u64| {
+        let mut sketch = Vec::new();
+        for step in 0..3_i64 {
+            let start = 1_000 * step;
+            let name = format!("execute_context_0(0)_generation_2({tokens})");
+            sketch.push(format!("range 1 {name} {start}..{}", start + 1_000));
+            for launch in 0..3 {
+                let (id, at) = (3 * step + launch + 1, start + 100 * (launch + 1));
+                sketch.push(format!(
+                    "call 1 {id} {at}..{}\nkernel {id} flash_fwd {}..{} 7",
+                    at + 1,
+                    at + 10,
+                    at + 90
+                ));
+            }
+        }
+        let trace = Trace { timeline: Some(capture(&sketch.join("\n"))), ..Trace::default() };
+        proofs(&of(&trace, &stated(), None)).join("; ")
+    };
+    let one_token = of_steps(2);
+    assert!(one_token.contains("9 times, not a multiple of the model's 2 layers"), "{one_token}");
+    assert_eq!(of_steps(6), "", "a draft model may be a part of the step");
 }
 
 proptest! {

@@ -71,7 +71,7 @@ fn failed_requests_are_counted_and_are_in_no_percentile() {
 #[test]
 fn short_outputs_and_a_late_client_are_findings() {
     let tables = requests(&[load(LoadPass::Traced, vec![request(0, 0, 5, &[10, 20])])]);
-    let codes: Vec<_> = findings(&tables).into_iter().map(|it| it.id).collect();
+    let codes: Vec<_> = findings(&tables).into_iter().map(|it| it.id.clone()).collect();
     assert_eq!(codes, ["outputs_short", "load_late"]);
 }
 

@@ -55,7 +55,7 @@ fn proof(analysis: &Analysis, trace: &Trace, window: &Window) -> Finding {
         Finding::new(catalogue::WINDOW_SHORT, message)
             .advise("Raise window.max_s of the command, or use a load with more requests.")
     };
-    let nsys = trace.nsys.as_ref();
+    let nsys = trace.timeline.as_ref();
     let finding = finding
         .with("kernels", nsys.map_or(0, |nsys| nsys.kernels.len()))
         .with("ranges", nsys.map_or(0, |nsys| nsys.ranges.len()));
@@ -129,10 +129,10 @@ mod tests {
             ..Window::default()
         };
         let command = CommandTrace { window: Some(window), ..CommandTrace::default() };
-        let trace = Trace { nsys: Some(nsys), command: Some(command), ..Trace::default() };
+        let trace = Trace { timeline: Some(nsys), command: Some(command), ..Trace::default() };
         let analysis = Analysis { engine_steps, ..Analysis::default() };
         let found = window_findings(&analysis, &trace).into_iter();
-        found.map(|it| (it.id, it.message)).collect()
+        found.map(|it| (it.id.clone(), it.message.clone())).collect()
     }
 
     #[test]
@@ -168,9 +168,9 @@ mod tests {
         let id = |min: (u32, u32)| {
             let command = CommandTrace { window: Some(window(min)), ..CommandTrace::default() };
             let (nsys, command) = (Some(nsys.clone()), Some(command));
-            let trace = Trace { nsys, command, ..Trace::default() };
+            let trace = Trace { timeline: nsys, command, ..Trace::default() };
             let found = crate::analyze(&trace, None, None).findings;
-            found.into_iter().find(|it| it.id.starts_with("window_")).unwrap().id
+            found.into_iter().find(|it| it.id.starts_with("window_")).unwrap().id.clone()
         };
         assert_eq!([id((1, 2)), id((1, 3))], ["window_proven", "window_short"]);
     }
@@ -190,7 +190,7 @@ mod tests {
         let message = |passes: &[(LoadPass, f64)]| {
             let latency = passes.iter().copied().map(record).collect();
             let requests = Requests { latency, ..Requests::default() };
-            cost(&requests, &Window::default()).map(|it| it.message)
+            cost(&requests, &Window::default()).map(|it| it.message.clone())
         };
         let (plain, before) = ((LoadPass::Unprofiled, 20.0), (LoadPass::BeforeWindow, 22.0));
         let all = [plain, before, (LoadPass::Traced, 30.0), (LoadPass::AfterWindow, 18.0)];

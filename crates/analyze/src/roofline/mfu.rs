@@ -18,6 +18,7 @@ use crate::{
     roofline::ceilings::DeviceCeilings,
     stages::{PREFILL, STAGES, Stages, in_sentence},
     stats::{percent, ratio},
+    timeline::gpu::StageGpus,
 };
 
 /// Scope of the row over all stages.
@@ -32,7 +33,7 @@ pub struct MfuRecord {
     /// A stage, or `model` for all stages.
     #[cfg_attr(feature = "schema", schema(example = "prefill"))]
     pub scope: String,
-    /// FLOPs per repeat.
+    /// FLOPs per repeat, on one GPU: the mean over the GPUs that a repeat uses.
     pub flops: u64,
     /// `counted` from the operators that ran, or `modelled` from the architecture if some calls
     /// were not recorded.
@@ -48,8 +49,8 @@ pub struct MfuRecord {
     /// Percent of the datasheet's peak at the stage's mean SM clock; `null` without clock samples.
     #[serde(default)]
     pub clocked_pct: Option<f64>,
-    /// Bytes per repeat read and written by operators, each operand once; `null` if some calls were
-    /// not recorded.
+    /// Bytes per repeat read and written by operators on one GPU, each operand once; `null` if some
+    /// calls were not recorded.
     pub bytes: Option<u64>,
     pub bytes_per_s: Option<f64>,
     /// Percent of the datasheet's memory bandwidth.
@@ -98,9 +99,10 @@ pub struct Mfu {
 }
 
 /// Computes achieved rates, and their share of each known ceiling; `dtype` is the products' dtype.
+/// Ceilings are of one GPU, so FLOPs and bytes are divided by the GPUs of an instance.
 pub fn mfu(
     dtype: &str,
-    stages: &Stages,
+    (stages, gpus): (&Stages, &StageGpus),
     operators: &Operators,
     modelled: Option<StageFlops>,
     ceilings: &DeviceCeilings,
@@ -115,7 +117,7 @@ pub fn mfu(
         datasheet_mhz: ceilings.peaks.and_then(|peaks| peaks.boost_mhz(dtype)),
         dtype: dtype.to_owned(),
     };
-    let mut rows = work_rows(stages, operators, modelled);
+    let mut rows = work_rows((stages, gpus), operators, modelled);
     let mut findings = Vec::new();
     for row in &mut rows {
         let over_stages =
@@ -142,7 +144,7 @@ pub fn mfu(
 
 /// Work and rates of each stage, and of all stages together.
 fn work_rows(
-    stages: &Stages,
+    (stages, gpus): (&Stages, &StageGpus),
     operators: &Operators,
     modelled: Option<StageFlops>,
 ) -> Vec<MfuRecord> {
@@ -150,16 +152,18 @@ fn work_rows(
     for stage in STAGES {
         let Some(timing) = stages.row(stage) else { continue };
         let work = operators.work.get(stage);
-        let repeats = u64::from(timing.ms.n);
+        // A model's work is known on one GPU only.
+        let shares = f64::from(timing.ms.n) * gpus.gpus_of_instance(stage);
+        let share = |amount: u64| (amount as f64 / shares) as u64;
         let modelled =
-            modelled.map(|flops| if stage == PREFILL { flops.prefill } else { flops.decode });
+            modelled.and_then(|it| if stage == PREFILL { it.prefill } else { it.decode });
         let counted = work.filter(|work| work.flops > 0);
         let (flops, source) = match (counted, modelled) {
-            (Some(work), _) => (work.flops / repeats, "counted"),
+            (Some(work), _) => (share(work.flops), "counted"),
             (None, Some(flops)) if flops > 0 => (flops, "modelled"),
             (None, _) => continue,
         };
-        let bytes = counted.map(|work| work.bytes / repeats).filter(|bytes| *bytes > 0);
+        let bytes = counted.map(|work| share(work.bytes)).filter(|bytes| *bytes > 0);
         rows.push(row(stage, flops, source, timing.ms.mean, bytes));
     }
     if rows.len() == stages.rows.len() && !rows.is_empty() {

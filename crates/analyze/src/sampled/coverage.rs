@@ -18,8 +18,7 @@ use crate::{
     stats::{median_of, percent},
     timeline::{
         capture::Capture,
-        interval::{Interval, union},
-        stage_spans::extended,
+        interval::{Interval, extended, union},
     },
 };
 

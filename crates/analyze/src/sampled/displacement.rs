@@ -11,10 +11,7 @@ use llmprof_core::trace::{
 };
 
 use super::rows::DELAY_NS;
-use crate::timeline::{
-    interval::{Interval, IntervalSet},
-    stage_spans::extended,
-};
+use crate::timeline::interval::{Interval, IntervalSet, extended};
 
 /// Maximum displacement that is found, nanoseconds.
 const MAX_LAG_NS: i64 = 5_000_000;

@@ -8,7 +8,10 @@ use std::{collections::VecDeque, ops::Range};
 
 use llmprof_core::trace::gpu_metrics::{DeviceSamples, GpuMetric};
 
-use crate::timeline::interval::{Interval, union};
+use crate::timeline::{
+    at_once::{ActiveWork, RunningWork},
+    interval::{Interval, union},
+};
 
 /// Delay between a sample's time and its period, nanoseconds: the residual is smallest there on an
 /// H200, at 10 and at 50 kHz.
@@ -230,16 +233,15 @@ fn add(entries: &mut Entries, unknown: u32, share: f64) {
 struct Pieces<'a> {
     work: std::slice::Iter<'a, Work>,
     shift: TimeShift,
-    active: Vec<Work>,
-    now: i64,
+    running: RunningWork<Work>,
     /// By start.
     pieces: VecDeque<Piece>,
 }
 
 impl<'a> Pieces<'a> {
     fn of(work: &'a [Work], shift: TimeShift) -> Self {
-        let (active, pieces) = Default::default();
-        Self { work: work.iter(), shift, active, now: i64::MIN, pieces }
+        let (running, pieces) = Default::default();
+        Self { work: work.iter(), shift, running, pieces }
     }
 
     /// The pieces that start before `to`, except those at the front that end at `from` or before.
@@ -248,8 +250,8 @@ impl<'a> Pieces<'a> {
         while self.pieces.back().is_none_or(|it| it.work.start_ns < to) {
             match self.work.next() {
                 Some(work) => self.start(*work),
-                None if self.active.is_empty() => break,
-                None => self.advance(i64::MAX),
+                None if self.running.is_idle() => break,
+                None => self.finish(),
             }
             self.drop_before(from);
         }
@@ -268,29 +270,30 @@ impl<'a> Pieces<'a> {
         let idle_ns = self.shift.idle_ns.min(max_ns);
         work.start_ns += idle_ns;
         work.end_ns -= idle_ns;
-        self.advance(work.start_ns);
-        self.now = self.now.max(work.start_ns);
-        self.active.push(work);
+        let (pieces, is_additive) = (&mut self.pieces, self.shift.is_additive);
+        self.running.start((work.start_ns, work.end_ns), work, |time, active| {
+            add_pieces(pieces, is_additive, time, active);
+        });
     }
 
-    /// Adds the pieces of the active kernels up to `until`, and removes kernels that ended.
-    fn advance(&mut self, until: i64) {
-        while let Some(first_end) = self.active.iter().map(|it| it.end_ns).min() {
-            let (from, to) = (self.now, first_end.min(until));
-            if to > from {
-                let is_additive = self.shift.is_additive;
-                let share = if is_additive { 1.0 } else { 1.0 / self.active.len() as f64 };
-                let piece =
-                    |it: &Work| Piece { work: Work { start_ns: from, end_ns: to, ..*it }, share };
-                self.pieces.extend(self.active.iter().map(piece));
-                self.now = to;
-            }
-            self.active.retain(|it| it.end_ns > to);
-            if first_end > until || self.active.is_empty() {
-                return;
-            }
-        }
+    /// Adds the pieces of the kernels that still run.
+    fn finish(&mut self) {
+        let (pieces, is_additive) = (&mut self.pieces, self.shift.is_additive);
+        self.running
+            .advance(i64::MAX, |time, active| add_pieces(pieces, is_additive, time, active));
     }
+}
+
+/// Adds a piece of each kernel that runs in a time.
+fn add_pieces(
+    pieces: &mut VecDeque<Piece>,
+    is_additive: bool,
+    (start_ns, end_ns): Interval,
+    active: &ActiveWork<Work>,
+) {
+    let share = if is_additive { 1.0 } else { 1.0 / active.len() as f64 };
+    let piece = |(_, it): &(i64, Work)| Piece { work: Work { start_ns, end_ns, ..*it }, share };
+    pieces.extend(active.iter().map(piece));
 }
 
 #[cfg(test)]

@@ -306,7 +306,7 @@ fn samples_of_a_program_without_stages_are_not_attributed() {
 #[test]
 fn a_run_without_samples_has_no_figures_and_no_findings() {
     assert_eq!(analysed(vec![]), SampledMetrics::default());
-    let trace = Trace { nsys: Some(capture("range 1 prefill 0..1")), ..Trace::default() };
+    let trace = Trace { timeline: Some(capture("range 1 prefill 0..1")), ..Trace::default() };
     assert_eq!(sampled_metrics(&trace, None), SampledMetrics::default());
 }
 

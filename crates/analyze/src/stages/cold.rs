@@ -43,7 +43,6 @@ use crate::{
     timeline::{
         capture::{Capture, Join},
         interval::Interval,
-        launches::Cursor,
         open_ranges::{Extent, NONE, StageInstance},
         stage_spans::stage_spans,
         step_states::StepState,
@@ -252,11 +251,9 @@ fn warmup_calls(capture: &Capture) -> Vec<u64> {
     let mut counts = vec![0; capture.stages.instances.len()];
     let kinds = capture.trace.call_kinds();
     let is_warmup: Vec<bool> = kinds.iter().map(|kind| *kind == CallKind::Prepare).collect();
-    let mut cursor = Cursor::default();
+    let mut open = capture.stages.cursor();
     for (_, _, call) in capture.trace.cuda_calls.at_sites(&is_warmup) {
-        let on = |thread| capture.stages.on(thread);
-        let instance = cursor.at(call.global_tid, call.start_ns, on);
-        if let Some(count) = counts.get_mut(instance as usize) {
+        if let Some(count) = counts.get_mut(open.at_call(&call) as usize) {
             *count += 1;
         }
     }

@@ -16,7 +16,7 @@ use super::overhead::OverheadRecord;
 use crate::{
     Analysis,
     findings::{excluded, find_short_recording, with_engine},
-    stats::{Spread, percent},
+    stats::{Spread, median, percent},
 };
 
 /// Wall times of a command, measured from outside.
@@ -26,6 +26,9 @@ pub struct CommandTiming {
     pub of: Timed,
     /// Milliseconds of the unprofiled pass; `null` for a server without a client.
     pub plain_ms: Option<Spread>,
+    /// Median of the same times; `null` also in reports of earlier versions.
+    #[serde(default)]
+    pub plain_p50_ms: Option<f64>,
     /// Milliseconds under nsys; `null` if unknown.
     pub traced_ms: Option<Spread>,
     /// Time from a server's start until it was ready in the unprofiled pass, milliseconds.
@@ -34,13 +37,15 @@ pub struct CommandTiming {
 
 /// Summarises the wall times of both passes.
 pub fn timing(trace: &CommandTrace) -> CommandTiming {
-    let spread = |times: &Option<CommandTimes>| {
-        times.as_ref().and_then(|it| Spread::of(it.wall_ns.iter().map(|ns| Nanos(*ns).as_ms())))
+    let walls = |times: &CommandTimes| -> Vec<f64> {
+        times.wall_ns.iter().map(|ns| Nanos(*ns).as_ms()).collect()
     };
+    let spread = |times: &Option<CommandTimes>| Spread::of(walls(times.as_ref()?));
     let plain = trace.plain.as_ref();
     CommandTiming {
         of: plain.or(trace.traced.as_ref()).map_or(Timed::Process, |times| times.of),
         plain_ms: spread(&trace.plain),
+        plain_p50_ms: plain.and_then(|it| median(walls(it))),
         traced_ms: spread(&trace.traced),
         ready_ms: plain.and_then(|times| Some(Nanos(times.ready_ns?).as_ms())),
     }
@@ -71,10 +76,10 @@ pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let Some(command) = &analysis.command else { return Vec::new() };
     let mut found = Vec::new();
     let has_stages = !analysis.stages.rows.is_empty();
-    if trace.nsys.is_some() && !has_stages && excluded(analysis, trace).is_empty() {
+    if trace.timeline.is_some() && !has_stages && excluded(analysis, trace).is_empty() {
         let (message, advice) = analysis.why_no_stages();
         let finding = Finding::new(catalogue::COMMAND_WITHOUT_STAGES, message)
-            .with("ranges captured", trace.nsys.as_ref().map_or(0, |nsys| nsys.ranges.len()))
+            .with("ranges captured", trace.timeline.as_ref().map_or(0, |nsys| nsys.ranges.len()))
             .advise(advice);
         // Ranges of the program may lie before the recording.
         found.push(match find_short_recording(trace) {
@@ -95,7 +100,7 @@ pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
             finding.advise("Have it write its stages to standard output as events, one per line."),
         );
     }
-    if trace.nsys.is_some() && analysis.outputs.traced_tokens_equal.is_none() {
+    if trace.timeline.is_some() && analysis.outputs.traced_tokens_equal.is_none() {
         let message = "Unknown whether the traced pass computed the same tokens as the unprofiled \
                        pass: the command reports no tokens.";
         let finding = Finding::new(catalogue::OUTPUTS_UNKNOWN, message);
@@ -107,7 +112,7 @@ pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     // The loads before and after a window show its cost.
     let has_window = trace.command.as_ref().is_some_and(|it| it.window.is_some());
     let is_timed = command.traced_ms.is_some() || has_window;
-    if trace.nsys.is_some() && command.plain_ms.is_some() && !is_timed {
+    if trace.timeline.is_some() && command.plain_ms.is_some() && !is_timed {
         let message = "The tracing overhead is unknown: the traced command exited too quickly to \
                        be timed from outside.";
         found.push(Finding::new(catalogue::OVERHEAD_UNKNOWN, message));

@@ -23,9 +23,10 @@ pub use self::{
 use llmprof_core::{
     domain::finding::{Finding, Severity, catalogue},
     trace::{
+        call_index::LaunchId,
         event::STAGE_DOMAIN,
         runtime_call::CallKind,
-        timeline::{Timeline, process_of},
+        timeline::{GraphLaunch, Timeline},
     },
 };
 
@@ -51,13 +52,12 @@ pub struct Coverage {
 pub fn coverage(trace: &Timeline, expected: &[&str]) -> Coverage {
     let mut recorded = LaunchSet::default();
     for kernel in trace.kernels.iter().chain(trace.untimed.kernels.iter()) {
-        recorded.insert(process_of(kernel.global_pid), kernel.correlation_id);
+        recorded.insert(kernel.launch_id());
     }
     let mut coverage = Coverage::default();
     each_running(trace, CallKind::Kernel, |_, call| {
         coverage.launched += 1;
-        let process = process_of(call.global_tid);
-        coverage.recorded += u64::from(recorded.contains(process, call.correlation_id));
+        coverage.recorded += u64::from(recorded.contains(call.launch_id()));
     });
     let (launched, recorded) = graph_coverage(trace);
     coverage.launched += launched;
@@ -87,12 +87,12 @@ impl LaunchSet {
         (at / 64, 1 << (at % 64))
     }
 
-    fn insert(&mut self, process: i64, correlation: i64) {
+    fn insert(&mut self, (process, correlation): LaunchId) {
         let (word, bit) = Self::place(correlation);
         self.0.entry((process, correlation.div_euclid(Self::IDS))).or_default()[word] |= bit;
     }
 
-    fn contains(&self, process: i64, correlation: i64) -> bool {
+    fn contains(&self, (process, correlation): LaunchId) -> bool {
         let (word, bit) = Self::place(correlation);
         let ids = self.0.get(&(process, correlation.div_euclid(Self::IDS)));
         ids.is_some_and(|ids| ids[word] & bit != 0)
@@ -103,19 +103,13 @@ impl LaunchSet {
 /// one recorded kernel.
 pub(crate) fn graph_coverage(trace: &Timeline) -> (u64, u64) {
     let mut launches = Vec::new();
-    each_running(trace, CallKind::Graph, |_, call| {
-        launches.push((process_of(call.global_tid), call.correlation_id));
-    });
+    each_running(trace, CallKind::Graph, |_, call| launches.push(call.launch_id()));
     if launches.is_empty() {
         return (0, 0);
     }
     let kernels = trace.kernels.iter().chain(trace.untimed.kernels.iter());
-    let nodes = nodes_by_launch(kernels.filter_map(|kernel| {
-        let launch = (process_of(kernel.global_pid), kernel.correlation_id);
-        Some((launch, kernel.graph_node?))
-    }));
-    let whole: HashSet<(i64, i64)> =
-        trace.graphs.iter().map(|it| (process_of(it.global_pid), it.correlation_id)).collect();
+    let nodes = nodes_by_launch(kernels.filter_map(|it| Some((it.launch_id(), it.graph_node?))));
+    let whole: HashSet<LaunchId> = trace.graphs.iter().map(GraphLaunch::launch_id).collect();
     let (whole, by_node): (Vec<_>, Vec<_>) =
         launches.into_iter().partition(|launch| whole.contains(launch));
     let (launched, recorded) = graph_kernels(&by_node, &nodes);

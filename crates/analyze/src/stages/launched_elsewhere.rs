@@ -167,7 +167,7 @@ mod tests {
     use crate::{Analysis, analyze, kernels::tests::capture};
 
     fn of(sketch: &str) -> Analysis {
-        analyze(&Trace { nsys: Some(capture(sketch)), ..Trace::default() }, None, None)
+        analyze(&Trace { timeline: Some(capture(sketch)), ..Trace::default() }, None, None)
     }
 
     fn ids(analysis: &Analysis) -> Vec<&str> {

@@ -115,7 +115,7 @@ pub fn findings(
     (trace, gpus): (&Trace, &[StageGpu]),
     replays: bool,
 ) -> Vec<Finding> {
-    if trace.nsys.is_none() {
+    if trace.timeline.is_none() {
         return vec![];
     }
     let is_cost = |record: &&OverheadRecord| record.repeats_around(rows).is_none();
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn a_traced_time_among_the_unprofiled_repeats_shows_no_cost() {
         let records = overhead(&decode(15.0, 1), &decode(20.0, 1));
-        let trace = Trace { nsys: Some(Timeline::default()), ..Trace::default() };
+        let trace = Trace { timeline: Some(Timeline::default()), ..Trace::default() };
         let found = |repeats: [f64; 2]| {
             let row =
                 StageTiming { ms: Spread::of(repeats).unwrap(), ..decode(15.0, 1).rows.remove(0) };

@@ -8,7 +8,6 @@ use llmprof_core::{domain::units::Nanos, trace::runtime_call::CallKind};
 
 use crate::timeline::{
     capture::{Capture, Join},
-    launches::Cursor,
     open_ranges::NONE,
 };
 
@@ -39,15 +38,13 @@ pub fn stage_calls(capture: &Capture) -> BTreeMap<String, StageCalls> {
         sums[it.label + 1].host_ms += Nanos(it.end_ns - it.start_ns).as_ms();
     }
     let kinds = capture.trace.call_kinds();
-    let mut cursor = Cursor::default();
+    let mut open = capture.stages.cursor();
     // A fill moves no data between host and device.
     let is_copy = |it: CallKind| matches!(it, CallKind::Copy { .. });
     let sites: Vec<bool> = kinds.iter().map(|it| it.waits() || is_copy(*it)).collect();
     for (_, site, call) in capture.trace.cuda_calls.at_sites(&sites) {
-        let instance =
-            cursor.at(call.global_tid, call.start_ns, |thread| capture.stages.on(thread));
-        let (sum, ms) =
-            (&mut sums[capture.stage_number(instance)], Nanos(call.end_ns - call.start_ns).as_ms());
+        let sum = &mut sums[capture.stage_number(open.at_call(&call))];
+        let ms = Nanos(call.end_ns - call.start_ns).as_ms();
         if kinds[site as usize].waits() {
             (sum.waits, sum.wait_ms) = (sum.waits + 1, sum.wait_ms + ms);
         } else {

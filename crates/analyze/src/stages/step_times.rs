@@ -5,9 +5,9 @@
 mod outliers;
 mod step_calls;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_core::trace::event::StageRange;
+use llmprof_core::trace::{event::StageRange, timeline::Timeline};
 use serde::{Deserialize, Serialize};
 
 pub use self::outliers::{IdleTime, OutlierStep, wanted};
@@ -15,6 +15,7 @@ use super::{DECODE, PREFILL, StageTiming};
 use crate::{
     events::Events,
     stats::{Spread, lower_median, percent},
+    step_batches::do_differ,
     timeline::{
         capture::Capture,
         decode_timeline::STEP,
@@ -52,9 +53,10 @@ pub struct StepTimes {
     /// an even number, the shorter of the two in the middle.
     #[cfg_attr(feature = "schema", schema(example = 10.6))]
     pub p50_ms: f64,
-    /// Steps that take more than twice the median, of at least three.
+    /// Steps that take more than twice the median, of at least three. If the processes differ, that
+    /// is the median of the step's process.
     pub outliers: u64,
-    /// Time of the outliers above the median, of all of them, milliseconds.
+    /// Time of the outliers above that median, of all of them, milliseconds.
     pub excess_ms: f64,
     /// Steps in which a GPU idled while the host prepared code.
     #[serde(default)]
@@ -87,9 +89,21 @@ impl StepTimes {
         if self.has_two_halves() { "the lower median" } else { "the median" }
     }
 
+    /// True if the outliers exceed the medians of their processes, which differ.
+    pub fn is_by_process(&self) -> bool {
+        self.longest.iter().any(|it| it.process_p50_ms.is_some())
+    }
+
     /// The median, of at least three.
     pub fn median_ms(&self) -> Option<f64> {
         (self.ms.n as usize >= LEAST_MEDIAN).then_some(self.p50_ms)
+    }
+
+    /// Number of steps outside the timed decodes of `row`, of `steps` each: a decode that the
+    /// recording cuts has measured steps too. Negative if the timed decodes have more.
+    pub fn steps_beyond(&self, row: Option<&StageTiming>, steps: Option<f64>) -> f64 {
+        let timed = row.zip(steps).map(|(row, steps)| steps * f64::from(row.ms.n));
+        timed.map_or(0.0, |timed| f64::from(self.ms.n) - timed)
     }
 
     /// Share of the stage between its steps, percent, if it matters. `per_step_ms` is the time of
@@ -119,7 +133,7 @@ pub struct StepDevices<'a> {
 /// The steps of each stage with at least two; the instances of decode if it has no steps. `devices`
 /// is `None` if the capture is of another pass.
 pub fn step_times(events: &Events, devices: Option<&StepDevices>) -> Vec<StepTimes> {
-    let stages = stage_steps(events);
+    let stages = stage_steps(events, devices.map(|it| it.capture.trace));
     let longest = outliers::longest(&stages, devices);
     let times = |(it, longest): (&StageSteps, Vec<OutlierStep>)| StepTimes {
         stage: it.stage.into(),
@@ -127,19 +141,19 @@ pub fn step_times(events: &Events, devices: Option<&StepDevices>) -> Vec<StepTim
         ms: it.ms,
         p50_ms: it.p50_ms,
         outliers: it.outliers.len() as u64,
-        excess_ms: it.outliers.iter().fold(0.0, |sum, at| sum + it.steps[*at].ms - it.p50_ms),
+        excess_ms: it.outliers.iter().fold(0.0, |sum, at| sum + it.steps[*at].above_ms()),
         preparing: devices.map_or(0, |devices| preparing(it, devices.splits)),
         longest,
     };
     stages.iter().zip(longest).map(times).collect()
 }
 
-/// The steps of each stage with at least two.
-pub fn stage_steps<'a>(events: &Events<'a>) -> Vec<StageSteps<'a>> {
+/// The steps of each stage with at least two; `trace` is the capture that the events are of.
+pub fn stage_steps<'a>(events: &Events<'a>, trace: Option<&Timeline>) -> Vec<StageSteps<'a>> {
     let others = events.other_stages.iter().map(|it| (*it, *it));
     let step = if events.measured(STEP).next().is_some() { STEP } else { DECODE };
     let stages = [(PREFILL, PREFILL), (DECODE, step)].into_iter().chain(others);
-    stages.filter_map(|(stage, range)| StageSteps::of(stage, range, events)).collect()
+    stages.filter_map(|(stage, range)| StageSteps::of(stage, range, (events, trace))).collect()
 }
 
 /// A step of a stage, or an instance.
@@ -148,9 +162,22 @@ struct MeasuredStep {
     ms: f64,
     /// `None` if the events are not of a capture.
     process: Option<i64>,
+    /// The median of the steps that it is compared with.
+    p50_ms: f64,
+    /// True if these are at least three.
+    has_median: bool,
 }
 
 impl MeasuredStep {
+    fn is_outlier(&self) -> bool {
+        self.has_median && self.ms > OUTLIER_MEDIANS * self.p50_ms
+    }
+
+    /// Its time above the median.
+    fn above_ms(&self) -> f64 {
+        self.ms - self.p50_ms
+    }
+
     /// The time and the process of a step of a capture.
     fn place(&self) -> (Interval, i64) {
         (self.span, self.process.unwrap_or_default())
@@ -164,29 +191,38 @@ pub struct StageSteps<'a> {
     steps: Vec<MeasuredStep>,
     ms: Spread,
     p50_ms: f64,
+    /// True if the processes differ: each step is compared with the steps of its process.
+    is_by_process: bool,
     /// Places of the outliers among the steps, longest first.
     outliers: Vec<usize>,
 }
 
 impl<'a> StageSteps<'a> {
-    fn of(stage: &'a str, range: &'a str, events: &Events) -> Option<Self> {
+    fn of(
+        stage: &'a str,
+        range: &'a str,
+        (events, trace): (&Events, Option<&Timeline>),
+    ) -> Option<Self> {
         let step = |(it, process): (&StageRange, Option<i64>)| MeasuredStep {
             span: (it.start_ns, it.end_ns),
             ms: events.range_time(it).as_ms(),
             process,
+            p50_ms: 0.0,
+            has_median: false,
         };
         let mut steps: Vec<MeasuredStep> = events.measured_in_processes(range).map(step).collect();
         steps.sort_by_key(|it| it.span);
         let ms = Spread::of(steps.iter().map(|it| it.ms)).filter(|it| it.n > 1)?;
         let p50_ms = lower_median(steps.iter().map(|it| it.ms))?;
-        let mut it = Self { stage, range, steps, ms, p50_ms, outliers: vec![] };
-        it.outliers = (0..it.steps.len()).filter(|at| it.is_outlier(*at)).collect();
-        it.outliers.sort_by(|a, b| it.steps[*b].ms.total_cmp(&it.steps[*a].ms));
-        Some(it)
+        let is_by_process = set_medians(&mut steps, trace);
+        let mut outliers: Vec<usize> =
+            (0..steps.len()).filter(|at| steps[*at].is_outlier()).collect();
+        outliers.sort_by(|a, b| steps[*b].ms.total_cmp(&steps[*a].ms));
+        Some(Self { stage, range, steps, ms, p50_ms, is_by_process, outliers })
     }
 
     fn is_outlier(&self, at: usize) -> bool {
-        self.steps.len() >= LEAST_MEDIAN && self.steps[at].ms > OUTLIER_MEDIANS * self.p50_ms
+        self.steps[at].is_outlier()
     }
 
     /// Places of the steps that are not outliers.
@@ -205,6 +241,33 @@ impl<'a> StageSteps<'a> {
     }
 }
 
+/// Sets the median that each step is compared with: of all steps, or of its process if the
+/// processes differ, which it returns. Recording windows of one process are one.
+fn set_medians(steps: &mut [MeasuredStep], trace: Option<&Timeline>) -> bool {
+    let mut processes: BTreeMap<i64, Vec<f64>> = BTreeMap::new();
+    let owner = |it: &MeasuredStep| {
+        let process = it.process.unwrap_or_default();
+        trace.map_or(process, |trace| trace.collectives.owner(process))
+    };
+    for it in steps.iter() {
+        processes.entry(owner(it)).or_default().push(it.ms);
+    }
+    let is_by_process = do_differ(processes.values().cloned());
+    if !is_by_process {
+        processes = BTreeMap::from([(0, processes.into_values().flatten().collect())]);
+    }
+    let median = |(process, times): (i64, Vec<f64>)| {
+        let has_median = times.len() >= LEAST_MEDIAN;
+        Some((process, (lower_median(times)?, has_median)))
+    };
+    let medians: BTreeMap<i64, (f64, bool)> = processes.into_iter().filter_map(median).collect();
+    for it in steps {
+        let process = if is_by_process { owner(it) } else { 0 };
+        (it.p50_ms, it.has_median) = medians.get(&process).copied().unwrap_or_default();
+    }
+    is_by_process
+}
+
 /// Steps in which a GPU idled while the host prepared code: a gap is in the step of its middle.
 fn preparing(stage: &StageSteps, splits: &WindowSplits) -> u64 {
     let steps = &stage.steps;
@@ -221,109 +284,4 @@ fn preparing(stage: &StageSteps, splits: &WindowSplits) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use llmprof_core::trace::Trace;
-
-    use super::*;
-    use crate::{Analysis, analyze, kernels::tests::capture};
-
-    /// Decode steps of these lengths; in each, the host is in `tune` until its only launch.
-    fn decode(lengths_ms: &[i64]) -> Analysis {
-        let end = 1_000_000 * lengths_ms.iter().sum::<i64>();
-        let mut lines = vec![format!("range 1 decode_all 0..{end}")];
-        let mut at = 0;
-        for (id, ms) in lengths_ms.iter().enumerate() {
-            let (id, to) = (id + 1, at + ms * 1_000_000);
-            let launch = to - 500_000;
-            lines.push(format!("range 1 decode_step {at}..{to}"));
-            lines.push(format!("range 1 tune {}..{}", at + 1_000, launch - 1_000));
-            lines.push(format!("call 1 {id} {launch}..{}", launch + 5_000));
-            lines.push(format!("kernel {id} k {}..{} 7", launch + 10_000, to - 10_000));
-            at = to;
-        }
-        analyze(&Trace { nsys: Some(capture(&lines.join("\n"))), ..Trace::default() }, None, None)
-    }
-
-    #[test]
-    fn outliers_are_named_by_the_call_of_the_host_and_leave_the_median() {
-        let analysis = decode(&[1, 1, 62, 56]);
-        let times = analysis.step_times.iter().find(|it| it.stage == "decode_all").unwrap();
-        assert_eq!((times.p50_ms, times.ms.n, times.outliers), (1.0, 4, 2));
-        let longest: Vec<_> =
-            times.longest.iter().map(|it| (it.step, it.ms, it.host_call.as_deref())).collect();
-        assert_eq!(longest, [(3, 62.0, Some("the range tune")), (4, 56.0, Some("the range tune"))]);
-        assert!((times.longest[0].host_call_ms.unwrap() - 61.5).abs() < 0.1);
-    }
-
-    /// Instances of a stage of 1 ms, the third of 9 ms. In each, the GPU works but for 10 us.
-    fn working(name: &str) -> StepTimes {
-        let mut lines = Vec::new();
-        let mut at = 0;
-        for (id, ms) in [1, 1, 9, 1].into_iter().enumerate() {
-            let (id, to) = (2 * id + 1, at + ms * 1_000_000);
-            lines.push(format!("range 1 {name} {at}..{to}"));
-            for (id, from, to) in [(id, at + 10_000, at + 300_000), (id + 1, at + 300_000, to)] {
-                let kernel = if id % 2 == 1 { "short" } else { "long" };
-                lines.push(format!("call 1 {id} {}..{}", at + 1_000 + id, at + 1_002 + id));
-                lines.push(format!("kernel {id} {kernel} {from}..{to} 7"));
-            }
-            at = to;
-        }
-        let trace = Trace { nsys: Some(capture(&lines.join("\n"))), ..Trace::default() };
-        analyze(&trace, None, None).step_times.remove(0)
-    }
-
-    #[test]
-    fn instances_of_a_stage_have_outliers_with_the_work_that_took_longer() {
-        for name in ["decode_all", "prefill"] {
-            let times = working(name);
-            assert_eq!((times.p50_ms, times.outliers), (1.0, 1), "{name}");
-            assert_eq!(times.are_instances, name == "decode_all");
-            let it = &times.longest[0];
-            assert_eq!((it.step, it.host_call.as_deref()), (3, None));
-            assert_eq!((it.busy_ms, it.longest_work_ms), (Some(8.99), Some(8.7)));
-            assert_eq!(it.longest_work.as_deref(), Some("long"));
-        }
-    }
-
-    #[test]
-    fn steps_that_prepare_code_are_counted_and_not_their_gaps() {
-        let steps = [(0, 100), (100, 200), (250, 350)];
-        let steps = steps.map(|span| MeasuredStep { span, ms: 1.0, process: None }).into();
-        let ms = Spread::of([1.0; 3]).unwrap();
-        let (stage, range) = (DECODE, STEP);
-        let stage = StageSteps { stage, range, steps, ms, p50_ms: 1.0, outliers: vec![] };
-        let count = |gaps: &[(&str, u32, Interval)]| {
-            let gap = |it: &(&str, u32, Interval)| LongGap {
-                stage: it.0.into(),
-                from: it.2.0,
-                to: it.2.1,
-                call: it.1,
-            };
-            let splits = WindowSplits {
-                host_calls: vec![format!("{LOADING} cuLibraryLoadData"), "tune".into()],
-                long_gaps: gaps.iter().map(gap).collect(),
-                ..WindowSplits::default()
-            };
-            preparing(&stage, &splits)
-        };
-        assert_eq!(count(&[(DECODE, 0, (10, 20)), (DECODE, 0, (30, 90))]), 1, "one step");
-        assert_eq!(count(&[(DECODE, 0, (90, 150)), (DECODE, 0, (260, 300))]), 2);
-        assert_eq!(count(&[(DECODE, 0, (190, 240))]), 0, "most of it between steps");
-        assert_eq!(count(&[(DECODE, 1, (10, 20)), (PREFILL, 0, (10, 20))]), 0);
-    }
-
-    #[test]
-    fn two_steps_are_apart_and_have_neither_a_median_nor_an_outlier() {
-        let times = &decode(&[1, 9]).step_times[0];
-        assert_eq!((times.median_ms(), times.apart_ms()), (None, Some((1.0, 9.0))));
-        assert_eq!((times.outliers, times.are_steps()), (0, true));
-        assert_eq!(decode(&[1, 1, 9]).step_times[0].apart_ms(), None);
-    }
-
-    #[test]
-    fn equal_steps_have_no_outlier_and_one_step_has_no_median() {
-        assert_eq!(decode(&[3, 3, 4]).step_times[0].outliers, 0);
-        assert_eq!(decode(&[3]).step_times, []);
-    }
-}
+mod tests;

@@ -184,18 +184,29 @@ fn processes_whose_times_differ_have_rows_of_their_own() {
 
 #[test]
 fn windows_of_one_process_are_one_process() {
-    let of = |files: [u32; 2]| {
-        let mut ranks = Collectives::default();
-        for (window, file) in [7, 8].into_iter().zip(files) {
-            ranks.processes.insert(window << 24, ProcessRank { file, ..ProcessRank::default() });
-        }
-        let alike = of_processes(&[(7, 4.0), (8, 4.0)], &ranks).remove(0).processes;
-        let steps = [(7, 4.0), (7, 4.0), (7, 4.0), (8, 6.0), (8, 6.0), (8, 6.0)];
-        let rows = of_processes(&steps, &ranks);
-        (alike, rows.iter().map(|it| (it.process, it.processes, it.steps)).collect::<Vec<_>>())
+    let (name, other) = ("execute_context_0(0)_generation_2(2)", 1_i64 << 40);
+    let of = |second_ms: i64, window_of: Option<i64>| {
+        let step = |at: i64| {
+            let (second, from) = (at / 3, 10_000_000 * at);
+            let (thread, ms) = (second * other + 1, if second == 0 { 4 } else { second_ms });
+            let (id, to) = (at + 1, from + 1_000_000 * ms);
+            let call = format!("call {thread} {id} {}..{}", from + 1, from + 2);
+            let kernel = format!("kernel {id} k {}..{} 7", from + 10, to - 10);
+            format!("range {thread} {name} {from}..{to}\n{call}\n{kernel}")
+        };
+        let mut trace = capture(&(0..6).map(step).collect::<Vec<_>>().join("\n"));
+        let process = |id: i64| 7 << 24 | if id > 3 { other } else { 0 };
+        trace.kernels = trace.kernels.map(|_, it| it.global_pid = process(it.correlation_id));
+        let place = ProcessRank { window_of, ..ProcessRank::default() };
+        trace.collectives.processes.insert(process(4), place);
+        let rows = rows_of(&trace);
+        rows.iter().map(|it| (it.process, it.processes, it.steps)).collect::<Vec<_>>()
     };
-    assert_eq!(of([0, 0]), (1, vec![(None, 1, 6)]), "a file of one process");
-    assert_eq!(of([0, 1]), (2, vec![(Some(7), 1, 3), (Some(8), 1, 3)]));
+    let second = Some(1 << 16 | 7);
+    assert_eq!(of(4, None), [(None, 2, 6)], "two processes");
+    assert_eq!(of(6, None), [(Some(7), 1, 3), (second, 1, 3)]);
+    assert_eq!(of(4, Some(7 << 24)), [(None, 1, 6)], "one process");
+    assert_eq!(of(6, Some(7 << 24)), [(None, 1, 6)]);
 }
 
 proptest! {

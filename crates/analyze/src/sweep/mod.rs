@@ -40,13 +40,13 @@ pub struct SweepRow {
     pub run_id: Option<RunId>,
     /// Why it has no figures; `null` also while it is not measured yet.
     pub gap: Option<String>,
-    /// Time to first token, milliseconds.
+    /// Median time to first token, milliseconds.
     pub ttft_ms: Option<f64>,
-    /// Time per output token, milliseconds.
+    /// Median time per output token, milliseconds.
     pub tpot_ms: Option<f64>,
-    /// Wall time, milliseconds.
+    /// Median wall time, milliseconds.
     pub wall_ms: Option<f64>,
-    /// Output tokens per second of the whole pass.
+    /// Output tokens per second of a whole repeat, the median over repeats.
     pub tokens_per_s: Option<f64>,
     /// Joules per output token.
     pub energy_j: Option<f64>,

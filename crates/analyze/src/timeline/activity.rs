@@ -11,7 +11,10 @@ use llmprof_core::trace::{
     timeline::{CopyKind, ON_HOST, Timeline, process_of},
 };
 
-use super::capture::{Capture, Join};
+use super::{
+    capture::{Capture, Join},
+    interval::Interval,
+};
 
 /// Name of a graph that was traced as a whole, among the kernels of tables.
 pub const WHOLE_GRAPH: &str = "CUDA graph";
@@ -125,18 +128,73 @@ fn merged(
 }
 
 /// Union length of intervals added in order of start.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Busy {
     pub ns: i64,
-    until: Option<i64>,
+    until: i64,
+}
+
+impl Default for Busy {
+    fn default() -> Self {
+        Self { ns: 0, until: i64::MIN }
+    }
 }
 
 impl Busy {
     /// Adds an interval and returns the part not covered by earlier ones.
-    pub fn add(&mut self, start_ns: i64, end_ns: i64) -> (i64, i64) {
-        let start_ns = self.until.map_or(start_ns, |until| until.max(start_ns));
-        self.until = Some(self.until.map_or(end_ns, |until| until.max(end_ns)));
-        self.ns = self.ns.saturating_add((end_ns - start_ns).max(0));
+    #[inline]
+    pub fn add(&mut self, start_ns: i64, end_ns: i64) -> Interval {
+        let start_ns = self.until.max(start_ns);
+        self.until = self.until.max(end_ns);
+        self.ns = self.ns.saturating_add(end_ns.saturating_sub(start_ns).max(0));
         (start_ns, end_ns.max(start_ns))
+    }
+
+    /// The part of the next interval that earlier ones cover; empty or inverted if none.
+    #[inline]
+    pub fn covered(&self, (start_ns, end_ns): Interval) -> Interval {
+        (start_ns, end_ns.min(self.until))
+    }
+
+    /// The part of an interval after all earlier ones.
+    #[inline]
+    pub fn idle_in(&self, (from, to): Interval) -> Option<Interval> {
+        let from = self.until.max(from);
+        (from < to).then_some((from, to))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn an_interval_is_new_or_covered_time_and_only_time_after_all_earlier_ones_is_idle(
+            intervals in prop::collection::vec((-20i64..40, 0i64..15), 1..12)
+        ) {
+            let mut intervals: Vec<Interval> =
+                intervals.iter().map(|(start, length)| (*start, start + length)).collect();
+            intervals.sort_by_key(|it| it.0);
+            let mut busy = Busy::default();
+            for (at, it) in intervals.iter().enumerate() {
+                let before = |t: &i64| {
+                    intervals[..at].iter().any(|(start, end)| (*start..*end).contains(t))
+                };
+                let count = |(from, to): Interval| (from..to).count();
+                let covered = (it.0..it.1).filter(before).count();
+                prop_assert_eq!(count(busy.covered(*it)), covered);
+                let gap = (it.0 - 9, it.0);
+                let last = intervals[..at].iter().map(|it| it.1).max().unwrap_or(i64::MIN);
+                let idle = (gap.0..gap.1).filter(|t| *t >= last).count();
+                prop_assert_eq!(busy.idle_in(gap).map_or(0, count), idle);
+                let added = busy.add(it.0, it.1);
+                prop_assert_eq!(count(added), count(*it) - covered);
+            }
+            let is_in = |t: &i64| intervals.iter().any(|(start, end)| (*start..*end).contains(t));
+            prop_assert_eq!(busy.ns, (-20..60).filter(is_in).count() as i64);
+        }
     }
 }

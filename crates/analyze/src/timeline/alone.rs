@@ -9,7 +9,9 @@ use llmprof_core::domain::units::Nanos;
 
 use super::{
     activity::{DeviceWork, activities},
+    at_once::{ActiveWork, RunningWork},
     capture::Capture,
+    interval::Interval,
 };
 
 /// Milliseconds by stage and kernel name, summed over stage instances.
@@ -18,41 +20,21 @@ pub type AloneTimes = BTreeMap<(String, String), f64>;
 /// Stage number and kernel name; `None` for other work.
 type AloneKey = (usize, Option<u32>);
 
-/// Work running on one device.
-#[derive(Default)]
-struct RunningWork {
-    active: Vec<(i64, AloneKey)>,
-    /// End of the time already accounted for.
-    until: i64,
-}
-
-impl RunningWork {
-    /// Accounts for the time up to `to`.
-    fn advance(&mut self, to: i64, alone: &mut HashMap<AloneKey, i64>) {
-        while let Some((at, (end, _))) = self
-            .active
-            .iter()
-            .enumerate()
-            .min_by_key(|(_, (end, _))| *end)
-            .map(|(at, it)| (at, *it))
-        {
-            let next = end.min(to);
-            let first = self.active[0].1;
-            if next > self.until && self.active.iter().all(|(_, row)| *row == first) {
-                *alone.entry(first).or_default() += next - self.until;
-            }
-            self.until = self.until.max(next);
-            if end > to {
-                return;
-            }
-            self.active.swap_remove(at);
-        }
+/// Adds a time to the kernel that is the only one in it, maybe several times.
+fn add_alone(
+    sums: &mut HashMap<AloneKey, i64>,
+    (from, to): Interval,
+    active: &ActiveWork<AloneKey>,
+) {
+    let first = active[0].1;
+    if active.iter().all(|it| it.1 == first) {
+        *sums.entry(first).or_default() += to - from;
     }
 }
 
 /// Sums the time in which each kernel ran alone on its device.
 pub fn alone(capture: &Capture) -> AloneTimes {
-    let mut devices: BTreeMap<u32, RunningWork> = BTreeMap::new();
+    let mut devices: BTreeMap<u32, RunningWork<AloneKey>> = BTreeMap::new();
     let mut sums: HashMap<AloneKey, i64> = HashMap::default();
     let kinds = capture.trace.kernels.kinds();
     for it in activities(capture) {
@@ -60,12 +42,15 @@ pub fn alone(capture: &Capture) -> AloneTimes {
             DeviceWork::Kernel(kind) => Some(kinds[kind as usize].name),
             _ => None,
         };
+        let key = (capture.stage_number(it.join.instance), name);
         let running = devices.entry(it.device).or_default();
-        running.advance(it.start_ns, &mut sums);
-        running.until = it.start_ns.max(running.until);
-        running.active.push((it.end_ns, (capture.stage_number(it.join.instance), name)));
+        running.start((it.start_ns, it.end_ns), key, |time, active| {
+            add_alone(&mut sums, time, active);
+        });
     }
-    devices.values_mut().for_each(|running| running.advance(i64::MAX, &mut sums));
+    for running in devices.values_mut() {
+        running.advance(i64::MAX, |time, active| add_alone(&mut sums, time, active));
+    }
     let name = |at: u32| capture.trace.text(at).to_owned();
     let mut alone = AloneTimes::new();
     // In order, so that sums of rounded times do not depend on the hashes.

@@ -16,7 +16,6 @@ use crate::{
     kernels::{OUTSIDE, WARMUP},
     timeline::{
         framework_nests::FrameworkIndex,
-        launches::Cursor,
         open_ranges::{EXCLUDED, NONE, OpenStages, StepInside},
         running::each_running,
     },
@@ -78,31 +77,28 @@ impl<'a> Capture<'a> {
             rayon::join(|| OpenStages::of(trace, WARMUP), || CallIndex::of(&trace.cuda_calls));
         let join = |ids: &mut dyn Iterator<Item = (i64, i64)>| -> PackedRows<2> {
             let (mut lookup, mut calls) = (index.lookup(), trace.cuda_calls.reader());
-            let mut cursor = Cursor::default();
+            let mut open = stages.cursor();
             let joined = ids.map(|(process, correlation)| {
                 let call = lookup.find(process, correlation);
                 let instance = if call == NO_CALL {
                     // Without a launching call, the included range is unknown.
                     if trace.rules.include_ranges.is_empty() { NONE } else { EXCLUDED }
                 } else {
-                    let call = calls.get(call);
-                    cursor.at(call.global_tid, call.start_ns, |thread| stages.on(thread))
+                    open.at_call(&calls.get(call))
                 };
                 [call.into(), instance.into()]
             });
             joined.collect()
         };
         let parts: Vec<_> = trace.kernels.parts(rayon::current_num_threads()).collect();
-        let join_part = |kernels| {
-            let ids = |it: TracedKernel| (it.global_pid, it.correlation_id);
-            join(&mut Iterator::map(kernels, ids))
-        };
+        let join_part =
+            |kernels| join(&mut Iterator::map(kernels, |it: TracedKernel| it.launch_id()));
         let parts: Vec<PackedRows<2>> = parts.into_par_iter().map(join_part).collect();
         let mut kernels = PackedRows::default();
         parts.into_iter().for_each(|part| kernels.append(part));
-        let copies = trace.copies.iter().map(|it| (it.global_pid, it.correlation_id));
+        let copies = trace.copies.iter().map(MemoryOp::launch_id);
         let copies = Arc::new(Joins(join(&mut { copies })));
-        let graphs = trace.graphs.iter().map(|it| (it.global_pid, it.correlation_id));
+        let graphs = trace.graphs.iter().map(GraphLaunch::launch_id);
         let graphs = Arc::new(Joins(join(&mut { graphs })));
         let kernels = Arc::new(Joins(kernels));
         let mut capture =
@@ -118,15 +114,13 @@ impl<'a> Capture<'a> {
         self.stages.take_out(steps);
         let joined = |joins: &Joins| -> Arc<Joins> {
             let mut calls = self.trace.cuda_calls.reader();
-            let mut cursor = Cursor::default();
+            let mut open = self.stages.cursor();
             let join = |it: Join| -> [i64; 2] {
                 // Work without a call has no stage instance.
                 if !it.has_call() {
                     return [it.call.into(), it.instance.into()];
                 }
-                let call = calls.get(it.call);
-                let on = |thread| self.stages.on(thread);
-                [it.call.into(), cursor.at(call.global_tid, call.start_ns, on).into()]
+                [it.call.into(), open.at_call(&calls.get(it.call)).into()]
             };
             Arc::new(Joins(joins.iter().map(join).collect()))
         };
@@ -228,16 +222,18 @@ impl<'a> Capture<'a> {
     /// Reads the launches of one kind that run, each with the index of its call and the instance of
     /// a stage open at its start.
     pub fn each_running(&self, wanted: CallKind, mut read: impl FnMut(usize, &ApiCall, u32)) {
-        let mut cursor = Cursor::default();
-        each_running(self.trace, wanted, |at, call| {
-            let on = |thread| self.stages.on(thread);
-            read(at, call, cursor.at(call.global_tid, call.start_ns, on));
-        });
+        let mut open = self.stages.cursor();
+        each_running(self.trace, wanted, |at, call| read(at, call, open.at_call(call)));
     }
 
     /// The stage label of an instance; [`Self::outside`] outside all stages.
     pub fn stage(&self, instance: u32) -> &str {
         self.stage_label(self.stage_number(instance))
+    }
+
+    /// The same of work by its join; `None` if its call is not recorded.
+    pub fn stage_of(&self, join: Join) -> Option<&str> {
+        join.has_call().then(|| self.stage(join.instance))
     }
 
     /// Stage number for tables: 0 outside all stages, else label index plus one; the last number is

@@ -11,8 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     activity::{Activity, Busy, DeviceWork, activities},
     capture::Capture,
-    interval::Interval,
-    stage_spans::extended,
+    interval::{Interval, extended},
     withheld::{TimelineFigure, Withheld},
 };
 use crate::stats::percent;

@@ -35,6 +35,9 @@ pub struct EngineStepRecord {
     pub step: u64,
     #[serde(default = "named")]
     pub source: StepSource,
+    /// True for a step that an engine scheduled: no repeat has several.
+    #[serde(skip)]
+    pub is_scheduled: bool,
     /// `null` for an inferred step.
     #[cfg_attr(feature = "schema", schema(example = "vllm"))]
     pub engine: Option<String>,
@@ -214,6 +217,7 @@ pub fn engine_steps(capture: &Capture) -> Vec<EngineStepRecord> {
         let excluded_ms = |it: Interval| Nanos(excluded.overlap_ns(it.0, it.1)).as_ms();
         let waited = excluded.outside(span).map(|it| waits.overlap_ns(it.0, it.1));
         let mut record = record(at, origin, step, (&work, span));
+        record.process = pid_of(capture.trace.collectives.owner(step.place));
         record.unrecorded_wait_ms = Nanos(waited.sum()).as_ms();
         record.period_ms = period_ms;
         record.host_ms -= excluded_ms(range);
@@ -277,6 +281,7 @@ fn record(
     EngineStepRecord {
         step: at as u64,
         source: step.source,
+        is_scheduled: step.is_scheduled,
         engine: step.engine.map(str::to_owned),
         class: step.class,
         mode: step.mode.clone(),

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use llmprof_core::trace::timeline::{CallReader, ON_HOST};
 
 use super::{
-    activity::{Activity, DeviceWork, activities},
+    activity::{Activity, Busy, DeviceWork, activities},
     capture::Capture,
     interval::{Interval, IntervalSet},
 };
@@ -66,19 +66,17 @@ impl<'a> FirstWork<'a> {
 pub fn unrecorded_waits(capture: &Capture) -> IntervalSet {
     let mut first = FirstWork::of(capture);
     let mut calls = capture.trace.cuda_calls.reader();
-    let mut busy_until: Vec<(u32, i64)> = Vec::new();
+    let mut devices: Vec<(u32, Busy)> = Vec::new();
     let mut waits: Vec<Interval> = Vec::new();
     for work in activities(capture).filter(|it| it.device != ON_HOST) {
         let from = first.waited_from(&work, &mut calls);
-        let at = busy_until.iter().position(|it| it.0 == work.device).unwrap_or_else(|| {
-            busy_until.push((work.device, i64::MIN));
-            busy_until.len() - 1
+        let at = devices.iter().position(|it| it.0 == work.device).unwrap_or_else(|| {
+            devices.push((work.device, Busy::default()));
+            devices.len() - 1
         });
-        let until = &mut busy_until[at].1;
-        if let Some(from) = from.map(|from| from.max(*until)).filter(|it| *it < work.start_ns) {
-            waits.push((from, work.start_ns));
-        }
-        *until = (*until).max(work.end_ns);
+        let busy = &mut devices[at].1;
+        waits.extend(from.and_then(|from| busy.idle_in((from, work.start_ns))));
+        busy.add(work.start_ns, work.end_ns);
     }
     IntervalSet::new(waits)
 }

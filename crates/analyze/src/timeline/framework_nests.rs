@@ -49,7 +49,7 @@ pub struct FrameworkIndex {
     pub hosts: usize,
     pub replays: GraphReplays,
     /// Thread and entry by kernel; [`NONE`] without an operator.
-    pub kernels: Vec<(u32, u32)>,
+    kernels: Vec<(u32, u32)>,
 }
 
 impl FrameworkIndex {
@@ -93,6 +93,19 @@ impl FrameworkIndex {
 
     fn place(&self, thread: i64) -> Option<usize> {
         self.threads.binary_search_by_key(&thread, |it| it.thread).ok()
+    }
+
+    /// The innermost operator of a kernel: its thread, the nest of that thread, and its entry.
+    #[inline]
+    pub fn innermost(&self, kernel: usize) -> Option<(u32, &ThreadNest, u32)> {
+        let (thread, entry) = *self.kernels.get(kernel)?;
+        Some((thread, self.threads.get(thread as usize)?, entry))
+    }
+
+    /// Thread and entry of the innermost operator of each kernel that has one.
+    pub fn launching(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let known = self.kernels.iter().filter(|it| it.0 != NONE);
+        known.map(|(thread, entry)| (*thread as usize, *entry as usize))
     }
 
     /// Thread and entry of the innermost operator of each kernel, in the order of the capture.
@@ -197,8 +210,7 @@ pub fn device_times(capture: &Capture, index: &FrameworkIndex) -> DeviceTimes {
     for (at, (kernel, Join { instance, call })) in kernels.enumerate() {
         let replayed = if kernel.graph_node.is_some() { kernel.ns() } else { 0 };
         times.replayed_ns += replayed;
-        let (thread, innermost) = index.kernels[at];
-        let Some(nest) = index.threads.get(thread as usize) else { continue };
+        let Some((thread, nest, innermost)) = index.innermost(at) else { continue };
         times.replayed_known_ns += replayed;
         let stage = capture.stage_number(instance);
         let replay = index.replay_of(thread, call);

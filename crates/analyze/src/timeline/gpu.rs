@@ -26,6 +26,8 @@ pub mod split;
 pub mod step_idle;
 mod waits;
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 pub use self::{
@@ -36,7 +38,7 @@ use llmprof_core::domain::units::Nanos;
 
 use self::{
     cells::GpuCells,
-    split::{SplitSums, WindowSplits},
+    split::{GapReason, SplitSums, WindowSplits},
     step_idle::WantedSteps,
 };
 use super::{
@@ -128,6 +130,9 @@ pub struct StageGpu {
     /// of windows if instances overlap on a GPU, whose window has that time once.
     #[serde(skip)]
     pub repeats: Option<f64>,
+    /// Nanoseconds of idle time by reason, in the row of one of several GPUs; empty in a total.
+    #[serde(skip)]
+    pub idle_ns: BTreeMap<GapReason, i64>,
 }
 
 /// Copies of one kind launched by a stage.
@@ -163,6 +168,25 @@ impl StageGpus {
         self.devices.retain(|it| is_kept(&it.stage));
     }
 
+    /// GPUs with kernels of one instance of a stage, the mean over instances; 1 if they are
+    /// unknown. A process, or a thread, may use several.
+    pub fn gpus_of_instance(&self, stage: &str) -> f64 {
+        let all = self.totals.iter().find(|it| it.stage == stage).map_or(0, |it| it.instances);
+        let used = self.devices.iter().filter(|it| it.stage == stage);
+        let used = used.filter(|it| it.launches + it.whole_graphs > 0);
+        let windows = used.map(|it| it.instances).sum::<u64>();
+        ratio(windows as f64, all as f64).unwrap_or(1.0).max(1.0)
+    }
+
+    /// Adds the idle time by reason to the rows of one GPU.
+    fn add_idle(&mut self, splits: &WindowSplits) {
+        for row in &mut self.devices {
+            let split = splits.stages.iter().find(|it| it.stage == row.stage);
+            let on_gpu = split.zip(row.device).and_then(|(it, gpu)| it.on_gpus.get(&gpu));
+            row.idle_ns = on_gpu.map(|it| it.gaps.clone()).unwrap_or_default();
+        }
+    }
+
     /// Adds the rows of other stages.
     pub fn append(&mut self, other: Self) {
         let Self { totals, devices, early, reasons } = other;
@@ -192,7 +216,9 @@ pub fn device_tables(
     let mut splits = splits.finish(&capture.stages.labels, &cells);
     other_work::add(capture, &cells, &mut splits);
     let host = host.map(|it| it.finish(capture)).unwrap_or_default();
-    (stage_gpu(capture, &cells), splits, host)
+    let mut gpus = stage_gpu(capture, &cells);
+    gpus.add_idle(&splits);
+    (gpus, splits, host)
 }
 
 fn stage_gpu(capture: &Capture, cells: &GpuCells) -> StageGpus {
@@ -294,11 +320,12 @@ fn row(stage: &str, instances: u64, cells: &[(u32, &GpuCell)]) -> StageGpu {
             count(|it| it.instances) as f64 * window as f64,
             sum(|it| it.instances_ns) as f64,
         ),
+        idle_ns: BTreeMap::new(),
     }
 }
 
 fn copies(cells: &[(u32, &GpuCell)]) -> Vec<StageCopies> {
-    let mut kinds = std::collections::BTreeMap::new();
+    let mut kinds = BTreeMap::new();
     for (kind, moved) in cells.iter().flat_map(|(_, cell)| &cell.copies) {
         cells::TransferKind::add(kinds.entry(*kind).or_default(), moved);
     }

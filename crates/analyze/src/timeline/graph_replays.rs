@@ -154,7 +154,9 @@ fn fitting(
     for (at, graph) in known.iter().enumerate() {
         let captured = graph.captured;
         let other_rank = captured.rank.zip(rank).is_some_and(|(a, b)| a != b);
-        if captured.process.map_or(other_rank, |process| process != class.process) {
+        let owner = |process: i64| trace.collectives.owner(process);
+        let is_other = |process: i64| owner(process) != owner(class.process);
+        if captured.process.map_or(other_rank, is_other) {
             continue;
         }
         match fit::fit(&class.nodes, graph, trace) {

@@ -109,7 +109,7 @@ pub fn findings(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
 
 /// The finding on graphs that start on the host, if their GPU is unknown.
 pub fn unplaced(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
-    let graphs = trace.nsys.as_ref().map_or(&[][..], |nsys| &nsys.graphs);
+    let graphs = trace.timeline.as_ref().map_or(&[][..], |nsys| &nsys.graphs);
     let count = graphs.iter().filter(|it| it.device == ON_HOST).count();
     if count == 0 {
         return Vec::new();

@@ -1,6 +1,8 @@
 //! Sets of calls, and the ranges that are open at them.
 
-use crate::timeline::open_ranges::{NONE, Segments};
+use llmprof_core::trace::timeline::ApiCall;
+
+use crate::timeline::open_ranges::{NONE, OpenStages, Segments};
 
 /// A set of calls by their indices.
 pub struct CallSet(Vec<u64>);
@@ -36,5 +38,32 @@ impl<'a> Cursor<'a> {
             (self.thread, self.segments, self.hint) = (Some(thread), of(thread), 0);
         }
         self.segments.map_or(NONE, |segments| segments.at(t, &mut self.hint))
+    }
+}
+
+/// Looks up the instances of stages, in the order of their calls.
+pub struct StageCursor<'a> {
+    stages: &'a OpenStages,
+    cursor: Cursor<'a>,
+}
+
+impl OpenStages {
+    pub fn cursor(&self) -> StageCursor<'_> {
+        StageCursor { stages: self, cursor: Cursor::default() }
+    }
+}
+
+impl StageCursor<'_> {
+    /// The instance that counts at the start of a call.
+    #[inline]
+    pub fn at_call(&mut self, call: &ApiCall) -> u32 {
+        self.at(call.global_tid, call.start_ns)
+    }
+
+    /// The instance that counts on a thread at `t`.
+    #[inline]
+    pub fn at(&mut self, thread: i64, t: i64) -> u32 {
+        let stages = self.stages;
+        self.cursor.at(thread, t, |thread| stages.on(thread))
     }
 }

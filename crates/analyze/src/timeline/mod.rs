@@ -2,6 +2,7 @@
 
 pub mod activity;
 pub mod alone;
+pub mod at_once;
 pub mod capture;
 pub mod decode_timeline;
 pub mod device_time;

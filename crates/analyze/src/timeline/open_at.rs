@@ -21,14 +21,40 @@ pub fn operator_nests(trace: &Timeline) -> Vec<(i64, RangeNest)> {
     nest_ranges(trace, is_operator(trace)).into_iter().collect()
 }
 
+/// Values at the captures of graph nodes, looked up once for each node.
+pub struct AtCapture<T> {
+    captured: HashMap<u64, GraphNode>,
+    of_node: HashMap<u64, Option<T>>,
+}
+
+impl<T: Copy> AtCapture<T> {
+    pub fn new(trace: &Timeline) -> Self {
+        Self { captured: captured_nodes(&trace.graph_nodes), of_node: HashMap::default() }
+    }
+
+    /// Times and threads of all captures, in order.
+    pub fn places(&self) -> Vec<(i64, i64)> {
+        let place = |it: &GraphNode| (it.at_ns, it.global_tid);
+        let mut places: Vec<(i64, i64)> = self.captured.values().map(place).collect();
+        places.sort_unstable();
+        places.dedup();
+        places
+    }
+
+    /// The value where a node was captured; `None` if that is not recorded.
+    #[inline]
+    pub fn get(&mut self, node: u64, value: impl FnOnce(&GraphNode) -> T) -> Option<T> {
+        let captured = &self.captured;
+        *self.of_node.entry(node).or_insert_with(|| captured.get(&node).map(value))
+    }
+}
+
 /// Looks up ranges at launches, in the order of the capture.
 pub struct OpenAt<'a> {
     calls: CallReader<'a>,
     ranges: &'a [Range],
     nests: &'a [(i64, RangeNest)],
-    captured: HashMap<u64, GraphNode>,
-    /// By node, see [`Self::at_capture`].
-    of_node: HashMap<u64, Option<Option<OpenEntry>>>,
+    captures: AtCapture<Option<OpenEntry>>,
     /// Thread of the last call, its nest, and the place of the lookup there.
     last: (Option<i64>, Option<usize>, NestHint),
 }
@@ -40,8 +66,7 @@ impl<'a> OpenAt<'a> {
             calls: trace.cuda_calls.reader(),
             ranges: &trace.ranges,
             nests,
-            captured: captured_nodes(&trace.graph_nodes),
-            of_node: HashMap::default(),
+            captures: AtCapture::new(trace),
             last: Default::default(),
         }
     }
@@ -58,12 +83,10 @@ impl<'a> OpenAt<'a> {
     /// The range open when a node was captured; `None` if that is not recorded.
     pub fn at_capture(&mut self, node: u64) -> Option<Option<OpenEntry>> {
         let (nests, ranges) = (self.nests, self.ranges);
-        *self.of_node.entry(node).or_insert_with(|| {
-            let origin = self.captured.get(&node)?;
-            Some(place(nests, origin.global_tid).and_then(|at| {
-                let entry = nests[at].1.at(ranges, origin.at_ns, &mut NestHint::default());
-                (entry != NONE).then_some((at, entry))
-            }))
+        self.captures.get(node, |origin| {
+            let at = place(nests, origin.global_tid)?;
+            let entry = nests[at].1.at(ranges, origin.at_ns, &mut NestHint::default());
+            (entry != NONE).then_some((at, entry))
         })
     }
 

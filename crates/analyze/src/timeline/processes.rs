@@ -1,6 +1,7 @@
 //! Work of each process on each device, which other tables sum.
 //!
-//! Device numbers are the host's, not the process's. A process without device work has no row.
+//! Device numbers are the host's, not the process's. A process without device work has no row, and
+//! a process with several recording windows is one process.
 
 use std::{
     cmp::Reverse,
@@ -9,12 +10,12 @@ use std::{
 
 use llmprof_core::{
     domain::units::Nanos,
-    trace::timeline::{CopyKind, MemoryOp, ON_HOST, Timeline, pid_of, process_of},
+    trace::timeline::{CopyKind, MemoryOp, ON_HOST, Timeline, pid_of},
 };
 use serde::{Deserialize, Serialize};
 
 use super::{
-    activity::{Activity, Busy, DeviceWork, activities},
+    activity::{Activity, Busy, DeviceWork, activities, used_devices},
     capture::{Capture, Join},
     duration_stats::DurationStats,
     range_groups::RangeGroups,
@@ -160,15 +161,13 @@ impl ProcessCell {
 /// Sums the work of a capture by process and device.
 pub fn processes(capture: &Capture) -> Processes {
     let (numbers, kinds) = (capture.stage_count(), capture.trace.kernels.kinds());
-    let of_copies = capture.trace.copies.iter().map(|it| (process_of(it.global_pid), it.device));
-    let of_graphs = capture.trace.graphs.iter().filter(|it| it.device != ON_HOST);
-    let of_graphs = of_graphs.map(|it| (process_of(it.global_pid), it.device));
-    let of_kernels = kinds.iter().map(|it| (process_of(it.global_pid), it.device));
-    let mut pairs: Vec<(i64, u32)> = of_kernels.chain(of_copies).chain(of_graphs).collect();
-    pairs.sort_unstable();
-    pairs.dedup();
+    let owner = |global_id: i64| capture.trace.collectives.owner(global_id);
+    let used = used_devices(capture.trace).into_iter();
+    let pairs: BTreeSet<(i64, u32)> = used.map(|(process, it)| (owner(process), it)).collect();
+    let pairs: Vec<(i64, u32)> = pairs.into_iter().collect();
     let pair_of = |process: i64, device: u32| {
-        pairs.partition_point(|pair| *pair < (process_of(process), device))
+        let pair = (owner(process), device);
+        pairs.partition_point(|it| *it < pair)
     };
     let of_kind: Vec<usize> = kinds.iter().map(|it| pair_of(it.global_pid, it.device)).collect();
 
@@ -178,7 +177,7 @@ pub fn processes(capture: &Capture) -> Processes {
     for it in activities(capture) {
         let number = capture.stage_number(it.join.instance);
         if it.device == ON_HOST {
-            unplaced.insert((it.process, number));
+            unplaced.insert((owner(it.process), number));
             continue;
         }
         let pair = match it.work {
@@ -257,7 +256,8 @@ fn kernels(
 
 fn ranges(trace: &Timeline) -> Limited<ProcessRange> {
     let closed = || trace.ranges.iter().filter_map(|it| Some((it, it.end_ns? - it.start_ns)));
-    let mut processes = closed().map(|(it, _)| process_of(it.global_tid));
+    let owner = |global_id: i64| trace.collectives.owner(global_id);
+    let mut processes = closed().map(|(it, _)| owner(it.global_tid));
     let one = processes.next();
     if processes.all(|it| Some(it) == one) {
         return Limited::default();
@@ -265,7 +265,7 @@ fn ranges(trace: &Timeline) -> Limited<ProcessRange> {
     let mut groups = RangeGroups::new(&trace.rules);
     let mut times: BTreeMap<(i64, u32), Vec<i64>> = BTreeMap::new();
     for (range, ns) in closed() {
-        let group = (process_of(range.global_tid), groups.number(range));
+        let group = (owner(range.global_tid), groups.number(range));
         times.entry(group).or_default().push(ns);
     }
     let names = groups.names();
@@ -289,112 +289,4 @@ impl Summed for ProcessRange {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::kernels::tests::capture;
-
-    /// A capture of two identical processes, the second on device 1 and 1,000 ns later.
-    fn twice(sketch: &str) -> Timeline {
-        let (mut both, other) = (capture(sketch), capture(sketch));
-        let away = |id: i64| id + (2 << 24);
-        for mut range in other.ranges {
-            range.global_tid = away(range.global_tid);
-            both.ranges.push(range);
-        }
-        for call in other.cuda_calls.iter() {
-            both.cuda_calls.push(llmprof_core::trace::timeline::ApiCall {
-                global_tid: away(call.global_tid),
-                ..call
-            });
-        }
-        for kernel in other.kernels.iter() {
-            let (start_ns, end_ns) = (kernel.start_ns + 1_000, kernel.end_ns + 1_000);
-            both.kernels.push(llmprof_core::trace::kernel::Kernel {
-                global_pid: away(kernel.global_pid),
-                device: 1,
-                start_ns,
-                end_ns,
-                ..kernel.into()
-            });
-        }
-        both
-    }
-
-    const SKETCH: &str =
-        "range 1 prefill 0..100\ncall 1 1 10..11\ncall 1 2 20..21\ncall 1 3 200..201
-                          kernel 1 k 300..310 7\nkernel 2 k 305..320 8\nkernel 3 l 320..330 7";
-
-    fn lines(processes: &Processes) -> String {
-        let line = |it: &ProcessStage| {
-            let (ns, busy) = (it.kernel_ms.unwrap() * 1e6, it.busy_ms.unwrap() * 1e6);
-            format!(
-                "{} on {} {:?}: {} launches, {ns:.0} ns, busy {busy:.0}",
-                it.process, it.device, it.stage, it.launches
-            )
-        };
-        processes.stages.iter().map(line).collect::<Vec<_>>().join("\n")
-    }
-
-    #[test]
-    fn work_by_process_and_device_adds_up_to_the_stage_totals() {
-        let trace = twice(SKETCH);
-        let timeline = Capture::of(&trace);
-        let by_process = processes(&timeline);
-        insta::assert_snapshot!(lines(&by_process), @r#"
-        7 on 0 "": 1 launches, 10 ns, busy 10
-        7 on 0 "prefill": 2 launches, 25 ns, busy 20
-        9 on 1 "": 1 launches, 10 ns, busy 10
-        9 on 1 "prefill": 2 launches, 25 ns, busy 20
-        "#);
-        for total in crate::kernels::kernels(&timeline).stages {
-            let of_stage = || by_process.stages.iter().filter(|it| it.stage == total.stage);
-            let sum: f64 = of_stage().filter_map(|it| it.kernel_ms).sum();
-            assert_eq!(of_stage().map(|it| it.launches).sum::<u64>(), total.launches);
-            assert!((sum - total.kernel_ms.unwrap()).abs() < 1e-9);
-        }
-        let kernels: Vec<_> = by_process
-            .kernels
-            .iter()
-            .map(|it| (it.process, it.kernel_name.as_str(), it.calls))
-            .collect();
-        assert_eq!(kernels, [(7, "k", 2), (9, "k", 2), (7, "l", 1), (9, "l", 1)]);
-        let ranges: Vec<_> = by_process
-            .ranges
-            .iter()
-            .map(|it| (it.process, it.name.as_str(), it.ns.total))
-            .collect();
-        assert_eq!(ranges, [(7, "prefill", 100), (9, "prefill", 100)]);
-    }
-
-    #[test]
-    fn a_single_process_and_device_has_no_separate_kernels_and_ranges() {
-        let mut trace = capture(SKETCH);
-        trace.processes = [(7 << 24, "python3".to_owned())].into();
-        let by_process = processes(&Capture::of(&trace));
-        let rows = (by_process.stages.len(), by_process.kernels.len(), by_process.ranges.len());
-        assert_eq!(rows, (2, 0, 0));
-        assert_eq!(by_process.stages[0].process_name.as_deref(), Some("python3"));
-    }
-
-    #[test]
-    fn a_process_that_only_copies_has_a_row() {
-        let mut trace = capture(SKETCH);
-        let copy = MemoryOp {
-            start_ns: 0,
-            end_ns: 1,
-            bytes: 64,
-            kind: llmprof_core::trace::timeline::CopyKind::HostToDevice,
-            device: 3,
-            stream: None,
-            global_pid: 9 << 24,
-            correlation_id: 0,
-            graph_node: None,
-            is_pageable: None,
-        };
-        trace.copies = vec![copy, copy];
-        let by_process = processes(&Capture::of(&trace));
-        let row = by_process.stages.iter().find(|it| it.device == 3).unwrap();
-        assert_eq!((row.process, row.launches, row.copies, row.copied_bytes), (9, 0, 2, 128));
-        assert_eq!(row.busy_ms, Some(1e-6), "the copies overlap");
-    }
-}
+mod tests;

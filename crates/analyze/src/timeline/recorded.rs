@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use llmprof_core::trace::timeline::{Timeline, process_of};
 
-use super::interval::Interval;
+use super::interval::{Interval, extended};
 
 /// Least time without a call and without work that may lie outside the recording, nanoseconds: the
 /// host takes less to prepare a launch.
@@ -28,7 +28,7 @@ impl ProcessRecord {
         let one = Self { times: (start_ns, end_ns), first_end_ns: end_ns, last_start_ns: start_ns };
         let Some(it) = record else { return one };
         Self {
-            times: (it.times.0.min(start_ns), it.times.1.max(end_ns)),
+            times: extended(Some(it.times), (start_ns, end_ns)),
             first_end_ns: it.first_end_ns.min(end_ns),
             last_start_ns: it.last_start_ns.max(start_ns),
         }

@@ -18,15 +18,15 @@ use llmprof_core::{
     },
     trace::{
         range::{ByLabel, RangeLabel},
-        timeline::{GraphNode, Timeline},
+        timeline::Timeline,
     },
 };
 use serde::{Deserialize, Serialize};
 
 use super::{
     capture::Capture,
-    device_time::captured_nodes,
     launches::{CallSet, Cursor},
+    open_at::AtCapture,
     open_ranges::{NONE, OpenSets, TooDeep},
     range_groups::RangeGroups,
 };
@@ -128,14 +128,10 @@ pub fn regions(capture: &Capture, counters: &[CounterRecord]) -> Result<Limited<
     if instances.is_empty() {
         return Ok(Limited::default());
     }
-    let captured = captured_nodes(&trace.graph_nodes);
-    let mut captures: Vec<(i64, i64)> =
-        captured.values().map(|node| (node.at_ns, node.global_tid)).collect();
-    captures.sort_unstable();
-    captures.dedup();
-    let open = OpenSets::of(trace, region, &launches(capture), &captures)?;
+    let captures = AtCapture::new(trace);
+    let open = OpenSets::of(trace, region, &launches(capture), &captures.places())?;
     let known = ProfiledLaunches::of(capture, counters);
-    let (places, total) = tallies(capture, &open, &captured, &known);
+    let (places, total) = tallies(capture, &open, captures, &known);
     let mut sums: HashMap<RegionPart, RegionTally> = HashMap::default();
     let mut both: Vec<u32> = Vec::new();
     for ((launched, made, kind, counters), tally) in places {
@@ -231,7 +227,7 @@ type RegionPlace = (u32, u32, u32, u32);
 fn tallies(
     capture: &Capture,
     open: &OpenSets,
-    captured: &HashMap<u64, GraphNode>,
+    mut captures: AtCapture<u32>,
     known: &ProfiledLaunches,
 ) -> (HashMap<RegionPlace, RegionTally>, i64) {
     let counted: Vec<bool> =
@@ -240,7 +236,6 @@ fn tallies(
     let (mut of, mut total): (HashMap<RegionPlace, RegionTally>, i64) = Default::default();
     let mut last: (Option<RegionPlace>, RegionTally) = Default::default();
     let mut cursor = Cursor::default();
-    let mut nodes: HashMap<u64, u32> = HashMap::default();
     for ((kind, kernel), join) in capture.kernels_by_kind() {
         let stage = capture.stage_number(join.instance);
         if !counted[stage] {
@@ -253,13 +248,12 @@ fn tallies(
         } else {
             NONE
         };
-        let at_capture = kernel.graph_node.map_or(NONE, |id| {
-            *nodes.entry(id).or_insert_with(|| {
-                let origin = captured.get(&id);
-                let set = origin.and_then(|it| Some(open.on(it.global_tid)?.at(it.at_ns, &mut 0)));
-                set.unwrap_or(NONE)
+        let at_capture = kernel.graph_node.and_then(|id| {
+            captures.get(id, |origin| {
+                open.on(origin.global_tid).map_or(NONE, |sets| sets.at(origin.at_ns, &mut 0))
             })
         });
+        let at_capture = at_capture.unwrap_or(NONE);
         if launched == NONE && at_capture == NONE {
             continue;
         }

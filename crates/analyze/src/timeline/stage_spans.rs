@@ -13,7 +13,7 @@ use std::{
 
 use super::{
     capture::{Capture, Join},
-    interval::Interval,
+    interval::{Interval, extended},
 };
 
 /// A range of the host.
@@ -70,11 +70,6 @@ fn instance_work(capture: &Capture) -> Vec<Option<Interval>> {
         add((it.global_pid, it.device), (it.start_ns, it.end_ns), join);
     }
     work
-}
-
-/// The window extended to contain `with`.
-pub fn extended(window: Option<Interval>, with: Interval) -> Interval {
-    window.map_or(with, |(first, last)| (first.min(with.0), last.max(with.1)))
 }
 
 /// The spans of ranges in the order of their starts.

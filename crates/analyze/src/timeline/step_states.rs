@@ -292,7 +292,7 @@ pub fn finding(capture: &Capture) -> Option<Finding> {
     let found = match (reasons[0].0, left_out - reasons[1].0 - reasons[5].0) {
         (0, 0) if reasons[5].0 > 0 => found.advise(RECORD_WHOLE),
         // Another finding names kernels without a valid time.
-        (0, 0) => Finding { advice: None, ..found },
+        (0, 0) => found.without_advice(),
         (0, _) => found,
         _ => found.advise(coverage::lost_in_steps(capture.trace.tool)),
     };

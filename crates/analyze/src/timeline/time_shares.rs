@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::{
     activity::{Activity, activities},
     capture::Capture,
-    interval::{Interval, IntervalSet, covered_ns},
-    stage_spans::{extended, stage_spans},
+    interval::{Interval, IntervalSet, covered_ns, extended},
+    stage_spans::stage_spans,
     step_states::LEFT_OUT,
 };
 use crate::{kernels::StageKernels, stats::percent};

@@ -12,9 +12,9 @@ use super::{
     activity::{activities, used_devices},
     capture::Capture,
     engine_steps::concurrent,
-    interval::Interval,
+    interval::{Interval, extended},
     open_ranges::{EXCLUDED, Extent, NONE, OpenStages, StageInstance},
-    stage_spans::{extended, stage_spans},
+    stage_spans::stage_spans,
     steps::Step,
 };
 use crate::{

@@ -23,10 +23,53 @@ named_values! {
     }
 }
 
+/// An observation with its evidence. Only the catalogue and this type's methods make or change one;
+/// its fields are read.
+///
+/// A literal, an update of another finding, and an assignment do not compile:
+///
+/// ```compile_fail,E0423
+/// # use llmprof_core::domain::finding::{Finding, FindingFields};
+/// # fn of(fields: FindingFields) {
+/// let made = Finding(fields);
+/// # }
+/// ```
+/// ```compile_fail,E0639
+/// # use llmprof_core::domain::finding::{FindingFields, Severity};
+/// let made = FindingFields {
+///     id: String::new(),
+///     severity: Severity::Info,
+///     message: String::new(),
+///     evidence: Default::default(),
+///     advice: None,
+///     max_saving: None,
+/// };
+/// ```
+/// ```compile_fail,E0639
+/// # use llmprof_core::domain::finding::FindingFields;
+/// # fn of(fields: FindingFields) {
+/// let made = FindingFields { message: String::new(), ..fields };
+/// # }
+/// ```
+/// ```compile_fail,E0594
+/// # use llmprof_core::domain::finding::{Finding, catalogue};
+/// let mut changed = Finding::new(catalogue::NO_GPU, "no GPU");
+/// changed.message = String::new();
+/// ```
+/// ```
+/// # use llmprof_core::domain::finding::{Finding, catalogue};
+/// let stated = Finding::new(catalogue::NO_GPU, "no GPU").with("device", "cuda:0");
+/// assert_eq!((stated.message.as_str(), stated.evidence["device"].as_str()), ("no GPU", "cuda:0"));
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Finding(FindingFields);
+
 /// An observation with its evidence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct Finding {
+#[non_exhaustive]
+pub struct FindingFields {
     /// Stable name of the rule, snake case.
     #[cfg_attr(feature = "schema", schema(example = "nsys_missing"))]
     pub id: String,
@@ -55,24 +98,49 @@ pub struct Saving {
     pub pct: f64,
 }
 
+impl std::ops::Deref for Finding {
+    type Target = FindingFields;
+
+    fn deref(&self) -> &FindingFields {
+        &self.0
+    }
+}
+
+#[cfg(feature = "schema")]
+impl utoipa::PartialSchema for Finding {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::schema::Schema> {
+        <FindingFields as utoipa::PartialSchema>::schema()
+    }
+}
+
+/// The schema of its fields, under its own name.
+#[cfg(feature = "schema")]
+impl utoipa::ToSchema for Finding {
+    fn schemas(
+        schemas: &mut Vec<(String, utoipa::openapi::RefOr<utoipa::openapi::schema::Schema>)>,
+    ) {
+        <FindingFields as utoipa::ToSchema>::schemas(schemas);
+    }
+}
+
 impl Finding {
     /// Creates a finding without evidence, of the usual severity and with the usual advice.
     pub fn new(id: FindingId, message: impl Into<String>) -> Self {
-        Self {
+        Self(FindingFields {
             id: id.id.into(),
             severity: id.severities[0],
             message: message.into(),
             evidence: BTreeMap::new(),
             advice: id.advice.map(Into::into),
             max_saving: None,
-        }
+        })
     }
 
     /// The same with another severity, which the catalogue has of its id.
     pub fn severity(mut self, severity: Severity) -> Self {
         let is_known = |id: FindingId| self.id == id && id.severities.contains(&severity);
         debug_assert!(catalogue::all().any(is_known), "{severity} of {}", self.id);
-        self.severity = severity;
+        self.0.severity = severity;
         self
     }
 
@@ -80,7 +148,7 @@ impl Finding {
     pub fn as_sentence(mut self) -> Self {
         let first = self.message.split(' ').next().unwrap_or_default();
         if FIRST_WORDS.contains(&first) {
-            self.message[..1].make_ascii_uppercase();
+            self.0.message[..1].make_ascii_uppercase();
         }
         self
     }
@@ -94,20 +162,37 @@ impl Finding {
         }
     }
 
-    /// Adds one row of evidence.
+    /// The same with one more row of evidence.
     pub fn with(mut self, name: &str, value: impl ToString) -> Self {
-        self.evidence.insert(name.into(), value.to_string());
+        self.add_evidence(name, value);
         self
     }
 
+    /// Adds one row of evidence.
+    pub fn add_evidence(&mut self, name: &str, value: impl ToString) {
+        self.0.evidence.insert(name.into(), value.to_string());
+    }
+
+    /// Writes `name` for the file `stored` in the message, as its client knows it.
+    pub fn rename_file(&mut self, stored: &str, name: &str) {
+        self.0.message = self.0.message.replace(stored, name);
+    }
+
     /// Sets the upper bound of the time that the advice saves.
-    pub fn saves(self, saving: Option<Saving>) -> Self {
-        Self { max_saving: saving.map(Box::new), ..self }
+    pub fn saves(mut self, saving: Option<Saving>) -> Self {
+        self.0.max_saving = saving.map(Box::new);
+        self
     }
 
     /// Sets the recommended action.
     pub fn advise(mut self, advice: impl Into<String>) -> Self {
-        self.advice = Some(advice.into());
+        self.0.advice = Some(advice.into());
+        self
+    }
+
+    /// The same without advice, next to a finding that has it.
+    pub fn without_advice(mut self) -> Self {
+        self.0.advice = None;
         self
     }
 }
@@ -179,6 +264,22 @@ mod tests {
         assert_eq!(findings[1..], [dropped(0, "a"), dropped(1, "b")]);
         dropped(4, "a").with("c", 4).add_to(&mut findings);
         assert_eq!(findings.len(), 4, "each has the evidence of its own message");
+    }
+
+    #[test]
+    fn a_finding_is_stored_as_its_fields_and_read_as_it_was() {
+        let mut finding = Finding::new(catalogue::NO_GPU, "cannot read capture.bin").advise("x");
+        finding.rename_file("capture.bin", "run.sqlite");
+        finding.add_evidence("devices", 0);
+        let finding = finding.without_advice();
+        let stored = serde_json::to_value(&finding).unwrap();
+        let expected = serde_json::json!({
+            "id": "no_gpu", "severity": finding.severity.as_str(), "advice": null,
+            "message": "cannot read run.sqlite", "evidence": { "devices": "0" },
+            "max_saving": null,
+        });
+        assert_eq!(stored, expected);
+        assert_eq!(serde_json::from_value::<Finding>(stored).unwrap(), finding);
     }
 
     #[test]

@@ -17,9 +17,9 @@ named_values! {
         Ttft = "ttft",
         /// Time per output token.
         Tpot = "tpot",
-        /// Wall time of the whole pass or command.
+        /// Wall time of a whole repeat of a model or command.
         Wall = "wall",
-        /// Output tokens per second of the whole pass.
+        /// Output tokens per second of a whole repeat.
         TokensPerS = "tokens_per_s",
         /// Share of the stages' time in which the GPU was busy.
         GpuBusy = "gpu_busy",
@@ -44,12 +44,12 @@ impl FigureName {
         }
     }
 
-    /// Its title in tables.
+    /// Its title in tables, which names the statistic of a time.
     pub const fn title(self) -> &'static str {
         match self {
-            Self::Ttft => "Time to first token",
-            Self::Tpot => "Time per output token",
-            Self::Wall => "Wall time",
+            Self::Ttft => "Median time to first token",
+            Self::Tpot => "Median time per output token",
+            Self::Wall => "Median wall time",
             Self::TokensPerS => "Output tokens per second",
             Self::GpuBusy => "GPU busy",
             Self::Mfu => "MFU",
@@ -60,9 +60,9 @@ impl FigureName {
     /// Its heading if columns are narrow.
     pub const fn heading(self) -> &'static str {
         match self {
-            Self::Ttft => "First token, ms",
-            Self::Tpot => "Per token, ms",
-            Self::Wall => "Wall, ms",
+            Self::Ttft => "First token (median), ms",
+            Self::Tpot => "Per token (median), ms",
+            Self::Wall => "Wall (median), ms",
             Self::TokensPerS => "Tokens/s",
             Self::GpuBusy => "GPU busy, %",
             Self::Mfu => "MFU, %",
@@ -88,16 +88,17 @@ pub const FIGURES: usize = FigureName::ALL.len();
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Headline {
-    /// Time to first token, milliseconds.
+    /// Time to first token, milliseconds: the median over repeats or requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttft: Option<f64>,
-    /// Time per output token, milliseconds.
+    /// Time per output token, milliseconds: the median over repeats, requests or an engine's steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tpot: Option<f64>,
-    /// Wall time of the pass or of the command, milliseconds.
+    /// Wall time of a whole repeat of a model or command, milliseconds: the median over repeats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wall: Option<f64>,
-    /// Output tokens per second of the whole pass.
+    /// Output tokens per second of a whole repeat, the median over repeats; of a load, all of its
+    /// output tokens over its time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens_per_s: Option<f64>,
     /// Share of the stages' time in which the GPU was busy, percent.

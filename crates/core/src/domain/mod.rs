@@ -41,5 +41,6 @@ pub mod subject;
 pub mod sweep;
 pub mod unique_keys;
 pub mod units;
+pub mod uri;
 pub mod webhook_event;
 pub mod yaml;

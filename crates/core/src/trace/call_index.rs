@@ -11,6 +11,9 @@ use super::{
     timeline::{ApiCalls, CallPart, process_of},
 };
 
+/// Process and correlation id, which join work on a device to its call.
+pub type LaunchId = (i64, i64);
+
 /// Index of a call that the timeline lacks.
 pub const NO_CALL: u32 = u32::MAX;
 

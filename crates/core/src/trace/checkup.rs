@@ -79,8 +79,8 @@ impl HostCheck {
                 Self {
                     id: id.into(),
                     state,
-                    message: finding.message + &evidence,
-                    remedy: finding.advice,
+                    message: finding.message.clone() + &evidence,
+                    remedy: finding.advice.clone(),
                 }
             }
         }

@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, sync::LazyLock};
 
 use serde::Deserialize;
 
-use super::framework::LaunchMap;
+use super::{framework::LaunchMap, timeline::process_of};
 use crate::domain::named_values::named_values;
 
 named_values! {
@@ -163,6 +163,8 @@ pub struct ProcessRank {
     pub backend: Option<String>,
     /// The file that recorded it: processes of one file share a clock.
     pub file: u32,
+    /// The process, if this is a further recording window of it with a number of its own.
+    pub window_of: Option<i64>,
 }
 
 /// The collective operations of a timeline.
@@ -182,6 +184,18 @@ impl Collectives {
     /// The recorded call of a launch.
     pub fn call(&self, process: i64, correlation: i64) -> Option<&CollectiveCall> {
         self.calls.get(self.launches.get(process, correlation)? as usize)
+    }
+
+    /// The process of a global id, which has one number for all of its recording windows. Launches
+    /// and threads keep the number of their window.
+    pub fn owner(&self, global_id: i64) -> i64 {
+        let process = process_of(global_id);
+        self.processes.get(&process).and_then(|it| it.window_of).unwrap_or(process)
+    }
+
+    /// The recorded processes, each once.
+    pub fn owners(&self) -> impl Iterator<Item = &ProcessRank> {
+        self.processes.values().filter(|it| it.window_of.is_none())
     }
 
     /// The file that recorded a process.

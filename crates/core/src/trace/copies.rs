@@ -1,5 +1,7 @@
 //! Memory copies and fills on a device.
 
+use super::{call_index::LaunchId, timeline::process_of};
+
 /// Bytes per nanosecond of the fastest link with which pageable memory is copied through a buffer
 /// of the driver: PCI Express 5.0 with 16 lanes.
 const LINK_BYTES_PER_NS: f64 = 64.0;
@@ -25,6 +27,11 @@ pub struct MemoryOp {
 }
 
 impl MemoryOp {
+    #[inline]
+    pub const fn launch_id(&self) -> LaunchId {
+        (process_of(self.global_pid), self.correlation_id)
+    }
+
     /// Upper bound of the time that pinned memory saves, nanoseconds: the duration, less the time
     /// that the link takes for the bytes. `None` for a copy without a side on the host, for memory
     /// that is not known to be pageable, and for few bytes.

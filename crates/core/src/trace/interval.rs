@@ -3,6 +3,12 @@
 /// A half-open interval `[start, end)` in nanoseconds.
 pub type Interval = (i64, i64);
 
+/// The window extended to contain `with`: first start and last end.
+#[inline]
+pub fn extended(window: Option<Interval>, with: Interval) -> Interval {
+    window.map_or(with, |(first, last)| (first.min(with.0), last.max(with.1)))
+}
+
 /// Merges intervals into disjoint ones in order of time; drops empty and inverted ones.
 pub fn union(intervals: impl IntoIterator<Item = Interval>) -> Vec<Interval> {
     let mut sorted: Vec<Interval> =

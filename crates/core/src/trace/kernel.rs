@@ -5,7 +5,7 @@
 
 use std::ops::Deref;
 
-use super::{interner::Interner, packed::PackedRows};
+use super::{call_index::LaunchId, interner::Interner, packed::PackedRows, timeline::process_of};
 
 /// One kernel execution, joined to the call that launched it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -65,6 +65,11 @@ pub struct TracedKernel<'a> {
 }
 
 impl TracedKernel<'_> {
+    #[inline]
+    pub const fn launch_id(&self) -> LaunchId {
+        (process_of(self.kind.global_pid), self.correlation_id)
+    }
+
     /// Duration on the device, nanoseconds.
     #[inline]
     pub const fn ns(&self) -> i64 {

@@ -62,7 +62,7 @@ pub struct Trace {
     /// Wall times of a command; absent for the model runner.
     pub command: Option<CommandTrace>,
     /// The timeline of the traced pass, or of an import.
-    pub nsys: Option<Timeline>,
+    pub timeline: Option<Timeline>,
     /// Traces of a command's pass under the profiler of PyTorch.
     pub pytorch: Option<Timeline>,
     /// Captures of nsys with samples of the GPU's metrics, one for each rate.

@@ -148,6 +148,16 @@ pub fn without_version(name: &str) -> &str {
     }
 }
 
+/// True for a call of HIP, which runs on GPUs of AMD.
+pub fn is_hip(name: &str) -> bool {
+    name.trim_start_matches('_').starts_with("hip")
+}
+
+/// True for a call that makes a stream wait: `cudaStreamWaitEvent`, `hipStreamWaitEvent`.
+pub fn holds_stream(name: &str) -> bool {
+    name.contains("StreamWaitEvent")
+}
+
 /// True for a call that loads code: `cuLibraryLoadData`, `hipModuleLoad`.
 pub fn loads_code(name: &str) -> bool {
     name.contains("LibraryLoad") || name.contains("ModuleLoad")
@@ -243,6 +253,22 @@ mod tests {
             for name in names {
                 assert_eq!(CallKind::of(name), kind, "{name}");
             }
+        }
+    }
+
+    #[test]
+    fn a_call_is_of_hip_loads_code_or_holds_a_stream_by_its_name() {
+        for (name, expected) in [
+            ("hipLaunchKernel", [true, false, false]),
+            ("__hipPushCallConfiguration", [true, false, false]),
+            ("hipModuleLoad", [true, true, false]),
+            ("hipStreamWaitEvent", [true, false, true]),
+            ("cudaStreamWaitEvent_v3020", [false, false, true]),
+            ("cuLibraryLoadData", [false, true, false]),
+            ("cudaLaunchKernel_v7000", [false, false, false]),
+            ("ship", [false, false, false]),
+        ] {
+            assert_eq!([is_hip(name), loads_code(name), holds_stream(name)], expected, "{name}");
         }
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{
+    call_index::LaunchId,
     clocks::{UnequalClock, WaitTarget},
     collectives::Collectives,
     environment::Environment,
@@ -17,7 +18,7 @@ use super::{
     kernel::KernelTrace,
     packed::{PackedIter, PackedReader, PackedRows},
     range::Range,
-    runtime_call::CallKind,
+    runtime_call::{CallKind, is_hip},
     stage::{StageRules, UnknownRange},
     unclosed::{self, Unclosed},
     untimed::UntimedWork,
@@ -112,8 +113,7 @@ impl Timeline {
     /// True for a trace with calls of HIP, which a GPU of AMD runs.
     pub fn calls_hip(&self) -> bool {
         let mut sites = self.cuda_calls.sites().iter();
-        self.tool == TimelineTool::Pytorch
-            && sites.any(|(name, _)| self.text(*name).starts_with("hip"))
+        self.tool == TimelineTool::Pytorch && sites.any(|(name, _)| is_hip(self.text(*name)))
     }
 
     /// Counts each kernel once, with a finding if the capture has some of them twice. The kernels
@@ -140,7 +140,7 @@ impl Timeline {
         let Some(finding) = self.findings.iter_mut().find(is_of_kernels) else { return };
         let repeated = self.cuda_calls.drop_repeated();
         if repeated > 0 {
-            finding.evidence.insert("repetitions of calls".into(), repeated.to_string());
+            finding.add_evidence("repetitions of calls", repeated);
         }
     }
 
@@ -182,6 +182,13 @@ pub struct ApiCall {
     pub correlation_id: i64,
 }
 
+impl ApiCall {
+    #[inline]
+    pub const fn launch_id(&self) -> LaunchId {
+        (process_of(self.global_tid), self.correlation_id)
+    }
+}
+
 /// Device of a graph that starts on the host, if its GPU is unknown.
 pub const ON_HOST: u32 = i32::MAX as u32;
 
@@ -200,6 +207,13 @@ pub struct GraphLaunch {
     pub correlation_id: i64,
     /// Graph id of nsys; `None` if the export lacks it.
     pub graph: Option<u64>,
+}
+
+impl GraphLaunch {
+    #[inline]
+    pub const fn launch_id(&self) -> LaunchId {
+        (process_of(self.global_pid), self.correlation_id)
+    }
 }
 
 /// Creation time and thread of a CUDA graph node.

@@ -1,5 +1,6 @@
 //! Causes of steps that take much longer than others: the ledger's causes of idle time with the
-//! calls of the host, single launches instead of a graph, and the work of the GPU.
+//! calls of the host, captures of graphs, single launches instead of a graph, and the work of the
+//! GPU.
 
 use llmprof_analyze::{
     ledger::{LedgerCause, length_of},
@@ -58,11 +59,15 @@ pub fn sentences(records: &AnswerRecords, steps: &StepTimes) -> Cited {
         return drafts;
     }
     let mut all = Cited::default();
+    // Launches of a step that captures a graph are recorded into it.
+    let (captured, others): (Vec<Listed>, Vec<Listed>) =
+        listed.iter().copied().partition(|it| it.1.captures.is_some());
     let parts = [
-        singly(steps, &listed),
-        calls(steps, &listed),
-        idle(steps, &listed),
-        works(steps, &listed),
+        captures(steps, &captured),
+        singly(steps, &others),
+        calls(steps, &others),
+        idle(steps, &others),
+        works(steps, &others),
     ];
     parts.into_iter().flatten().for_each(|it| all.push(it));
     if !listed.iter().any(|it| is_explained(it.1)) {
@@ -77,6 +82,7 @@ pub fn is_explained(it: &OutlierStep) -> bool {
     it.host_call.is_some()
         || it.longest_work.is_some()
         || it.single_launches.is_some()
+        || it.captures.is_some()
         || it.cause.is_some_and(|cause| cause != LedgerCause::GapHost)
 }
 
@@ -105,6 +111,24 @@ fn sentence(steps: &StepTimes, words: &'static str, named: &[Named]) -> Option<C
     let which = which(steps, named.iter().flat_map(|it| it.ms.iter().cloned()));
     let each = Cited::list(each, "; ");
     (!named.is_empty()).then(|| Cited::of(words, [which, each]))
+}
+
+/// Outliers in which the host captures graphs.
+fn captures(steps: &StepTimes, listed: &[Listed]) -> Option<Cited> {
+    let row = row_of_steps(steps);
+    let of = |(at, it): &Listed| {
+        let graphs = row.count(format!("longest.{at}.captures"), it.captures?);
+        let ms = row.figure(format!("longest.{at}.capture_ms"), it.capture_ms?);
+        Some((graphs, ms))
+    };
+    let each: Vec<(Figure, Figure)> = listed.iter().filter_map(of).collect();
+    let which = which(steps, each.iter().map(|it| it.0.clone()));
+    let each: Vec<Cited> = each
+        .into_iter()
+        .map(|(graphs, ms)| Cited::of("{} ({})", [graphs.quantity("graph"), length(ms)]))
+        .collect();
+    (!each.is_empty())
+        .then(|| Cited::of(" In {} the host captures {}.", [which, Cited::list(each, ", ")]))
 }
 
 /// Outliers that launch kernels one by one.
@@ -248,117 +272,4 @@ fn drafts(steps: &StepTimes, records: &AnswerRecords) -> Option<Cited> {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::super::{stored_answer, unfounded};
-
-    /// The sentence on an outlier of 40 ms among 20 steps of 4 ms, after its time.
-    fn causes(fields: &Value) -> String {
-        let mut longest = json!({"step": 11, "ms": 40.0, "host_call": null, "host_call_ms": null});
-        longest.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        let report = json!({
-            "only_traced": true,
-            "stages": [{
-                "stage": "decode_all", "tokens": null, "tokens_per_s": null, "share_pct": null,
-                "ms": {"mean": 116.0, "std": null, "min": 116.0, "max": 116.0, "n": 1}
-            }],
-            "step_batches": [{
-                "class": "decode", "mode": null, "requests": 6, "padded_min": null,
-                "padded_max": null, "context_min": null, "context_max": null, "steps": 20,
-                "ms": {"mean": 5.8, "std": null, "min": 4.0, "max": 40.0, "n": 20},
-                "p50_ms": 4.0, "period_ms": null, "busy_pct": null, "tokens_per_s": null
-            }],
-            "step_times": [{
-                "stage": "decode_all", "p50_ms": 4.0, "outliers": 1, "excess_ms": 36.0,
-                "ms": {"mean": 5.8, "std": null, "min": 4.0, "max": 40.0, "n": 20},
-                "longest": [longest]
-            }]
-        });
-        let report = serde_json::to_vec(&report).unwrap();
-        assert_eq!(unfounded(&report).unwrap(), [""; 0]);
-        let answer = stored_answer(&report).unwrap().remove(0);
-        let all = answer.sentences.iter().map(|it| it.as_str().to_owned());
-        let outlier = all.into_iter().find(|it| it.contains("more than twice")).unwrap();
-        outlier.rsplit_once("40.0 ms. ").unwrap().1.to_owned()
-    }
-
-    #[test]
-    fn each_kind_of_call_and_each_cause_names_an_outlier() {
-        let call = |cause: &str, name: &str| {
-            json!({
-                "cause": cause, "host_call": name, "host_call_ms": 36.0, "usual_call_ms": 0.25,
-                "idle": [{"cause": cause, "ms": 36.2}]
-            })
-        };
-        let without = |cause: &str| json!({"cause": cause, "idle": [{"cause": cause, "ms": 36.2}]});
-        let unexplained = "No operator, range or call of the runtime explains it.";
-        let idle = "In it the GPU idles while the host";
-        let times = "(36.0 ms; usually 250 us).";
-        for (fields, expected) in [
-            (
-                call("gap_sync", "cudaStreamSynchronize"),
-                format!("{idle} waits for it, in cudaStreamSynchronize {times}"),
-            ),
-            (call("gap_copy", "cudaMemcpy"), format!("{idle} copies data, in cudaMemcpy {times}")),
-            (
-                call("gap_host", "cuXyzUnknown"),
-                format!("{idle} launches nothing, in cuXyzUnknown {times}"),
-            ),
-            (
-                call("gap_graph_launch", "cudaGraphLaunch"),
-                format!("{idle} launches a graph, in cudaGraphLaunch {times}"),
-            ),
-            (
-                call("gap_launch", "cuXyzUnknown"),
-                format!("{idle} launches the next work, in cuXyzUnknown {times}"),
-            ),
-            (
-                call("gap_host", "hipModuleLaunchKernel"),
-                format!("{idle} launches the next work, in hipModuleLaunchKernel {times}"),
-            ),
-            (
-                call("gap_long_call", "cudaMalloc"),
-                format!("{idle} launches nothing, in cudaMalloc {times}"),
-            ),
-            (
-                without("gap_wait"),
-                "In it the GPU waits with launched work for something that the capture does not \
-                 record, such as another process or an event of another stream (36.2 ms)."
-                    .into(),
-            ),
-            (
-                without("gap_host"),
-                format!("{idle} prepares the next launch (36.2 ms). {unexplained}"),
-            ),
-            (json!({}), unexplained.into()),
-        ] {
-            assert_eq!(causes(&fields), expected);
-        }
-    }
-
-    #[test]
-    fn a_collective_kernel_waits_and_others_work() {
-        let text = |work: &str| causes(&json!({"longest_work": work, "longest_work_ms": 36.0}));
-        for (work, words) in [
-            ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "waits for other ranks or transfers"),
-            ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t", "waits for other ranks or transfers"),
-            ("target_gemm", "works longer"),
-            ("copy host_to_device", "works longer"),
-        ] {
-            let begins = format!("In it the GPU {words}, most of all in ");
-            assert!(text(work).starts_with(&begins), "{}", text(work));
-        }
-    }
-
-    #[test]
-    fn a_step_that_replays_no_graph_is_named_by_its_single_launches() {
-        let mut fields = json!({"cause": "gap_host", "idle": [{"cause": "gap_host", "ms": 36.2}]});
-        fields["single_launches"] = 409.into();
-        assert_eq!(
-            causes(&fields),
-            "In it the host launches 409 kernels one by one; the other steps replay a graph. In it \
-             the GPU idles while the host prepares the next launch (36.2 ms)."
-        );
-    }
-}
+mod tests;

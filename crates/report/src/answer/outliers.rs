@@ -98,13 +98,18 @@ pub fn sentence(records: &AnswerRecords, steps: &StepTimes) -> Option<Cited> {
         false => Cited::default(),
     };
     let verb = if steps.outliers == 1 { "takes" } else { "take" };
+    let median = match (steps.is_by_process(), steps.outliers) {
+        (false, _) => steps.median_word(),
+        (true, 1) => "the median of its process",
+        (true, _) => "the median of their processes",
+    };
     Some(Cited::of(
         "{} of {} {} more than twice {}: {}{}.{}",
         [
             number.shown(|it| count(it as u64)),
             all,
             Cited::words(verb),
-            Cited::words(steps.median_word()),
+            Cited::words(median),
             Cited::list(listed().map(|it| milliseconds(ms(it))), ", "),
             more,
             outlier_causes::sentences(records, steps),
@@ -182,6 +187,19 @@ mod tests {
         );
         let smaller = sentences(&[(8, 1.0, 9), (2, 30.0, 1)], named, true);
         assert_eq!(smaller.len(), 2, "a smaller batch takes no longer");
+    }
+
+    #[test]
+    fn an_outlier_of_processes_that_differ_exceeds_the_median_of_its_process() {
+        for (median, words) in [(Some(4.0), "the median of its process"), (None, "the median")] {
+            let longest = json!({
+                "step": 3, "ms": 30.0, "process_p50_ms": median, "host_call": null,
+                "host_call_ms": null
+            });
+            let all = sentences(&[(8, 1.0, 10)], longest, true);
+            let start = format!("1 of 10 decode steps takes more than twice {words}: 30.0 ms.");
+            assert!(all[1].starts_with(&start), "{all:?}");
+        }
     }
 
     #[test]

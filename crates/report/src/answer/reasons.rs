@@ -19,6 +19,9 @@ use crate::format::short_name;
 
 /// Listed reasons.
 const REASONS: usize = 3;
+/// The remedy that the reason right before has, and the only other one that can be meant.
+const SAME: &str = "The same remedy";
+const FIRST: &str = "The remedy of the first cause";
 /// Min part of all reasons' time for a reason that is listed as the largest of its stage.
 const LEAST_PART: f64 = 0.05;
 /// Min share of its stage, percent, of a listed reason.
@@ -114,12 +117,14 @@ pub fn reasons(records: &AnswerRecords) -> Vec<Reason> {
         .take(REASONS)
         .collect();
     listed.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let mut given: BTreeSet<&str> = BTreeSet::new();
+    let mut given: Vec<Option<&str>> = Vec::new();
     let with_advice = listed.into_iter().map(|(_, (reason, remedy))| {
-        let advice = remedy.map(|it| {
-            let is_new = given.insert(it.advice);
-            it.text(is_new)
-        });
+        let advice = remedy.as_ref().map(|it| it.advice);
+        let is_given = advice.is_some() && given.contains(&advice);
+        let is_last = given.last() == Some(&advice);
+        given.push(advice);
+        let before = is_given.then_some(if is_last { SAME } else { FIRST });
+        let advice = remedy.map(|it| it.text(before));
         Reason { advice: advice.unwrap_or_default(), ..reason }
     });
     with_advice.collect()

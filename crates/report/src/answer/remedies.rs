@@ -2,7 +2,7 @@
 
 use llmprof_analyze::{
     findings::{self, MIN_SAVING_PCT},
-    ledger::{LedgerCause, LedgerRow, LedgerStage},
+    ledger::{LedgerCause, LedgerMember, LedgerRow, LedgerStage},
     stages::{
         BETWEEN_STEPS, DECODE,
         step_times::{OUTLIER_MEDIANS, OutlierStep},
@@ -39,13 +39,13 @@ pub struct Remedy<'a> {
 }
 
 impl Remedy<'_> {
-    /// The advice, unless a reason before this one has it.
-    pub fn text(self, is_new: bool) -> Cited {
-        match (is_new, self.saving) {
-            (true, None) => Cited::name(self.advice),
-            (true, Some(saving)) => Cited::of("{} This {}", [Cited::name(self.advice), saving]),
-            (false, None) => Cited::words("The same remedy applies."),
-            (false, Some(saving)) => Cited::of("The same remedy {}", [saving]),
+    /// The advice, or `before`, the name of that of a reason before this one.
+    pub fn text(self, before: Option<&'static str>) -> Cited {
+        match (before, self.saving) {
+            (None, None) => Cited::name(self.advice),
+            (None, Some(saving)) => Cited::of("{} This {}", [Cited::name(self.advice), saving]),
+            (Some(same), None) => Cited::of("{} applies.", [Cited::words(same)]),
+            (Some(same), Some(saving)) => Cited::of("{} {}", [Cited::words(same), saving]),
         }
     }
 }
@@ -76,15 +76,17 @@ impl FewSteps {
     /// The outliers that have most of a cause's time, if a usual step has little of it: counted by
     /// this cause, not by all. Between steps, one gap.
     pub fn of(records: &AnswerRecords, stage: &LedgerStage, row: &LedgerRow) -> Option<Self> {
-        let largest = records.ledger.members(&row.stage, row.cause).next();
+        let mut members = records.ledger.members(&row.stage, row.cause);
         if row.stage == BETWEEN_STEPS {
-            let is_one = largest
-                .is_some_and(|it| it.samples == 1 && it.ns as f64 > IN_OUTLIERS * row.ns as f64);
-            let is_several = stage.instances.is_some_and(|it| it > 1);
+            // The longest of all gaps: each member may have several.
+            let instances = stage.instances.filter(|it| *it > 1)?;
+            let longest = members.filter_map(|it| longest_gap(it, instances)).max()?;
+            let is_one = longest as f64 > IN_OUTLIERS * row.ns as f64 * instances as f64;
             let text = Cited::words(", most of it in one gap");
             let few = Self { text, is_only: true, saving: None };
-            return (row.cause.is_idle() && is_one && is_several).then_some(few);
+            return (row.cause.is_idle() && is_one).then_some(few);
         }
+        let largest = members.next();
         let steps = records.step_times.iter().find(|it| it.stage == row.stage)?;
         let work = largest.and_then(|it| it.kernel.as_deref());
         let cells = row_of_steps(steps);
@@ -124,6 +126,13 @@ impl FewSteps {
             saving: Some(Cited::of("saves at most {} ms in {}.", saving)),
         })
     }
+}
+
+/// The longest gap of a member. An older report has its length only if the member is one gap: the
+/// member's time is the mean over the stage's instances.
+fn longest_gap(it: &LedgerMember, instances: u64) -> Option<i64> {
+    let is_one = it.samples == 1;
+    it.longest_ns.or_else(|| is_one.then(|| it.ns.saturating_mul(instances as i64)))
 }
 
 /// The mean time of a cause in the other steps of `n`, and the excess over it in `few` steps: at

@@ -97,11 +97,11 @@ pub fn row_of_steps(steps: &StepTimes) -> Row {
     Row::of("step_times").with("stage", &steps.stage)
 }
 
-/// A mean that does not read as the median of steps.
+/// A mean that does not read as the median of steps, for the text in brackets.
 fn average(steps: &StepTimes, mean: &Figure) -> Option<Cited> {
     let mean = mean.clone().short();
     let is_other = mean != row_of_steps(steps).figure("p50_ms", steps.p50_ms).short().as_str();
-    is_other.then(|| Cited::of("; {} ms on average", [mean]))
+    is_other.then(|| Cited::of("{} ms on average", [mean]))
 }
 
 /// The median of steps or instances, their number, range and mean.
@@ -136,32 +136,34 @@ fn median(
         (MeanOf::Stage, _) => per_step.clone(),
         _ => row.figure("ms.mean", steps.ms.mean),
     };
-    let has_mean = average(steps, &mean).is_some();
-    let rate = match time.waits {
-        // The mean contains the wait.
-        true => has_mean.then(|| Cited::words(WITH_WAIT)),
-        false => time.row.filter(|_| are_stage && time.steps.is_some()).and_then(rate),
-    };
-    // The rate belongs to the mean.
-    let (within, after) = match (has_mean, rate.unwrap_or_default()) {
-        (true, rate) => (rate, Cited::default()),
-        (false, rate) => (Cited::default(), rate),
+    let is_rated = are_stage && time.steps.is_some() && !time.waits;
+    let rate = time.row.filter(|_| is_rated).and_then(rate);
+    // The rate belongs to the mean. Both are of the timed decodes, and the median of all steps.
+    let has_others = mean_of == MeanOf::Stage && steps_beyond(steps, time) >= 0.5;
+    let whole = Cited::words(if has_others { "in whole decodes " } else { "" });
+    // The mean contains the wait.
+    let wait = Cited::words(if time.waits { WITH_WAIT } else { "" });
+    let (within, after) = match (average(steps, &mean), rate) {
+        (Some(mean), rate) => {
+            (Cited::of("; {}{}{}{}", [whole, mean, wait, after_comma(rate)]), Cited::default())
+        }
+        (None, Some(rate)) if has_others => (Cited::of("; {}{}", [whole, rate]), Cited::default()),
+        (None, rate) => (Cited::default(), after_comma(rate)),
     };
     let median = row.figure("p50_ms", steps.p50_ms).short();
-    let parts = [name, median, per, of_steps(steps, noun, &mean), within, after];
+    let parts = [name, median, per, of_steps(steps, noun), within, after];
     Cited::of("{} takes {} ms{} ({}{}){}.", parts)
 }
 
-/// The number of steps, their range, and their mean if it does not read as the median.
-fn of_steps(steps: &StepTimes, noun: &str, mean: &Figure) -> Cited {
+/// The number of steps and their range.
+fn of_steps(steps: &StepTimes, noun: &str) -> Cited {
     let row = row_of_steps(steps);
     Cited::of(
-        "{} of {}{}{}",
+        "{} of {}{}",
         [
             Cited::words(steps.median_word().trim_start_matches("the ")),
             row.count("ms.n", steps.ms.n.into()).quantity(noun),
             range(row.figure("ms.min", steps.ms.min), row.figure("ms.max", steps.ms.max)),
-            average(steps, mean).unwrap_or_default(),
         ],
     )
 }
@@ -185,8 +187,10 @@ pub fn cut_decode(
             let per_token = per_token(records).filter(|per_token| {
                 MeanOf::of(it, None, None, Some(per_token.value())) == MeanOf::Decodes
             });
-            let mean = per_token.unwrap_or(mean);
-            (row_of_steps(it).figure("p50_ms", it.p50_ms), of_steps(it, "step", &mean))
+            let mean = average(it, &per_token.unwrap_or(mean));
+            let mean = mean.map(|mean| Cited::of("; {}", [mean])).unwrap_or_default();
+            let of = Cited::of("{}{}", [of_steps(it, "step"), mean]);
+            (row_of_steps(it).figure("p50_ms", it.p50_ms), of)
         }
         None => (mean, Cited::of("mean of {}", [number.quantity("step")])),
     };
@@ -218,12 +222,9 @@ const fn repeat_noun(records: &AnswerRecords, time: &StageTime) -> &'static str 
     if time.steps.is_some() || !records.only_traced { "repeat" } else { "instance" }
 }
 
-/// The number of steps beyond the steps of the timed decodes: steps of a decode that the recording
-/// cuts count too.
+/// The number of steps outside the timed decodes.
 fn steps_beyond(steps: &StepTimes, time: &StageTime) -> f64 {
-    let timed = time.steps.as_ref().zip(time.row);
-    let timed = timed.map(|(steps, row)| steps.value() * f64::from(row.ms.n));
-    timed.map_or(0.0, |timed| f64::from(steps.ms.n) - timed)
+    steps.steps_beyond(time.row, time.steps.as_ref().map(Figure::value))
 }
 
 /// The time per step of the timed decodes, if other steps are measured too.
@@ -275,10 +276,7 @@ fn mean(
             per_step_of(time).unwrap_or_default(),
             Cited::words(if time.waits { WITH_WAIT } else { "" }),
             of_two.or(spread).unwrap_or_default(),
-            time.row
-                .filter(|_| time.steps.is_some() && !time.waits)
-                .and_then(rate)
-                .unwrap_or_default(),
+            after_comma(time.row.filter(|_| time.steps.is_some() && !time.waits).and_then(rate)),
         ],
     )
 }
@@ -286,7 +284,11 @@ fn mean(
 fn rate(row: &StageTiming) -> Option<Cited> {
     let row_of_stage = Row::of("stages").with("stage", &row.stage);
     let rate = row_of_stage.figure("tokens_per_s", row.tokens_per_s?);
-    Some(Cited::of(", {} tokens per second", [rate.short()]))
+    Some(Cited::of("{} tokens per second", [rate.short()]))
+}
+
+fn after_comma(rate: Option<Cited>) -> Cited {
+    rate.map(|it| Cited::of(", {}", [it])).unwrap_or_default()
 }
 
 /// Tokens of a decode step, one of each sequence: a whole number; `None` if unknown.

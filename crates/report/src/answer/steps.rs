@@ -105,18 +105,28 @@ fn speculation(it: &StepBatch) -> Option<Cited> {
              ms on the host; how many tokens it keeps is not recorded.",
             drafts,
         )),
-        (None, _) => {
-            let tokens = row.figure("computed_tokens", it.computed_tokens?).short();
-            let requests = it
-                .requests
-                .map(|it| Cited::of(" of {}", [row.count("requests", it).quantity("request")]));
-            Some(Cited::of(
-                "Decode speculates: a step computes {} tokens{} on average; how many it keeps is \
-                 not recorded.",
-                [tokens, requests.unwrap_or_default()],
-            ))
-        }
+        (None, verify_ms) => without_drafts(it, &row, verify_ms),
     }
+}
+
+/// The same without passes of a draft model: n-grams are proposed by the host, and a draft model
+/// may have no ranges.
+fn without_drafts(it: &StepBatch, row: &Row, verify_ms: Option<Cited>) -> Option<Cited> {
+    let Some(tokens) = it.computed_tokens else {
+        return Some(Cited::of(
+            "Decode speculates: a step verifies proposed tokens, which takes {} ms on the host; no \
+             pass of a draft model is recorded, nor how many tokens a step keeps.",
+            [verify_ms?],
+        ));
+    };
+    let tokens = row.figure("computed_tokens", tokens).short();
+    let requests =
+        it.requests.map(|it| Cited::of(" of {}", [row.count("requests", it).quantity("request")]));
+    Some(Cited::of(
+        "Decode speculates: a step computes {} tokens{} on average; how many it keeps is not \
+         recorded.",
+        [tokens, requests.unwrap_or_default()],
+    ))
 }
 
 pub fn row_of(it: &StepBatch) -> Row {

@@ -13,7 +13,7 @@ use llmprof_core::{
     domain::{finding::catalogue, units::Nanos},
     trace::{
         command::Timed,
-        runtime_call::without_version,
+        runtime_call::{is_hip, without_version},
         stage::{RangeNames, is_of_library},
     },
 };
@@ -81,7 +81,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         1 => Cited::words("The GPU computes or copies"),
         gpus => {
             let gpus = row.count("devices.devices", gpus).shown(|it| count(it as u64));
-            Cited::of("{} GPUs compute or copy", [gpus])
+            Cited::of("Each of {} GPUs computes or copies on average", [gpus])
         }
     };
     let busy = totals.busy_pct.map(|pct| {
@@ -108,7 +108,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
 /// The function of the runtime or driver whose calls take most time.
 fn called(it: &CallSum) -> Cited {
     let row = Row::of("api_calls").with("name", &it.name);
-    let api = if it.name.starts_with("hip") { "HIP" } else { "CUDA" };
+    let api = if is_hip(&it.name) { "HIP" } else { "CUDA" };
     let over = (it.processes > 1).then(|| {
         let processes = row.count("processes", it.processes).shown(|it| count(it as u64));
         Cited::of(", summed over {} processes", [processes])

@@ -6,7 +6,10 @@ use llmprof_analyze::{
     power::StagePower,
     requests::LatencyRecord,
     roofline::mfu::{ALL_STAGES, MfuRecord},
-    stages::{BETWEEN_STEPS, DECODE, PREFILL, StageTiming, in_sentence, step_times::StepTimes},
+    stages::{
+        BETWEEN_STEPS, DECODE, PREFILL, StageTiming, in_sentence, repeat_medians::RepeatMedians,
+        step_times::StepTimes,
+    },
     stats::{Spread, percent},
     step_batches::{StepBatch, common_batch},
     timeline::gpu::StageGpu,
@@ -59,14 +62,17 @@ struct Headline {
 #[derive(Deserialize)]
 #[serde(from = "Aggregates")]
 struct HeadlineTimes {
+    medians: Option<RepeatMedians>,
     first_token: Option<Spread>,
     per_token: Option<Spread>,
+    /// Decode steps of each repeat, if all have equally many.
     decode_steps: Option<u64>,
 }
 
 impl From<Aggregates> for HeadlineTimes {
     fn from(it: Aggregates) -> Self {
         Self {
+            medians: it.medians,
             first_token: it.first_token_ms,
             per_token: it.per_token_ms,
             decode_steps: it.decode_steps,
@@ -84,6 +90,7 @@ pub fn tiles(analysis: &Analysis) -> Vec<Tile> {
     let stages = &analysis.stages;
     Headline {
         aggregates: HeadlineTimes {
+            medians: Some(analysis.samples.medians.stated(stages)),
             first_token: stages.first_token_ms,
             per_token: stages.per_token_ms,
             decode_steps: stages.decode_steps,
@@ -154,11 +161,12 @@ impl Headline {
 
     fn times(&self) -> TimeRecords<'_> {
         TimeRecords {
+            medians: self.aggregates.medians,
             first_token_ms: self.aggregates.first_token,
             per_token_ms: self.aggregates.per_token,
-            decode_steps: self.aggregates.decode_steps,
             stages: &self.stages,
             step_times: &self.step_times,
+            only_traced: self.only_traced,
             step_batches: &self.step_batches,
             request_latency: &self.request_latency,
             waits: self.waits(),
@@ -180,7 +188,7 @@ impl Headline {
         match self.times().per_token() {
             None | Some(StatedTime::Batch(_)) => self.step(StepClass::Decode, "Decode step"),
             Some(time @ StatedTime::Requests(_)) => Some(self.timed("Per token", &time)),
-            Some(time) => Some(self.with_rate(self.timed("Per token", &time))),
+            Some(time) => Some(self.with_rate(self.timed("Per token", &time), &time)),
         }
     }
 
@@ -196,26 +204,23 @@ impl Headline {
                 format!("median of {requests}; p99 {} ms", figure(it.p99_ms))
             }
             StatedTime::Batch(it) => format!("median of {}", quantity(it.steps, "step")),
-            StatedTime::Median(it, mean) => {
-                let noun = match it.are_steps() {
-                    true => "step",
-                    false if self.only_traced => "instance",
-                    false => "repeat",
-                };
+            StatedTime::Steps(it) => {
                 let outliers = match it.outliers {
                     0 => String::new(),
                     outliers => format!(" with {}", quantity(outliers, "outlier")),
                 };
-                // The number of repeats is summed over all samples.
-                let times = if noun == "repeat" { self.repeats(it.ms.n) } else { it.ms.n };
-                let mean = figure(*mean);
-                let is_other = mean != figure(it.p50_ms) && !self.waits().has(&it.stage);
-                format!(
-                    "{} of {}{samples}{traced}{}{outliers}",
-                    it.median_word().trim_start_matches("the "),
-                    quantity(times.into(), noun),
-                    if is_other { format!("; mean {mean} ms") } else { String::new() },
-                )
+                let word = it.median_word().trim_start_matches("the ");
+                format!("{word} of {}{traced}{outliers}", quantity(it.ms.n.into(), "step"))
+            }
+            StatedTime::Repeats(it) => {
+                let noun = if self.only_traced { "instance" } else { "repeat" };
+                let [min, max] = [figure(it.min), figure(it.max)];
+                let range = if min == max { String::new() } else { format!(", {min} to {max} ms") };
+                let of = match it.n {
+                    1 => format!("one {noun}"),
+                    n => format!("median of {}", quantity(n.into(), noun)),
+                };
+                format!("{of}{samples}{traced}{range}")
             }
             StatedTime::Mean(it) => {
                 let spread = it.std.map(|std| {
@@ -261,11 +266,18 @@ impl Headline {
     }
 
     /// Steps over mean time: the mean of the repeats' rates would favour the fast ones.
-    fn with_rate(&self, tile: Tile) -> Tile {
+    fn with_rate(&self, tile: Tile, time: &StatedTime) -> Tile {
         let decode = self.stages.iter().find(|row| row.stage == DECODE);
         let decode = decode.filter(|_| !self.waits().has(DECODE));
         let rate = decode.and_then(|row| row.tokens_per_s);
-        let rate = rate.map(|rate| format!("; decode {} tokens/s", figure(rate)));
+        let steps = self.aggregates.decode_steps.map(|steps| steps as f64);
+        let (of, mean) = match time {
+            StatedTime::Steps(it) if it.steps_beyond(decode, steps) >= 0.5 => ("whole decodes", ""),
+            StatedTime::Steps(it) if it.outliers > 0 => ("decode", " on average"),
+            StatedTime::Repeats(it) if it.n > 1 => ("decode", " on average"),
+            _ => ("decode", ""),
+        };
+        let rate = rate.map(|rate| format!("; {of} {} tokens/s{mean}", figure(rate)));
         Tile { note: tile.note + &rate.unwrap_or_default(), ..tile }
     }
 
@@ -280,6 +292,8 @@ impl Headline {
         });
         let of_each: Vec<String> = of_each.collect();
         let upper = stages().any(|it| it.busy_is_upper_bound);
+        let gpus = stages().map(|it| it.devices).max().filter(|gpus| *gpus > 1);
+        let gpus = gpus.map(|gpus| format!("; mean of {gpus} GPUs")).unwrap_or_default();
         let is_without = stages().any(|it| waits.has(&it.stage));
         let without = if is_without { ", without unrecorded waits" } else { "" };
         let is_withheld = |stage: &&str| {
@@ -295,7 +309,7 @@ impl Headline {
             label: "GPU busy",
             value: format!("{}{}", if upper { "≤ " } else { "" }, number(share)),
             unit: "%",
-            note: format!("traced: {}{without}{withheld}", of_each.join(", ")),
+            note: format!("traced: {}{without}{gpus}{withheld}", of_each.join(", ")),
         })
     }
 
@@ -355,44 +369,4 @@ fn number(share: f64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    /// Share and note of the GPU's busy time, of a prefill and the steps of a cut decode.
-    fn busy(of_decode: bool) -> [String; 2] {
-        let ms = |ms: f64| json!({"mean": ms, "std": null, "min": ms, "max": ms, "n": 1});
-        let gpu = |stage: &str, busy_ms: f64| {
-            json!({"stage": stage, "instances": 1, "window_ms": 100.0, "busy_ms": busy_ms,
-                "busy_pct": busy_ms, "launches": 1, "copies": []})
-        };
-        let mut gpus = vec![gpu(PREFILL, 10.0)];
-        gpus.extend(of_decode.then(|| gpu(DECODE, 90.0)));
-        let report = json!({
-            "aggregates": {"repeats": 1, "stage_ms": {}},
-            "stages": [{
-                "stage": PREFILL, "tokens": null, "tokens_per_s": null, "share_pct": null,
-                "ms": ms(100.0)
-            }],
-            "mfu": [],
-            "step_times": [{
-                "stage": DECODE, "p50_ms": 5.0, "outliers": 0, "excess_ms": 0.0, "ms": ms(5.0),
-                "longest": []
-            }],
-            "stage_gpu": gpus
-        });
-        let tiles = stored_tiles(&serde_json::to_vec(&report).unwrap()).unwrap();
-        let tiles = serde_json::to_value(tiles).unwrap();
-        let is_busy = |it: &&Value| it["label"] == "GPU busy";
-        let tile = tiles.as_array().unwrap().iter().find(is_busy).unwrap();
-        ["value", "note"].map(|key| tile[key].as_str().unwrap().to_owned())
-    }
-
-    #[test]
-    fn the_busy_share_has_the_steps_of_a_cut_decode_or_names_the_decode() {
-        assert_eq!(busy(true), ["50.0", "traced: prefill 10.0 %, decode 90.0 %"]);
-        let withheld = "traced: prefill 10.0 %; withheld for decode: read the findings";
-        assert_eq!(busy(false), ["10.0", withheld]);
-    }
-}
+mod tests;

@@ -14,7 +14,7 @@ use crate::format::figure;
 /// Compared latencies, outside every stage. The time per token is compared if the runs have
 /// different numbers of decode steps.
 pub(super) const PER_TOKEN: &str = "per token";
-pub(super) const WHOLE_PASS: &str = "whole pass";
+pub(super) const WHOLE_REPEAT: &str = "whole repeat";
 
 /// The verdict on a limit, with its reasons.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,13 +26,13 @@ pub struct SlowerVerdict {
 }
 
 impl RunDiff {
-    /// Judges whole stages, the time per token and the whole pass, but not parts of stages.
+    /// Judges whole stages, the time per token and the whole repeat, but not parts of stages.
     ///
     /// A pass needs a verdict on each, and noise in which the limit would have been found. A
     /// latency that neither run has is dropped, if something else was measured.
     pub fn judge_slower(&self, limit_pct: f64) -> SlowerVerdict {
         let has = |name: &str| self.diff.stages.iter().any(|it| it.name == name);
-        let missing = [(PER_TOKEN, DECODE), (WHOLE_PASS, WHOLE_PASS)];
+        let missing = [(PER_TOKEN, DECODE), (WHOLE_REPEAT, WHOLE_REPEAT)];
         let dropped = missing
             .into_iter()
             .filter(|(name, or)| !has(name) && !has(or))

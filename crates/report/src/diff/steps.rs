@@ -10,7 +10,7 @@ use llmprof_analyze::{
 };
 use llmprof_core::{domain::units::quantity, trace::engine_steps::StepClass};
 
-use crate::{format::count, profile::LLMProfileReport};
+use crate::{format::count, headline::sample_spread, profile::LLMProfileReport};
 
 /// Least part of the steps of a class in a compared row: rarer batches depend on the arrival of
 /// requests.
@@ -19,12 +19,14 @@ const LEAST_PART: f64 = 0.05;
 /// The measure of a stage's times. An engine or a server under load runs a stage for each of its
 /// requests: these are instances of one run, not repeats. Stages of an unprofiled pass have
 /// repeats, even if the capture has steps.
-pub(super) fn measure_of_stages(report: &LLMProfileReport) -> fn(&Spread) -> Measured {
+pub(super) fn measure_of_stages(
+    report: &LLMProfileReport,
+) -> impl Fn(&str, &Spread) -> Measured + '_ {
     let has_steps = report.only_traced && !report.step_batches.is_empty();
-    if report.request_latency.is_empty() && !has_steps {
-        |ms| Measured::over_repeats(ms, None)
-    } else {
-        Measured::over_instances
+    let are_repeats = report.request_latency.is_empty() && !has_steps;
+    move |stage, ms| match are_repeats {
+        true => Measured::over_samples(ms, sample_spread(report, stage)),
+        false => Measured::over_instances(ms),
     }
 }
 

@@ -31,7 +31,7 @@ fn a_regression_that_is_not_accepted_is_a_message() {
     let link = format!("/runs/{}/diff/{}", report.baseline_runs[0], report.runs[0]);
     assert_eq!(message.body["link"], link);
     assert_eq!(message.body["figures"][0]["worse_pct"], 5.07);
-    let text = "Time per output token: worse by 5.07 %, beyond noise (0.670 -> 0.704 ms)";
+    let text = "Median time per output token: worse by 5.07 %, beyond noise (0.670 -> 0.704 ms)";
     assert_eq!(message.body["message"], text);
     report.accepted = Some("known".into());
     assert_eq!(report.failure(), None);
@@ -65,7 +65,7 @@ fn hostile_text_stays_text_in_every_form() {
 #[test]
 fn an_annotation_per_figure_that_does_not_pass() {
     let mut report = report();
-    assert!(report.github().starts_with("::error title=llmprof: Time per output token::"));
+    assert!(report.github().starts_with("::error title=llmprof: Median time per output token::"));
     report.accepted = Some("known".into());
     assert!(report.github().starts_with("::notice "));
     report.figures[0].verdict = GateVerdict::Passed;
@@ -81,21 +81,29 @@ fn every_form_names_a_dropped_figure_and_an_inconclusive_one() {
     (absent.baseline, absent.candidate) = (None, None);
     absent.reason = "not measured on either side".into();
     report.verdict = GateVerdict::Inconclusive;
-    let dropped = "Time to first token: not measured on either side; dropped, because `slower`";
+    let dropped = "Median time to first token: not measured on either side; dropped, because \
+                   `slower`";
     let text = report.text();
     assert!(
         text.starts_with("gate inconclusive: 0 passed, 0 regressed, 1 inconclusive, 1 dropped")
     );
-    assert!(text.contains("inconclusive Time per output token: not measured on either side\n"));
+    let unknown = "inconclusive Median time per output token: not measured on either side\n";
+    assert!(text.contains(unknown));
     assert!(text.contains(&format!("  dropped      {dropped}")), "{text}");
     let junit = report.junit();
-    assert!(junit.contains("name=\"ttft\"><skipped message=\"Time to first token"), "{junit}");
-    assert!(junit.contains("name=\"tpot\"><error message=\"Time per output token"), "{junit}");
+    for case in [
+        "name=\"ttft\"><skipped message=\"Median time to first token",
+        "name=\"tpot\"><error message=\"Median time per output token",
+    ] {
+        assert!(junit.contains(case), "{junit}");
+    }
     let github = report.github();
-    assert!(github.contains(&format!("::notice title=llmprof: Time to first token::{dropped}")));
-    assert!(github.contains("::warning title=llmprof: Time per output token::"), "{github}");
+    let notice = format!("::notice title=llmprof: Median time to first token::{dropped}");
+    assert!(github.contains(&notice));
+    assert!(github.contains("::warning title=llmprof: Median time per output token::"), "{github}");
     let markdown = report.markdown();
-    assert!(markdown.contains("| Time to first token (ms) | – | – | – | – | dropped: not"));
+    let row = "| Median time to first token (ms) | – | – | – | – | dropped: not";
+    assert!(markdown.contains(row));
     assert!(markdown.contains("| inconclusive: not measured on either side |"), "{markdown}");
 }
 

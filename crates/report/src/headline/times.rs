@@ -1,14 +1,19 @@
 //! The time to first token and the time per token that stand for a run: in its list, its page, its
 //! series and its gates.
 //!
-//! The median of three or more, which one outlier does not move; of an engine's steps only if its
-//! decode steps have equally many requests. A mean or a step with an unrecorded wait does not stand
-//! for the program.
+//! Each is one statistic, whatever the noise and the number of repeats: the median over the
+//! requests of a load, over the repeats, or over the steps of a capture, which may have one decode
+//! alone; of an engine only if its decode steps have equally many requests. A time with an
+//! unrecorded wait does not stand for the program.
 
 use llmprof_analyze::{
     requests::{LatencyMetric, LatencyRecord},
-    stages::{DECODE, PREFILL, StageTiming, step_times::StepTimes},
-    stats::{Spread, ratio},
+    stages::{
+        DECODE, PREFILL, StageTiming,
+        repeat_medians::{RepeatMedian, RepeatMedians},
+        step_times::StepTimes,
+    },
+    stats::Spread,
     step_batches::{StepBatch, common_batch},
 };
 use llmprof_core::trace::{engine_steps::StepClass, requests::LoadPass};
@@ -17,12 +22,13 @@ use crate::waits::Waits;
 
 /// The records that have these times.
 pub struct TimeRecords<'a> {
+    /// `None` in a report of an earlier version, which has the means alone.
+    pub medians: Option<RepeatMedians>,
     pub first_token_ms: Option<Spread>,
     pub per_token_ms: Option<Spread>,
-    /// Decode steps of each repeat, if all have equally many.
-    pub decode_steps: Option<u64>,
     pub stages: &'a [StageTiming],
     pub step_times: &'a [StepTimes],
+    pub only_traced: bool,
     pub step_batches: &'a [StepBatch],
     pub request_latency: &'a [LatencyRecord],
     pub waits: Waits<'a>,
@@ -35,9 +41,11 @@ pub enum StatedTime<'a> {
     Requests(&'a LatencyRecord),
     /// The most common steps of an engine.
     Batch(&'a StepBatch),
-    /// Median of at least three steps or instances, and the mean next to it, milliseconds.
-    Median(&'a StepTimes, f64),
-    /// Mean of one or two, or over repeats if steps are not the time of their stage.
+    /// Median over the steps of a capture, which are the time of their stage.
+    Steps(&'a StepTimes),
+    /// Median over the repeats.
+    Repeats(RepeatMedian),
+    /// Mean over the repeats, of a report of an earlier version.
     Mean(Spread),
 }
 
@@ -81,7 +89,8 @@ impl StatedTime<'_> {
             Self::Requests(it) => it.p50_ms,
             // The time between two tokens of a request.
             Self::Batch(it) => it.period_ms.unwrap_or(it.p50_ms),
-            Self::Median(it, _) => it.p50_ms,
+            Self::Steps(it) => it.p50_ms,
+            Self::Repeats(it) => it.p50,
             Self::Mean(it) => it.mean,
         }
     }
@@ -94,7 +103,7 @@ impl<'a> TimeRecords<'a> {
         if of_requests.is_some() || self.has_steps(StepClass::Prefill) {
             return of_requests;
         }
-        self.of_stage(PREFILL, self.first_token_ms?)
+        self.of_stage(PREFILL, |it| it.ttft_ms, self.first_token_ms)
     }
 
     /// Time between two tokens of a request.
@@ -110,24 +119,29 @@ impl<'a> TimeRecords<'a> {
             let is_one = steps().all(|it| it.requests == common.requests && !it.is_speculative());
             return (is_one && !common.has_unrecorded_waits).then_some(StatedTime::Batch(common));
         }
-        self.of_stage(DECODE, self.per_token_ms?)
+        let steps = self.steps(self.per_token_ms?);
+        steps.or_else(|| self.of_stage(DECODE, |it| it.tpot_ms, self.per_token_ms))
     }
 
-    fn of_stage(&self, stage: &str, mean: Spread) -> Option<StatedTime<'a>> {
-        let steps = self.step_times.iter().find(|it| it.stage == stage);
-        let row = self.stages.iter().find(|it| it.stage == stage);
-        let median = steps.filter(|it| it.median_ms().is_some() && it.are_stage(row, mean.mean));
-        let Some(it) = median else {
-            return (!self.waits.has(stage)).then_some(StatedTime::Mean(mean));
+    /// The decode steps of a capture: no outlier among them, nor a wait in one, moves their median.
+    fn steps(&self, mean: Spread) -> Option<StatedTime<'a>> {
+        let steps = self.step_times.iter().find(|it| it.stage == DECODE)?;
+        let row = self.stages.iter().find(|it| it.stage == DECODE);
+        let is_median = self.only_traced && steps.are_steps() && steps.median_ms().is_some();
+        (is_median && steps.are_stage(row, mean.mean)).then_some(StatedTime::Steps(steps))
+    }
+
+    fn of_stage(
+        &self,
+        stage: &str,
+        median: impl Fn(&RepeatMedians) -> Option<RepeatMedian>,
+        mean: Option<Spread>,
+    ) -> Option<StatedTime<'a>> {
+        let stated = match &self.medians {
+            Some(medians) => median(medians).map(StatedTime::Repeats),
+            None => mean.map(StatedTime::Mean),
         };
-        let steps = self.decode_steps.filter(|_| stage == DECODE);
-        let per_step_ms = row.zip(steps).and_then(|(row, steps)| ratio(row.ms.mean, steps as f64));
-        let mean_ms = match MeanOf::of(it, row, per_step_ms, Some(mean.mean)) {
-            MeanOf::Stage => per_step_ms.unwrap_or(mean.mean),
-            MeanOf::Decodes => mean.mean,
-            MeanOf::Steps => it.ms.mean,
-        };
-        Some(StatedTime::Median(it, mean_ms))
+        stated.filter(|_| !self.waits.has(stage))
     }
 
     /// The requests of a load are timed without a profiler; stages of a server are not.
@@ -146,29 +160,21 @@ impl<'a> TimeRecords<'a> {
 pub(crate) mod tests {
     use super::*;
 
-    fn records<'a>(steps: &'a [StepTimes], batches: &'a [StepBatch]) -> TimeRecords<'a> {
+    fn records(batches: &[StepBatch]) -> TimeRecords<'_> {
         TimeRecords {
-            first_token_ms: Spread::of([7.0]),
-            per_token_ms: Spread::of([17.5]),
-            decode_steps: None,
+            medians: Some(RepeatMedians {
+                ttft_ms: RepeatMedian::of([7.0]),
+                tpot_ms: RepeatMedian::of([17.0, 17.5, 90.0]),
+                ..RepeatMedians::default()
+            }),
+            first_token_ms: Spread::of([8.0]),
+            per_token_ms: Spread::of([41.5]),
             stages: &[],
-            step_times: steps,
+            step_times: &[],
+            only_traced: false,
             step_batches: batches,
             request_latency: &[],
             waits: Waits::default(),
-        }
-    }
-
-    fn steps(times: &[f64], p50_ms: f64) -> StepTimes {
-        StepTimes {
-            stage: DECODE.into(),
-            are_instances: false,
-            ms: Spread::of(times.iter().copied()).unwrap(),
-            p50_ms,
-            outliers: 1,
-            excess_ms: 0.0,
-            preparing: 0,
-            longest: vec![],
         }
     }
 
@@ -205,40 +211,45 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_median_of_three_steps_stands_for_a_run_with_and_without_outliers() {
-        let ms = |steps: &[StepTimes]| records(steps, &[]).per_token().unwrap().ms();
-        assert_eq!(ms(&[]), 17.5);
-        assert_eq!(ms(&[steps(&[1.0, 1.0, 1.0, 67.0], 1.0)]), 1.0);
-        assert_eq!(ms(&[steps(&[17.4, 17.4, 17.7], 17.4)]), 17.4, "close to the mean");
-        assert_eq!(ms(&[steps(&[17.4, 17.6], 17.4)]), 17.5, "two have no median");
-        // Repeats of one and of three steps: 45 ms over 4.
-        let all = [steps(&[30.0, 5.0, 5.0, 5.0], 5.0)];
-        let rows = [StageTiming {
-            stage: DECODE.into(),
-            ms: Spread::of([30.0, 15.0]).unwrap(),
-            share_pct: None,
-            tokens: None,
-            tokens_per_s: None,
-        }];
-        let per_token_ms = Spread::of_ratios([(30.0, 1.0), (15.0, 3.0)]);
-        let it = TimeRecords { stages: &rows, per_token_ms, ..records(&all, &[]) };
-        assert_eq!(it.per_token(), Some(StatedTime::Median(&all[0], 11.25)));
-        assert_eq!(ms(&[steps(&[1.0, 1.0, 1.0, 7.0], 1.0)]), 17.5, "most lies between the steps");
-        assert_eq!(ms(&[steps(&[100.0, 100.0, 400.0], 100.0)]), 17.5, "instances, not tokens");
+    fn the_median_over_repeats_stands_for_a_run_however_many_and_noisy_they_are() {
+        let all = records(&[]);
+        assert_eq!((all.first_token().unwrap().ms(), all.per_token().unwrap().ms()), (7.0, 17.5));
+        let earlier = TimeRecords { medians: None, ..records(&[]) };
+        let times = [earlier.first_token(), earlier.per_token()].map(|it| it.unwrap().ms());
+        assert_eq!(times, [8.0, 41.5], "a report without medians");
+        let absent = TimeRecords { medians: Some(RepeatMedians::default()), ..records(&[]) };
+        assert_eq!((absent.first_token(), absent.per_token()), (None, None), "not the mean");
+    }
+
+    #[test]
+    fn an_outlier_step_of_a_capture_moves_no_time_per_token() {
+        let ms = Spread::of([2.0, 2.0, 2.0, 2.0, 52.0]).unwrap();
+        let steps = serde_json::json!([{
+            "stage": DECODE, "p50_ms": 2.0, "outliers": 1, "excess_ms": 50.0, "ms": ms,
+            "longest": []
+        }]);
+        let steps: Vec<StepTimes> = serde_json::from_value(steps).unwrap();
+        let of = |step_times, only_traced, mean| {
+            let per_token_ms = Spread::of([mean]);
+            TimeRecords { step_times, only_traced, per_token_ms, ..records(&[]) }
+        };
+        assert_eq!(of(&steps, true, 12.0).per_token().unwrap().ms(), 2.0);
+        assert_eq!(of(&steps, true, 30.0).per_token().unwrap().ms(), 17.5, "time between steps");
+        assert_eq!(of(&steps, false, 12.0).per_token().unwrap().ms(), 17.5, "repeats of a run");
     }
 
     #[test]
     fn steps_of_an_engine_state_no_first_token_and_a_token_only_for_one_number_of_requests() {
         use StepClass::{Decode, Prefill};
         let batches = [batch(Decode, 4), batch(Prefill, 1)];
-        let it = records(&[], &batches);
+        let it = records(&batches);
         assert_eq!((it.first_token(), it.per_token().unwrap().ms()), (None, 2.5));
         let waits = [StepBatch { has_unrecorded_waits: true, ..batch(Decode, 4) }];
-        assert_eq!(records(&[], &waits).per_token(), None);
+        assert_eq!(records(&waits).per_token(), None);
         let drafts = [StepBatch { drafts: Some(2.9), verify_ms: Some(1.5), ..batch(Decode, 4) }];
-        assert_eq!(records(&[], &drafts).per_token(), None, "kept tokens are unknown");
+        assert_eq!(records(&drafts).per_token(), None, "kept tokens are unknown");
         let batches = [batch(Decode, 4), batch(Decode, 8)];
-        let it = records(&[], &batches);
+        let it = records(&batches);
         assert_eq!((it.first_token().unwrap().ms(), it.per_token()), (7.0, None));
     }
 
@@ -256,7 +267,7 @@ pub(crate) mod tests {
         };
         let unprofiled = [latency(LoadPass::Unprofiled, LatencyMetric::OutputToken)];
         let batches = [batch(StepClass::Decode, 4)];
-        let it = TimeRecords { request_latency: &unprofiled, ..records(&[], &batches) };
+        let it = TimeRecords { request_latency: &unprofiled, ..records(&batches) };
         assert_eq!(it.per_token().unwrap().ms(), 3.0);
         let traced = [latency(LoadPass::Traced, LatencyMetric::OutputToken)];
         let it = TimeRecords { request_latency: &traced, ..it };

@@ -19,8 +19,8 @@ pub fn ledger<W: Write>(
     packets: &mut Packets<W>,
     process: Track,
     ledger: &Ledger,
+    names: &KernelNames,
 ) -> io::Result<()> {
-    let names = KernelNames::with_members([], &ledger.members);
     for stage in &ledger.stages {
         let row = packets.row(process, &format!("ledger of {}", in_sentence(&stage.stage)))?;
         let mut at = 0u64;

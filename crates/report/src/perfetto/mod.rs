@@ -21,7 +21,7 @@ use std::{
     io::{self, Write},
 };
 
-use llmprof_analyze::ledger::Ledger;
+use llmprof_analyze::Analysis;
 use llmprof_core::trace::{
     Trace,
     event::Event,
@@ -29,6 +29,7 @@ use llmprof_core::trace::{
 };
 
 use self::packets::{Arg, Packets, Track};
+use crate::kernel_names::KernelNames;
 
 /// Process ids in the trace, one per source of events; GPUs follow the last one.
 const UNPROFILED: u32 = 1;
@@ -38,8 +39,9 @@ const SAMPLED: u32 = 4;
 const CORES: u32 = 99;
 const GPU: u32 = 100;
 
-/// Writes the timeline with the ledgers of the stages, and returns the writer.
-pub fn write<W: Write>(trace: &Trace, ledger: &Ledger, out: W) -> io::Result<W> {
+/// Writes the timeline with the ledgers of its analysis, and returns the writer.
+pub fn write<W: Write>(trace: &Trace, analysis: &Analysis, out: W) -> io::Result<W> {
+    let (ledger, names) = (&analysis.ledger, KernelNames::of_analysis(analysis));
     let mut packets = Packets::start(out)?;
     if !trace.baseline.is_empty() || trace.power.is_some() {
         let origin = unprofiled_origin(trace);
@@ -49,15 +51,15 @@ pub fn write<W: Write>(trace: &Trace, ledger: &Ledger, out: W) -> io::Result<W> 
             power(&mut packets, process, log, origin)?;
         }
     }
-    if let Some(nsys) = &trace.nsys {
-        traced::traced(&mut packets, nsys)?;
+    if let Some(nsys) = &trace.timeline {
+        traced::traced(&mut packets, nsys, &names)?;
     }
     for (pid, nsys) in (SAMPLED..CORES).zip(&trace.sampled) {
         sampled::sampled(&mut packets, pid, nsys)?;
     }
     if !ledger.stages.is_empty() {
         let process = packets.process(LEDGER, "gap ledger, one repeat")?;
-        ledger::ledger(&mut packets, process, ledger)?;
+        ledger::ledger(&mut packets, process, ledger, &names)?;
     }
     packets.end()
 }

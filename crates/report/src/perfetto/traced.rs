@@ -18,10 +18,14 @@ use super::{
     size, span,
     window::Window,
 };
-use crate::kernel_names::of_kinds;
+use crate::kernel_names::KernelNames;
 
 /// Writes the traced pass, or the part of it in its window.
-pub fn traced(packets: &mut Packets<impl Write>, nsys: &Timeline) -> io::Result<()> {
+pub fn traced(
+    packets: &mut Packets<impl Write>,
+    nsys: &Timeline,
+    names: &KernelNames,
+) -> io::Result<()> {
     let window = Window::of(nsys);
     let name = format!("traced pass ({})", nsys.tool.as_str());
     let process = packets.process(TRACED, &window.name(&name))?;
@@ -30,7 +34,8 @@ pub fn traced(packets: &mut Packets<impl Write>, nsys: &Timeline) -> io::Result<
     let flows = Flows::of(nsys, &window);
     calls(packets, process, nsys, &window, &flows)?;
     let mut devices = HashMap::default();
-    kernels(packets, nsys, &window, &flows, &mut devices)?;
+    let names = names.of_kinds(nsys);
+    kernels(packets, (nsys, &names), &window, &flows, &mut devices)?;
     graphs(packets, &nsys.graphs, &window, &flows, &mut devices)?;
     for samples in nsys.samples.iter().flat_map(|samples| &samples.devices) {
         let device = gpu(packets, &mut devices, samples.device)?;
@@ -72,15 +77,14 @@ struct Flows(HashMap<(i64, i64), u64>);
 impl Flows {
     fn of(nsys: &Timeline, window: &Window) -> Self {
         let kernels = window.inside(nsys.kernels.iter(), |it| it.start_ns);
-        let kernels = kernels.map(|it| (process_of(it.global_pid), it.correlation_id));
+        let kernels = kernels.map(|it| it.launch_id());
         let graphs = window.inside(nsys.graphs.iter(), |it| it.start_ns);
-        let graphs = graphs.map(|it| (process_of(it.global_pid), it.correlation_id));
+        let graphs = graphs.map(GraphLaunch::launch_id);
         let mut flows: HashMap<(i64, i64), u64> =
             kernels.chain(graphs).filter(|(_, id)| *id > 0).map(|key| (key, 0)).collect();
         let mut last = 0;
         for call in window.inside(nsys.cuda_calls.iter(), |it| it.start_ns) {
-            let key = (process_of(call.global_tid), call.correlation_id);
-            if let Some(flow) = flows.get_mut(&key).filter(|flow| **flow == 0) {
+            if let Some(flow) = flows.get_mut(&call.launch_id()).filter(|flow| **flow == 0) {
                 last += 1;
                 *flow = last;
             }
@@ -188,10 +192,10 @@ fn graphs(
     Ok(())
 }
 
-/// Kernels by device and stream.
+/// Kernels by device and stream, with a name for each kind.
 fn kernels(
     packets: &mut Packets<impl Write>,
-    nsys: &Timeline,
+    (nsys, names): (&Timeline, &[String]),
     window: &Window,
     flows: &Flows,
     devices: &mut HashMap<u32, Track>,
@@ -200,7 +204,6 @@ fn kernels(
     let mut streams: HashMap<(u32, u32), Lanes> = HashMap::default();
     let mut kinds: Vec<Option<SliceTemplate>> = vec![None; kernels.kinds().len()];
     let mut template = SliceTemplate::default();
-    let names = of_kinds(nsys);
     for (kind, it) in window.inside(kernels.with_kinds(), |(_, it)| it.start_ns) {
         let Some(times) = span(window.origin, (it.start_ns, it.end_ns)) else { continue };
         let device = gpu(packets, devices, it.device)?;

@@ -103,7 +103,7 @@ impl CapturedSide {
         let own = parse::stored::resolved(dir);
         let mut trace: Trace =
             parse::read_parsed(&own, timeline).map_err(|error| cannot_read(dir, error))?;
-        let Some(nsys) = trace.nsys.take() else {
+        let Some(nsys) = trace.timeline.take() else {
             return Err(PairError::NoCapture { path: dir.to_owned() });
         };
         let power = analyze(&trace, None, None).power.map_or(vec![], |it| it.stages);

@@ -21,7 +21,7 @@ use flate2::{Compression, write::GzEncoder};
 use llmprof_analyze::{
     Analysis,
     model_work::KnownModel,
-    parse::{self, ParseError, ncu, saved},
+    parse::{self, ParseError, capture_path::CapturePath, ncu, saved, stored::resolved},
     stages::coverage::StageCoverage,
 };
 use llmprof_core::{
@@ -100,7 +100,7 @@ fn analyze_parsed(
     Statements { rules, model, steps }: Statements,
     devices: &Devices,
 ) -> Result<Analyzed, AnalyzeError> {
-    let dir = &parse::stored::resolved(dir);
+    let dir = &resolved(dir);
     let mut saved = saved::read(dir).map_err(|source| AnalyzeError::Saved { source })?;
     statements::state(&mut saved, model, steps)?;
     let mut trace =
@@ -151,7 +151,7 @@ pub fn analyze_capture(
     let trace = Trace {
         subject: SubjectKind::Import,
         environment,
-        nsys: Some(nsys),
+        timeline: Some(nsys),
         findings,
         ..Trace::default()
     };
@@ -160,7 +160,9 @@ pub fn analyze_capture(
         TimelineTool::Pytorch => CaptureKind::PytorchTrace,
     };
     let saved = import_of_files((&files, kind), pages, (model, steps));
-    analyze_captures(saved, trace, pages, devices)
+    let pages: Result<Vec<_>, _> = pages.iter().map(|page| CapturePath::named(page)).collect();
+    let pages = pages.map_err(|source| AnalyzeError::Capture { source })?;
+    analyze_captures(saved, trace, &pages, devices)
 }
 
 /// Analyses an import, by its own stage rules unless others are given.
@@ -172,21 +174,21 @@ fn analyze_import(
     rules: StageRules,
     devices: &Devices,
 ) -> Result<Analyzed, AnalyzeError> {
-    if let Some(nsys) = trace.nsys.take() {
+    if let Some(nsys) = trace.timeline.take() {
         let own = || rules_of(&import.stages, &import.include_ranges, &import.exclude_ranges);
         let rules = if rules == StageRules::default() { own() } else { rules };
         // The host that reads a capture is not the host it was taken on.
         trace.environment =
             Environment { llmprof: trace.environment.llmprof.clone(), ..nsys.target.clone() };
-        trace.nsys = Some(with_rules(nsys, rules)?);
+        trace.timeline = Some(with_rules(nsys, rules)?);
     }
     let numbers = import.files.iter().filter(|it| it.kind.has_counters()).map(|it| it.kind);
     // A report that ncu could not print has no page, and a finding.
-    let pages: Vec<PathBuf> = numbers
+    let pages: Vec<CapturePath> = numbers
         .zip(1..)
         .map(|(kind, number)| (kind, dir.join(layout::imported_page(number))))
         .filter(|(kind, page)| *kind == CaptureKind::Counters || page.exists())
-        .map(|(_, page)| page)
+        .map(|(_, page)| page.as_path().into())
         .collect();
     analyze_captures(saved, trace, &pages, devices)
 }
@@ -195,7 +197,7 @@ fn analyze_import(
 fn analyze_captures(
     saved: saved::SavedRun,
     mut trace: Trace,
-    pages: &[PathBuf],
+    pages: &[CapturePath],
     devices: &Devices,
 ) -> Result<Analyzed, AnalyzeError> {
     let mut named: BTreeSet<String> = trace
@@ -207,8 +209,7 @@ fn analyze_captures(
         .collect();
     for path in pages {
         let page = ncu::read_file(path).map_err(|source| AnalyzeError::Capture { source })?;
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        trace.findings.extend(page.gaps(&name));
+        trace.findings.extend(page.gaps(&path.name()));
         trace.findings.extend(
             page.device
                 .as_ref()
@@ -240,10 +241,7 @@ fn other_device(device: &str, timeline: &BTreeSet<String>) -> Option<Finding> {
 
 /// The files, captures of graphs last: the first file names the import.
 fn windows_first(files: &[PathBuf], captures: &[String]) -> Vec<PathBuf> {
-    let is_capture = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        captures.iter().any(|it| **it == name)
-    };
+    let is_capture = |path: &PathBuf| captures.contains(&CapturePath::from(path).name());
     let mut files = files.to_vec();
     files.sort_by_key(is_capture);
     files
@@ -256,7 +254,7 @@ fn import_of_files(
     (computes, new_tokens): (Option<StatedModel>, Option<u64>),
 ) -> saved::SavedRun {
     let file = |path: &Path, kind| ImportedFile {
-        name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        name: CapturePath::from(path).name(),
         kind,
         bytes: fs::metadata(path).map_or(0, |it| it.len()),
         path: String::new(),
@@ -353,7 +351,7 @@ impl Analyzed {
     /// Streams the timeline into its file: it may be larger than the capture.
     fn write_timeline(&self, path: &Path) -> io::Result<()> {
         let packed = GzEncoder::new(BufWriter::new(fs::File::create(path)?), Compression::fast());
-        let out = perfetto::write(&self.trace, &self.analysis.ledger, BufWriter::new(packed))?;
+        let out = perfetto::write(&self.trace, &self.analysis, BufWriter::new(packed))?;
         out.into_inner().map_err(io::IntoInnerError::into_error)?.finish()?.flush()
     }
 

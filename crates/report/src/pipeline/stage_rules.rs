@@ -9,13 +9,13 @@ use super::AnalyzeError;
 /// rule of `is_named` was given by hand and must match.
 pub fn set(trace: &mut Trace, rules: StageRules, is_named: bool) -> Result<(), AnalyzeError> {
     let pytorch = trace.pytorch.take().map(|it| apply(it, rules.clone()));
-    match &mut trace.nsys {
-        None => trace.nsys = pytorch,
+    match &mut trace.timeline {
+        None => trace.timeline = pytorch,
         Some(_) => trace.pytorch = pytorch,
     }
-    if let Some(nsys) = trace.nsys.take() {
+    if let Some(nsys) = trace.timeline.take() {
         // A command may not reach a range that its settings name.
-        trace.nsys = Some(if is_named { with_rules(nsys, rules)? } else { apply(nsys, rules) });
+        trace.timeline = Some(if is_named { with_rules(nsys, rules)? } else { apply(nsys, rules) });
     }
     Ok(())
 }

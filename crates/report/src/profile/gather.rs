@@ -67,7 +67,7 @@ pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfi
             api_calls: top(&analysis.sums.calls),
             ranges: top(&analysis.sums.ranges),
             only_traced: analysis.only_traced,
-            stage_rules: trace.nsys.as_ref().and_then(|nsys| stage_rules(&nsys.rules)),
+            stage_rules: trace.timeline.as_ref().and_then(|nsys| stage_rules(&nsys.rules)),
             host_cpu: analysis.host_cpu.as_ref().map(host_cpu),
             sampled_metrics: top(&analysis.sampled.kernels),
             sampled_stages: analysis.sampled.stages.clone(),
@@ -102,7 +102,7 @@ fn environment(facts: &RunFacts, trace: &Trace) -> Environment {
 
 /// The start of a capture that was recorded elsewhere, RFC 3339 in seconds.
 pub(crate) fn captured_at(facts: &RunFacts, trace: &Trace) -> Option<String> {
-    let started = trace.nsys.as_ref()?.started_unix_ns.filter(|_| facts.is_capture())?;
+    let started = trace.timeline.as_ref()?.started_unix_ns.filter(|_| facts.is_capture())?;
     let at = jiff::Timestamp::from_second(started.div_euclid(1_000_000_000)).ok()?;
     Some(at.to_string())
 }
@@ -182,6 +182,7 @@ fn aggregates(analysis: &Analysis) -> Aggregates {
         repeats: stages.repeats,
         command: analysis.command.clone(),
         stage_ms: stages.rows.iter().map(|row| (row.stage.clone(), row.ms)).collect(),
+        medians: Some(analysis.samples.medians.stated(stages)),
         first_token_ms: stages.first_token_ms,
         per_token_ms: stages.per_token_ms,
         wall_ms: stages.wall_ms,

@@ -68,9 +68,9 @@ fn spreads(analysis: &Analysis) -> Vec<Row> {
         spread("Time to first token (prefill)", stages.first_token_ms, "ms", ms),
         spread("Time per output token (decode)", stages.per_token_ms, "ms", ms),
         spread("Single decode step", stages.step_ms, "ms", ms),
-        spread("Whole pass", stages.wall_ms, "ms", ms),
+        spread("Whole repeat", stages.wall_ms, "ms", ms),
         spread("Decode rate of a repeat", stages.decode_tokens_per_s, "tokens/s", rate),
-        spread("Token rate of a whole pass", stages.tokens_per_s, "tokens/s", rate),
+        spread("Token rate of a whole repeat", stages.tokens_per_s, "tokens/s", rate),
     ]);
     rows
 }

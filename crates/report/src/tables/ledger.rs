@@ -80,6 +80,7 @@ pub fn member_columns() -> Vec<TableColumn<LedgerMember>> {
         count("samples", "Samples", |it| it.samples.into()),
         text("evidence", "Evidence", |it| it.evidence.as_str().into()),
         nanos("max_saving_ns", "Max saving ms", |it| it.max_saving_ns.into()),
+        nanos("longest_ns", "Longest gap ms", |it| it.longest_ns.into()),
     ]
 }
 
@@ -194,7 +195,7 @@ pub fn ledger_members(analysis: &Analysis) -> ReportTable {
     if has_alike {
         shown.extend(["grid", "block"]);
     }
-    let names = KernelNames::with_members(analysis.kernels.measured(), members.iter().copied());
+    let names = KernelNames::of_analysis(analysis);
     let named: Vec<LedgerMember> = members.iter().map(|it| names.of_member(it)).collect();
     ReportTable::of(
         "ledger-members",
@@ -220,6 +221,22 @@ pub fn ledger_stages(analysis: &Analysis) -> ReportTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_member_without_a_longest_gap_shows_none() {
+        let columns = member_columns();
+        let column = columns.iter().find(|it| it.name == "longest_ns").unwrap();
+        let text = |longest_ns: Option<i64>| {
+            let member = serde_json::from_value(serde_json::json!({
+                "stage": "prefill", "cause": "latency", "operator": null, "kernel": "k",
+                "grid": null, "block": null, "calls": 1.0, "ns": 1, "share_pct": null, "pass": "",
+                "samples": 1, "evidence": "", "max_saving_ns": 0, "longest_ns": longest_ns
+            }));
+            column.text(&member.unwrap())
+        };
+        assert_eq!(text(None), UNKNOWN);
+        assert_ne!(text(Some(0)), UNKNOWN);
+    }
 
     #[test]
     fn a_part_of_a_call_is_shown_as_such() {

@@ -40,7 +40,7 @@ pub fn transfer_columns() -> Vec<TableColumn<TransferTotal>> {
 pub fn step_times(analysis: &Analysis) -> ReportTable {
     let caption = "Times of single decode steps, and of the instances of other stages. The median \
                    is the least time that at least half of them do not exceed; an outlier takes \
-                   more than twice the median.";
+                   more than twice the median, of its process if the processes differ.";
     let shown = ["stage", "ms.n", "p50_ms", "ms.min", "ms.max", "ms.mean", "outliers", "excess_ms"];
     let rows = &analysis.step_times;
     ReportTable::of("step-times", "Times of Single Steps", caption, (&columns(), &shown), rows)

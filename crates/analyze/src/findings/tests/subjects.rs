@@ -116,10 +116,10 @@ fn events(device: &str, decode_graph: bool) -> Vec<Event> {
 /// One kind of subject.
 fn subject(name: &str) -> Trace {
     let import =
-        |nsys| Trace { nsys: Some(nsys), subject: SubjectKind::Import, ..Trace::default() };
+        |nsys| Trace { timeline: Some(nsys), subject: SubjectKind::Import, ..Trace::default() };
     let ours = |device, graph, nsys: Option<Timeline>| {
         let events = events(device, graph);
-        Trace { baseline: events.clone(), traced: events, nsys, ..Trace::default() }
+        Trace { baseline: events.clone(), traced: events, timeline: nsys, ..Trace::default() }
     };
     match name {
         "import" => import(timeline("prefill", "decode_all", false)),
@@ -231,7 +231,7 @@ fn a_subject_that_replays_graphs_is_not_advised_to() {
     let advice = |analysis: &Analysis| {
         let found =
             findings(analysis, &no_trace()).into_iter().filter(|it| it.id == "decode_launch_bound");
-        found.map(|it| it.advice.unwrap()).next().unwrap()
+        found.map(|it| it.advice.clone().unwrap()).next().unwrap()
     };
     assert_eq!(advice(&busy(4.0)), catalogue::DECODE_LAUNCH_BOUND.advice.unwrap());
     assert!(advice(&replaying(2000)).starts_with("Launch the next replay"));
@@ -246,7 +246,7 @@ fn a_subject_that_replays_graphs_is_not_advised_to() {
 
 /// Findings of every rule on one capture in which each kernel was profiled and performs badly.
 fn everything(nsys: Timeline) -> (Analysis, Vec<Finding>) {
-    let trace = Trace { nsys: Some(nsys), ..Trace::default() };
+    let trace = Trace { timeline: Some(nsys), ..Trace::default() };
     let mut analysis = analyze(&trace, None, None);
     let values = CounterValues {
         achieved_occupancy_pct: Some(1.0),

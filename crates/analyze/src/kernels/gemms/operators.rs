@@ -240,14 +240,14 @@ fn of_framework(capture: &Capture, index: &FrameworkIndex) -> Vec<GemmRecord> {
     let mut sums = ProductSums::default();
     let mut called: HashSet<(u32, u32, usize, u32)> = HashSet::default();
     let mut last: HashMap<(u32, u32), u32> = HashMap::default();
-    let kernels = capture.kernels_by_kind().zip(&index.kernels);
-    for (((kind, kernel), Join { instance, call }), (thread, entry)) in kernels {
+    for (at, ((kind, kernel), Join { instance, call })) in capture.kernels_by_kind().enumerate() {
         let stage = capture.stage_number(instance);
-        let (Some(part), Some(nest)) = (parts[kind as usize], index.threads.get(*thread as usize))
+        let (Some(part), Some((thread, nest, innermost))) =
+            (parts[kind as usize], index.innermost(at))
         else {
             continue;
         };
-        let around = nest.with_outer(*entry);
+        let around = nest.with_outer(innermost);
         let signature = |entry: u32| nest.items.get(entry as usize)?.signature(capture.trace);
         let product = around.filter_map(|it| Some((it, signature(it)?)));
         let mut product = product.filter(|(_, signature)| shapes[*signature].is_some());
@@ -257,10 +257,10 @@ fn of_framework(capture: &Capture, index: &FrameworkIndex) -> Vec<GemmRecord> {
             continue;
         };
         let number = sums.number(shape.clone(), &signatures[signature].name);
-        if called.insert((*thread, entry, stage, index.replay_of(*thread, call))) {
+        if called.insert((thread, entry, stage, index.replay_of(thread, call))) {
             sums.tally(stage, number).calls += 1;
         }
-        let call = (*thread, entry);
+        let call = (thread, entry);
         match part {
             GemmPart::Product => {
                 last.insert(call, kind);

@@ -4,11 +4,7 @@ use std::collections::BTreeSet;
 
 use llmprof_core::trace::kernel::TracedKernel;
 
-use crate::{
-    kernels::launched,
-    stages::PREFILL,
-    timeline::capture::{Capture, Join},
-};
+use crate::{stages::PREFILL, timeline::capture::Capture};
 
 /// Program of a traced pass.
 #[derive(Debug, Clone, Copy)]
@@ -24,10 +20,10 @@ pub struct TracedProgram {
 pub(super) fn stage_starts<'a>(
     capture: &'a Capture<'a>,
 ) -> impl Iterator<Item = (TracedKernel<'a>, Option<&'a str>, i64)> {
-    let start =
-        |it: Join| capture.stages.instances.get(it.instance as usize).map_or(0, |it| it.start_ns);
-    let starts = capture.kernel_joins().map(start);
-    launched(capture).zip(starts).map(|((kernel, stage), start)| (kernel, stage, start))
+    capture.kernels().map(|(kernel, join)| {
+        let instance = capture.stages.instances.get(join.instance as usize);
+        (kernel, capture.stage_of(join), instance.map_or(0, |it| it.start_ns))
+    })
 }
 
 /// Start of the second measured repeat of a runner: of its second prefill, warm-up excluded. `None`

@@ -2,14 +2,19 @@
 
 use llmprof_core::{
     domain::{device_peaks::DevicePeaks, dtype::Dtype, model::PRESETS, stated_model::StatedModel},
-    trace::{Trace, engine_steps::StepClass},
+    trace::{
+        Trace,
+        engine_steps::{MIXED, StepClass},
+    },
 };
 use proptest::prelude::*;
 
 use crate::{
     Analysis, analyze,
     kernels::tests::{capture, launching},
+    ledger::{LedgerStage, necessary::why_shared},
     model_work::KnownModel,
+    stages::DECODE,
     step_batches::StepBatch,
 };
 
@@ -62,7 +67,7 @@ fn steps(batches: &[Batch], gpus: u32) -> Trace {
     }
     let mut nsys = capture(&sketch.join("\n"));
     nsys.kernels = nsys.kernels.map(|at, it| it.device = at as u32 % gpus);
-    Trace { nsys: Some(nsys), ..Trace::default() }
+    Trace { timeline: Some(nsys), ..Trace::default() }
 }
 
 fn analysed(batches: &[Batch], stated: &StatedModel) -> Analysis {
@@ -124,7 +129,8 @@ fn a_row_has_a_floor_and_a_ratio_or_the_reason_for_none() {
         (known(32), mixture(32), 1, (true, true), ""),
         ((8, None, 4 * MS), dense(8), 1, (true, false), "key lengths"),
         ((8, None, 4 * MS), mixture(8), 1, (true, false), "key lengths"),
-        (known(8), dense(64), 1, (false, false), "stated_model_refuted"),
+        // The requests of the steps count, not the stated batch.
+        (known(8), dense(64), 1, (true, true), ""),
         (known(8), dense(8), 2, (false, false), "stated_model_on_several_gpus"),
         (known(8), None, 1, (false, false), "No model is stated"),
         // Below the floor, and not by more than a cache may hold.
@@ -164,7 +170,7 @@ fn steps_of_several_tokens_and_of_prefill_have_no_floor() {
         ("execute_context_0(0)_generation_2(6)", StepClass::Decode, Some("several tokens")),
     ] {
         let nsys = capture(&launching(name, 1, [(0, 4_000_000), (2, 3), (4, 3_999_999)]));
-        let trace = Trace { nsys: Some(nsys), ..Trace::default() };
+        let trace = Trace { timeline: Some(nsys), ..Trace::default() };
         let stated = model("qwen3-0.6b", if class == StepClass::Decode { 2 } else { 1 });
         let analysis = analyze(&trace, Some(KnownModel::Stated(&stated)), Some(&peaks()));
         let row = row(&analysis);
@@ -177,8 +183,127 @@ fn steps_of_several_tokens_and_of_prefill_have_no_floor() {
     }
 }
 
+/// The row of decode in the ledger.
+fn stage(analysis: &Analysis) -> &LedgerStage {
+    analysis.ledger.stages.iter().find(|it| it.stage == DECODE).unwrap()
+}
+
+#[test]
+fn the_floor_of_a_stage_is_the_mean_over_its_steps_whatever_batch_is_stated() {
+    let batches = [(1, Some(1_000), 4 * MS), (8, Some(2_000), 4 * MS), (32, Some(500), 4 * MS)];
+    for (name, stated) in [("qwen3-0.6b", 1), ("qwen3-0.6b", 64), ("deepseek-ocr", 8)] {
+        let analysis = analysed(&batches, &model(name, stated));
+        let rows = &analysis.step_batches;
+        let sum: f64 = rows.iter().map(|it| it.floor_ms.unwrap() * it.steps as f64).sum();
+        let steps: u64 = rows.iter().map(|it| it.steps).sum();
+        let stage = stage(&analysis);
+        let floor_ms = stage.floor_ns.unwrap() as f64 / 1e6;
+        assert_eq!((steps, stage.instances), (9, Some(9)));
+        assert!((floor_ms / (sum / steps as f64) - 1.0).abs() < 1e-3, "{name}: {floor_ms} {sum}");
+        assert!(stage.times_floor.is_some_and(|it| it > 1.0) && !is_refuted(&analysis));
+    }
+}
+
+#[test]
+fn a_stage_whose_steps_lack_a_count_has_no_floor_and_the_reason() {
+    let known = |n| (n, Some(1_000), 4 * MS);
+    for (batches, why) in [
+        (vec![known(8)], None),
+        (vec![known(8), (8, None, 4 * MS)], Some("key lengths")),
+        (vec![(70_000, None, 4_000 * MS)], Some("more requests")),
+    ] {
+        let analysis = analysed(&batches, &model("qwen3-0.6b", 8));
+        let stage = stage(&analysis);
+        assert_eq!(stage.floor_ns.is_none(), why.is_some(), "{:?}", stage.missing);
+        let reasons: Vec<_> =
+            stage.missing.iter().filter(|it| it.starts_with("How fast it could be")).collect();
+        assert_eq!(reasons.len(), usize::from(why.is_some()), "{reasons:?}");
+        assert!(why.is_none_or(|why| reasons[0].contains(why)), "{reasons:?}");
+        let modelled = analysis.mfu.rows.iter().any(|it| it.flops_source == "modelled");
+        assert_eq!(modelled, why.is_none());
+    }
+}
+
+#[test]
+fn a_prefill_step_has_the_stated_floor_only_if_it_reads_the_stated_prompts() {
+    for (tokens, batch, stated_batch, has_floor) in
+        [(40, 1, 1, true), (80, 2, 2, true), (80, 2, 1, false), (41, 1, 1, false)]
+    {
+        let name = format!("execute_context_{batch}({tokens})_generation_0(0)");
+        let nsys = capture(&launching(&name, 1, [(0, 4_000_000), (2, 3), (4, 3_999_999)]));
+        let trace = Trace { timeline: Some(nsys), ..Trace::default() };
+        let stated = model("qwen3-0.6b", stated_batch);
+        let analysis = analyze(&trace, Some(KnownModel::Stated(&stated)), Some(&peaks()));
+        let stage = analysis.ledger.stages.iter().find(|it| it.stage == "prefill").unwrap();
+        assert_eq!(stage.floor_ns.is_some(), has_floor, "{name}: {:?}", stage.missing);
+        assert!(!is_refuted(&analysis), "{name}");
+    }
+}
+
+#[test]
+fn steps_that_read_prompts_and_generate_have_no_floor_and_one_reason() {
+    for (gpus, why) in [(1, "these do both"), (2, "stated_model_on_several_gpus")] {
+        let step = |at: i64| {
+            let start = at * 10_000_000;
+            let times = [(0, 4_000_000), (2, 3), (4, 3_999_999)];
+            let times = times.map(|(from, to)| (start + from, start + to));
+            launching("execute_context_1(40)_generation_1(1)", at + 1, times)
+        };
+        let mut nsys = capture(&[step(0), step(1)].join("\n"));
+        nsys.kernels = nsys.kernels.map(|at, it| it.device = at as u32 % gpus);
+        let trace = Trace { timeline: Some(nsys), ..Trace::default() };
+        let stated = model("qwen3-0.6b", 1);
+        let analysis = analyze(&trace, Some(KnownModel::Stated(&stated)), Some(&peaks()));
+        let stage = analysis.ledger.stages.iter().find(|it| it.stage == MIXED).unwrap();
+        let reasons: Vec<_> =
+            stage.missing.iter().filter(|it| it.starts_with("How fast it could be")).collect();
+        assert_eq!((stage.floor_ns, reasons.len()), (None, 1), "{:?}", stage.missing);
+        assert!(reasons[0].contains(why), "{}", reasons[0]);
+    }
+}
+
+#[test]
+fn stage_and_steps_of_a_model_that_gpus_share_have_the_same_reason_for_no_floor() {
+    let step = |at: i64| {
+        let start = at * 10_000_000;
+        let times = [(0, 4_000_000), (2, 3), (4, 3_999_999)];
+        let times = times.map(|(from, to)| (start + from, start + to));
+        launching("execute_context_0(0)_generation_1(1)", at + 1, times)
+    };
+    let mut nsys = capture(&[step(0), step(1), step(2), step(3)].join("\n"));
+    nsys.kernels = nsys.kernels.map(|at, it| it.device = at as u32 % 2);
+    let trace = Trace { timeline: Some(nsys), ..Trace::default() };
+    let stated = model("qwen3-0.6b", 1);
+    let analysis = analyze(&trace, Some(KnownModel::Stated(&stated)), Some(&peaks()));
+    let why = why_shared(&analysis).unwrap();
+    let stage = analysis.ledger.stages.iter().find(|it| it.stage == DECODE).unwrap();
+    let reasons = stage.missing.iter().filter(|it| it.contains(why)).count();
+    assert_eq!(reasons, 1, "{:?}", stage.missing);
+    let expected = format!("The floor is unknown: {why}.");
+    let rows: Vec<_> = analysis.step_batches.iter().map(|it| it.floor_missing.as_ref()).collect();
+    assert!(!rows.is_empty() && rows.iter().all(|it| *it == Some(&expected)), "{rows:?}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn no_stated_batch_or_prompt_refutes_the_model_of_an_engines_steps(
+        is_mixture in any::<bool>(),
+        (stated_batch, prompt_tokens) in (1_u64..512, 1_u64..8_192),
+        batches in prop::collection::vec(
+            (1_u64..64, prop::option::of(1_u64..4_000)), 1..4),
+    ) {
+        let name = if is_mixture { "deepseek-ocr" } else { "qwen3-0.6b" };
+        let stated = StatedModel { prompt_tokens, ..model(name, stated_batch) };
+        let batches: Vec<Batch> =
+            batches.into_iter().map(|(n, context)| (n, context, 100 * MS)).collect();
+        let analysis = analysed(&batches, &stated);
+        prop_assert!(!is_refuted(&analysis));
+        let other = analysed(&batches, &model(name, batches[0].0));
+        prop_assert_eq!(&analysis.step_batches, &other.step_batches);
+        prop_assert_eq!(stage(&analysis), stage(&other));
+    }
+
     #[test]
     fn a_floor_grows_with_the_batch_and_the_context(
         is_mixture in any::<bool>(),

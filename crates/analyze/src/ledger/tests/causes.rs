@@ -95,7 +95,7 @@ fn products_without_tensor_cores_take_the_time_of_their_dtype() {
 #[test]
 fn blocks_that_leave_sms_idle_are_waves_with_and_without_counters() {
     let mut case = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 0, 100, 0);
-    let nsys = case.trace.nsys.as_mut().unwrap();
+    let nsys = case.trace.timeline.as_mut().unwrap();
     nsys.kernels = nsys.kernels.map(|_, it| it.grid = [4, 1, 1]);
     insta::assert_snapshot!(case.rows(), @"
     floor 100 0
@@ -104,7 +104,7 @@ fn blocks_that_leave_sms_idle_are_waves_with_and_without_counters() {
     pass_difference 0 0
     ");
     let mut half = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 0, 100, 0);
-    let nsys = half.trace.nsys.as_mut().unwrap();
+    let nsys = half.trace.timeline.as_mut().unwrap();
     nsys.kernels = nsys.kernels.map(|_, it| it.grid = [15, 1, 1]);
     let mut half = half.counters("k", busy());
     half.trace.counters[0].grid = Some([15, 1, 1]);
@@ -122,7 +122,7 @@ fn a_kernel_that_stays_saves_at_most_its_time_above_a_launch() {
     let saving = |launch_ns, grid| {
         let mut case = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 0, 100, 0);
         case.launch_ns = launch_ns;
-        let nsys = case.trace.nsys.as_mut().unwrap();
+        let nsys = case.trace.timeline.as_mut().unwrap();
         nsys.kernels = nsys.kernels.map(|_, it| it.grid = [grid, 1, 1]);
         let ledger = case.ledger();
         ledger.rows.iter().find(|it| it.cause == LedgerCause::Waves).unwrap().max_saving_ns
@@ -213,7 +213,7 @@ fn possible_constants_have_no_part_in_a_floor() {
 fn a_gap_before_work_without_a_recorded_launch_is_idle_time_of_an_unknown_reason() {
     let sketch = "range 1 decode_all 0..40000\ncall 1 1 1000..2000\nkernel 1 a 3000..9000 7\n\
                   kernel 2 b 45000..49000 7";
-    let trace = Trace { nsys: Some(capture(sketch)), ..Trace::default() };
+    let trace = Trace { timeline: Some(capture(sketch)), ..Trace::default() };
     let rows = analyze(&trace, None, None).ledger.rows;
     let unknown = rows.iter().find(|it| it.cause == LedgerCause::GapUnknown);
     assert_eq!(unknown.map(|it| (it.ns, it.max_saving_ns)), Some((31_000, 0)));
@@ -247,7 +247,7 @@ fn a_launch_far_longer_than_the_others_of_its_kernel_is_a_cause_of_its_own() {
     let of = |ns: i64| {
         let mut case = Case::new(&sketch(ns), "prefill", 9_000 + ns);
         // Each launch has blocks on half of the SMs.
-        case.trace.nsys.as_mut().unwrap().target.gpus[0].sm_count = Some(20);
+        case.trace.timeline.as_mut().unwrap().target.gpus[0].sm_count = Some(20);
         let ledger = case.ledger();
         let ns = |cause: LedgerCause| ledger.members("prefill", cause).map(|it| it.ns).sum::<i64>();
         let long = ledger.members("prefill", LedgerCause::LongLaunches).next();
@@ -260,7 +260,7 @@ fn a_launch_far_longer_than_the_others_of_its_kernel_is_a_cause_of_its_own() {
 
     // The usual launches have nothing above their launch that another grid could save.
     let mut case = Case::new(&sketch(400_000), "prefill", 409_000);
-    case.trace.nsys.as_mut().unwrap().target.gpus[0].sm_count = Some(20);
+    case.trace.timeline.as_mut().unwrap().target.gpus[0].sm_count = Some(20);
     case.launch_ns = 1_000;
     let ledger = case.ledger();
     let saving = |cause: LedgerCause| {

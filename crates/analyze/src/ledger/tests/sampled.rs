@@ -249,7 +249,7 @@ fn a_device_without_tensor_cores_uses_none() {
     let mut case = Case::new(ONE_KERNEL, "prefill", 1000);
     let without = FEW_WARPS.into_iter().filter(|it| it.0 != TensorActive).collect::<Vec<_>>();
     let mut floor = |capability: &str| {
-        let gpus = &mut case.trace.nsys.as_mut().unwrap().target.gpus;
+        let gpus = &mut case.trace.timeline.as_mut().unwrap().target.gpus;
         gpus[0].compute_capability = Some(capability.into());
         let change = |analysis: &mut Analysis| {
             analysis.sampled.kernels = vec![sampled("k", &own(&without))];

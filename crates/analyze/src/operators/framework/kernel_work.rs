@@ -40,8 +40,7 @@ impl<'a> CountedCalls<'a> {
         mut visit: impl FnMut(&'a str, Counted),
     ) {
         let trace = self.capture.trace;
-        let (thread, innermost) = self.index.kernels[at];
-        let Some(nest) = self.index.threads.get(thread as usize) else { return };
+        let Some((thread, nest, innermost)) = self.index.innermost(at) else { return };
         let launch = || {
             let call = join.has_call().then(|| trace.cuda_calls.get(join.call as usize))?;
             Some((call.global_tid, call.start_ns))

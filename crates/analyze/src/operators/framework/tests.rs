@@ -38,7 +38,7 @@ pub fn with_operators(sketch: &str, operators: &[(&str, i64, i64, &[&[u64]])]) -
             signature,
         });
     }
-    Trace { nsys: Some(nsys), ..Trace::default() }
+    Trace { timeline: Some(nsys), ..Trace::default() }
 }
 
 fn operators(trace: &Trace) -> Operators {
@@ -177,7 +177,7 @@ fn a_stage_that_lost_kernels_has_no_count_of_flops_whichever_kernel_is_missing()
         );
         let product: (&str, i64, i64, &[&[u64]]) = ("aten::mm", 110, 180, &[A, B]);
         let mut trace = with_operators(&sketch, &[product, ("aten::mm", 510, 580, &[A, B])]);
-        let nsys = trace.nsys.as_mut().unwrap();
+        let nsys = trace.timeline.as_mut().unwrap();
         nsys.strings.push("cudaLaunchKernel".into());
         let name = nsys.strings.len() as u32 - 1;
         nsys.cuda_calls = nsys.cuda_calls.iter().map(|it| ApiCall { name, ..it }).collect();
@@ -215,7 +215,7 @@ fn the_recorded_operator_of_a_launch_counts_before_the_one_around_its_call() {
     );
     let kernels = |trace: &Trace, path| find(&operators(trace), path).device.map(|it| it.kernels);
     assert_eq!([kernels(&trace, "aten::a"), kernels(&trace, "aten::b")], [Some(1), None]);
-    trace.nsys.as_mut().unwrap().framework.operators.extend([(7 << 24, 1, 1)]);
+    trace.timeline.as_mut().unwrap().framework.operators.extend([(7 << 24, 1, 1)]);
     assert_eq!([kernels(&trace, "aten::a"), kernels(&trace, "aten::b")], [None, Some(1)]);
 }
 

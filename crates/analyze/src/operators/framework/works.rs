@@ -188,18 +188,16 @@ impl Works {
         let (mut calls, mut steps) = (trace.cuda_calls.reader(), self.steps.lookup());
         // Name, step and kernel time by call.
         let mut sums: HashMap<(u32, u32, u32), (&str, usize, i64)> = HashMap::default();
-        for ((kernel, join), (thread, innermost)) in capture.kernels().zip(&index.kernels) {
-            let Some(nest) = index.threads.get(*thread as usize).filter(|_| join.has_call()) else {
-                continue;
-            };
-            for entry in nest.with_outer(*innermost) {
+        for (at, (kernel, join)) in capture.kernels().enumerate().filter(|it| it.1.1.has_call()) {
+            let Some((thread, nest, innermost)) = index.innermost(at) else { continue };
+            for entry in nest.with_outer(innermost) {
                 let item = nest.items[entry as usize];
                 if !self.is_of_step(item.signature(trace)) {
                     continue;
                 }
                 let call = calls.get(join.call);
                 let Some(step) = steps.at(call.global_tid, call.start_ns) else { continue };
-                let key = (*thread, entry, index.replay_of(*thread, join.call));
+                let key = (thread, entry, index.replay_of(thread, join.call));
                 let sum = sums.entry(key).or_insert((item.name(trace), step, 0));
                 sum.2 = sum.2.saturating_add(kernel.ns());
             }

@@ -1,15 +1,21 @@
 //! Collective operations of one file, by the operator `record_param_comms` that recorded their
 //! parameters, or by the kernel's own copy of them.
 //!
-//! Versions differ in the place of each field: of `Seq` the operator has it first.
+//! Versions differ in the place of each field: of `Seq` the operator has it first. Kernels of sends
+//! and receives, as those of an all-to-all, may have neither: [`launched`] finds their operators.
+
+mod launched;
 
 use std::collections::BTreeMap;
 
 use foldhash::HashMap;
-use llmprof_core::trace::collectives::{
-    CollectiveCall, CollectiveGroup, CollectiveKind, Collectives, dtype,
+use llmprof_core::trace::{
+    collectives::{CollectiveCall, CollectiveGroup, CollectiveKind, Collectives, dtype},
+    timeline::ApiCalls,
 };
 use serde_json::value::RawValue;
+
+use self::launched::LaunchRecords;
 
 use super::event::{ArgsFields, Integer};
 
@@ -30,17 +36,20 @@ pub struct FileCollectives {
     of_operator: HashMap<u32, u32>,
     /// Correlation, `External id` and own record of kernels.
     kernels: Vec<(u32, u32, Option<u32>)>,
+    records: LaunchRecords,
     on_host: BTreeMap<String, u64>,
 }
 
 impl FileCollectives {
-    /// Adds the operator of a call.
-    pub fn operator(&mut self, name: &str, args: &ArgsFields) {
-        let Some(id) = small(args.external_id).filter(|id| *id != 0 && name == OPERATOR) else {
-            return;
-        };
-        if let Some(call) = self.call(args) {
-            self.of_operator.entry(id).or_insert(call);
+    /// Adds an operator, which may record a call.
+    pub fn operator(&mut self, name: &str, args: &ArgsFields, at: OnThread) {
+        if name != OPERATOR {
+            self.records.add_range(name, at);
+        } else if let Some(call) = self.call(args) {
+            self.records.add(call, at);
+            if let Some(id) = small(args.external_id).filter(|id| *id != 0) {
+                self.of_operator.entry(id).or_insert(call);
+            }
         }
     }
 
@@ -56,7 +65,8 @@ impl FileCollectives {
     }
 
     /// Adds a range, which may be an operation on the host.
-    pub fn range(&mut self, name: &str) {
+    pub fn range(&mut self, name: &str, at: OnThread) {
+        self.records.add_range(name, at);
         if let Some((library, _)) = name.split_once(':')
             && HOST_LIBRARIES.contains(&library)
         {
@@ -99,8 +109,21 @@ impl FileCollectives {
     }
 
     /// Moves the operations to `all`, the operations of all files. `has_ids`: `External id` names
-    /// operators.
-    pub fn add_to(self, all: &mut Collectives, process: i64, has_ids: bool) {
+    /// operators. A kernel without a record has the one of its launch among the calls of the file.
+    pub fn add_to(
+        self,
+        all: &mut Collectives,
+        process: i64,
+        (has_ids, launches): (bool, &ApiCalls),
+    ) {
+        let recorded = |id: u32| self.of_operator.get(&id).filter(|_| has_ids && id != 0).copied();
+        let by_launch = match self.kernels.iter().all(|it| it.2.or(recorded(it.1)).is_some()) {
+            true => HashMap::default(),
+            false => {
+                let kernels = self.kernels.iter().map(|it| it.0).collect();
+                self.records.by_launch(&kernels, launches, &self.calls)
+            }
+        };
         let mut numbers = Vec::new();
         for group in self.groups {
             let known = all.groups.iter().position(|it| *it == group);
@@ -109,23 +132,26 @@ impl FileCollectives {
                 all.groups.len() - 1
             }) as u32);
         }
-        let mut launches = Vec::new();
+        let mut joined = Vec::new();
         for (correlation, id, own) in self.kernels {
-            let operator = self.of_operator.get(&id).filter(|_| has_ids && id != 0).copied();
             let call = |at: u32| self.calls[at as usize];
-            let (operator, own) = (operator.map(call), own.map(call));
-            let Some(found) = own.or(operator) else { continue };
+            let (operator, own) = (recorded(id).map(call), own.map(call));
+            let launched = || by_launch.get(&correlation).copied();
+            let Some(found) = own.or(operator).or_else(launched) else { continue };
             let sequence = found.sequence.or_else(|| operator?.sequence);
             let group = numbers[found.group as usize];
-            launches.push((process, correlation, all.calls.len() as u32));
+            joined.push((process, correlation, all.calls.len() as u32));
             all.calls.push(CollectiveCall { group, sequence, ..found });
         }
-        all.launches.extend(launches);
+        all.launches.extend(joined);
         for (library, count) in self.on_host {
             *all.on_host.entry(library).or_default() += count;
         }
     }
 }
+
+/// Index of a thread of the file, start and end.
+pub type OnThread = (u32, i64, i64);
 
 fn small(integer: Integer) -> Option<u32> {
     integer.value.and_then(|it| u32::try_from(it).ok())

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use foldhash::{HashMap, HashSet};
 
 use super::rows::{FileRows, range_name};
-use llmprof_core::trace::interval::Interval;
+use llmprof_core::trace::interval::{Interval, extended};
 
 /// First start and last end of the work of each range, over all streams.
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ impl DeviceRanges {
             return self.unnumbered.push((name, at));
         }
         let window = self.rows.entry((name, external_id)).or_insert(at);
-        *window = (window.0.min(at.0), window.1.max(at.1));
+        *window = extended(Some(*window), at);
     }
 }
 

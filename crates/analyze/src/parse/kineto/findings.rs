@@ -1,9 +1,6 @@
 //! Findings on what traces lack, and on what was left out.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::Path,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
     domain::{
@@ -29,7 +26,6 @@ pub struct FileFacts {
     bare: bool,
     trace_id: Option<String>,
     rank: Option<i64>,
-    world_size: Option<i64>,
     kernels: u64,
     /// Calls of Python functions.
     frames: u64,
@@ -38,15 +34,14 @@ pub struct FileFacts {
 }
 
 impl FileFacts {
-    pub fn of(path: &Path, header: &Header, rows: &FileRows) -> Self {
+    pub fn of(name: String, header: &Header, rows: &FileRows) -> Self {
         let odd = &rows.odd;
         Self {
-            name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            name,
             base_ns: header.base_ns,
             bare: header.bare,
             trace_id: header.trace_id.clone().filter(|id| !id.is_empty()),
             rank: header.distributed.as_ref().and_then(|it| it.rank.value),
-            world_size: header.distributed.as_ref().and_then(|it| it.world_size.value),
             kernels: rows.kernels.len() as u64,
             frames: rows.frames.len() as u64,
             with_stack: header.with_stack,
@@ -110,7 +105,7 @@ pub fn findings(
                 .advise("Import the file as the profiler wrote it."),
         );
     }
-    found.extend(ranks(files));
+    found.extend(ranks(files, trace));
     found.extend(repeated(files, copies));
     found.extend(clocks(files));
     if !trace.copies.is_empty() && trace.cuda_calls.is_empty() && trace.kernels.is_empty() {
@@ -187,10 +182,15 @@ fn stacks(files: &[FileFacts]) -> Option<Finding> {
     Some(Finding::new(catalogue::TRACE_STACKS_RECORDED, message).with("calls", frames))
 }
 
-/// The finding on ranks that the capture lacks or has twice.
-fn ranks(files: &[FileFacts]) -> Option<Finding> {
-    let world = files.iter().filter_map(|it| it.world_size).max().filter(|it| *it > 1)?;
-    let found: Vec<i64> = files.iter().filter_map(|it| it.rank).collect();
+/// The finding on ranks that the capture lacks or has twice. A process has one rank in all of its
+/// recording windows.
+fn ranks(files: &[FileFacts], trace: &Timeline) -> Option<Finding> {
+    let owners = || trace.collectives.owners();
+    let world = i64::from(owners().filter_map(|it| it.world_size).max()?);
+    if world < 2 {
+        return None;
+    }
+    let found: Vec<i64> = owners().filter_map(|it| it.rank).map(i64::from).collect();
     let distinct: BTreeSet<i64> = found.iter().copied().collect();
     let listed = |ranks: &BTreeSet<i64>| {
         ranks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")

@@ -4,7 +4,7 @@
 //! A trace is of captures alone if nearly none of its launches has a kernel: the launches of a
 //! stream under capture are recorded into the graph and do not run.
 
-use std::{cmp::Reverse, collections::BTreeMap, path::Path};
+use std::{cmp::Reverse, collections::BTreeMap};
 
 use foldhash::{HashMap, HashSet};
 use llmprof_core::trace::{
@@ -22,6 +22,7 @@ use super::{
     sites,
     text::{Header, Tables},
 };
+use crate::parse::capture_path::CapturePath;
 
 /// Minimum number of launches for each kernel in a trace of captures only.
 const MIN_LAUNCHES: usize = 4;
@@ -35,9 +36,9 @@ pub struct FileCaptures {
     pub is_alone: bool,
 }
 
-/// Finds the captures of the trace at `path`.
+/// Finds the captures of a trace.
 pub fn captures(
-    path: &Path,
+    path: &CapturePath,
     header: &Header,
     rows: &FileRows,
     tables: &mut Tables,
@@ -85,9 +86,9 @@ pub fn captures(
         let first = found.operators.len() as u32;
         found.operators.extend(open.during(span));
         found.graphs.push(CapturedGraph {
-            file: file_name(path),
+            file: path.name(),
             process: None,
-            rank: rank(path, header),
+            rank: rank(&path.name(), header),
             batch: name.map(|it| it.0),
             mode: name.map(|it| it.1.to_owned()),
             launches: span.calls.iter().map(launch).collect(),
@@ -97,11 +98,6 @@ pub fn captures(
         });
     }
     found
-}
-
-/// Name of a file.
-pub fn file_name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 const fn node_work(kind: CallKind) -> NodeWork {
@@ -120,10 +116,9 @@ fn launches(rows: &FileRows, kinds: &[CallKind]) -> usize {
 }
 
 /// Rank of the process, by the header or by the name of the file: `bs_32_rank0.json.gz`.
-fn rank(path: &Path, header: &Header) -> Option<u32> {
+fn rank(name: &str, header: &Header) -> Option<u32> {
     let written = header.distributed.as_ref().and_then(|it| it.rank.value);
     let from_name = || {
-        let name = path.file_name()?.to_str()?;
         let (_, after) = name.rsplit_once("rank")?;
         let after = after.trim_start_matches(['_', '-']);
         after.split(|it: char| !it.is_ascii_digit()).next()?.parse().ok()

@@ -3,7 +3,7 @@
 //!
 //! Ranks on several hosts may share process ids, and each may call its GPU device 0.
 
-use std::{cmp::Reverse, path::Path};
+use std::cmp::Reverse;
 
 use foldhash::{HashMap, HashSet};
 use llmprof_core::trace::{
@@ -28,7 +28,7 @@ use super::{
     text::{Header, Tables},
     windows::{ProcessKey, Windows, origin, shifted},
 };
-use crate::parse::{FARTHEST, ParseError};
+use crate::parse::{FARTHEST, ParseError, capture_path::CapturePath};
 
 /// Bits of a process or thread in a global id.
 const BITS: u32 = 24;
@@ -63,13 +63,13 @@ impl Merged {
     /// Adds the rows of one file.
     pub fn add(
         &mut self,
-        path: &Path,
+        path: &CapturePath,
         header: &Header,
         mut rows: FileRows,
         tables: &mut Tables,
     ) -> Result<(), ParseError> {
         rows.add_device_ranges();
-        let foreign = |what: String| ParseError::Foreign { path: path.into(), what };
+        let foreign = |what: String| ParseError::Foreign { path: path.shown().into(), what };
         if let Some(processes) = several_processes(&rows) {
             return Err(foreign(format!(
                 "work of several processes ({processes}) in one trace, as in a merged one; import \
@@ -89,18 +89,18 @@ impl Merged {
         if let Some(base) = header.base_ns.filter(|it| !(0..=FARTHEST).contains(it)) {
             return Err(foreign(format!("impossible baseTimeNanoseconds {base}")));
         }
-        if self.copies.is_copy(graph_captures::file_name(path), header, &rows) {
+        if self.copies.is_copy(path.name(), header, &rows) {
             return Ok(());
         }
         let captures = graph_captures::captures(path, header, &rows, tables);
         if captures.is_alone {
             // Nothing of it ran in the window: it has neither a process nor a rank of its own.
             captures.add_to(&mut self.trace.graph_captures, None);
-            self.trace.graph_captures.files.push(graph_captures::file_name(path));
+            self.trace.graph_captures.files.push(path.name());
             return Ok(());
         }
         let file = self.facts.len();
-        self.facts.push(FileFacts::of(path, header, &rows));
+        self.facts.push(FileFacts::of(path.name(), header, &rows));
         let pid = rows.main_process();
         let wanted = rows.label(pid).map_or(Some(pid), last_number).unwrap_or(0);
         let process = free_number(wanted, &mut self.processes) << BITS;
@@ -110,13 +110,18 @@ impl Merged {
         let key = ProcessKey::of(&place, &rows, pid);
         let other = self.windows.add(file, key, process, rows.span(base));
         for own in rows.used_devices() {
-            if let Some(other) = other {
+            if let Some((other, _)) = other {
                 let number = self.device(other, own);
                 self.devices.insert((file, own), number);
             }
         }
         // Windows of one process share its clock.
-        let place = ProcessRank { file: other.map_or(place.file, |it| it as u32), ..place };
+        let place = match other {
+            Some((first, owner)) => {
+                ProcessRank { file: first as u32, window_of: Some(owner), ..place }
+            }
+            None => place,
+        };
         self.trace.collectives.processes.insert(process, place);
         self.trace.processes.insert(process, process_name(&rows, pid, rank, process));
         captures.add_to(&mut self.trace.graph_captures, Some(process));
@@ -129,10 +134,10 @@ impl Merged {
         Ok(())
     }
 
-    /// Notes the batches of all graphs that an engine captured, as the file at `path` lists them.
-    pub fn list_captures(&mut self, path: &Path, batches: impl IntoIterator<Item = u64>) {
+    /// Notes the batches of all graphs that an engine captured, as a file lists them.
+    pub fn list_captures(&mut self, path: &CapturePath, batches: impl IntoIterator<Item = u64>) {
         let captures = &mut self.trace.graph_captures;
-        captures.files.push(graph_captures::file_name(path));
+        captures.files.push(path.name());
         captures.listed.extend(batches);
         captures.listed.sort_unstable();
         captures.listed.dedup();
@@ -171,7 +176,8 @@ impl Merged {
         let of_process = |(correlation, site): (u32, u32)| (process, correlation, site);
         self.trace.framework.call_sites.extend(sites.into_iter().map(of_process));
         let collectives = std::mem::take(&mut rows.collectives);
-        collectives.add_to(&mut self.trace.collectives, process, rows.has_operator_ids());
+        let launches = (rows.has_operator_ids(), &rows.calls);
+        collectives.add_to(&mut self.trace.collectives, process, launches);
         self.trace.wait_targets.extend(std::mem::take(&mut rows.waits).of(process, &devices));
         self.operators(process, &mut rows, threads, base);
         let overheads = rows.overheads.iter().map(|(start, end)| (process, at(*start), at(*end)));
@@ -355,6 +361,7 @@ fn process_rank(header: &Header, file: usize) -> ProcessRank {
         world_size: found.and_then(|it| small(it.world_size)),
         backend: found.and_then(|it| it.backend.0.clone()),
         file: file as u32,
+        window_of: None,
     }
 }
 

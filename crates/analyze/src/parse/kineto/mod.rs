@@ -27,8 +27,6 @@ mod text;
 mod waits;
 mod windows;
 
-use std::path::{Path, PathBuf};
-
 pub use self::open::{head, is_json};
 use llmprof_core::trace::{
     stage::{StageRules, UnknownRange},
@@ -36,27 +34,32 @@ use llmprof_core::trace::{
 };
 
 use self::{merge::Merged, text::Tables};
-use super::ParseError;
+use super::{ParseError, capture_path::CapturePath};
 
-/// Reads the traces at `paths`, one per process, as one timeline. Blocks; time is linear in the
-/// size of the text.
-pub fn read(paths: &[PathBuf]) -> Result<Timeline, ParseError> {
+/// Reads traces, one per process, as one timeline. Blocks; time is linear in the size of the text.
+pub fn read<T: Into<CapturePath>>(
+    files: impl IntoIterator<Item = T>,
+) -> Result<Timeline, ParseError> {
     let (mut tables, mut merged) = (Tables::default(), Merged::default());
-    for path in paths {
-        if let Some(batches) = execution_details::batches(path) {
-            merged.list_captures(path, batches);
+    for file in files {
+        let file: CapturePath = file.into();
+        if let Some(batches) = execution_details::batches(&file) {
+            merged.list_captures(&file, batches);
             continue;
         }
-        let (header, rows) = text::read(path, &mut tables)?;
-        merged.add(path, &header, rows, &mut tables)?;
+        let (header, rows) = text::read(&file, &mut tables)?;
+        merged.add(&file, &header, rows, &mut tables)?;
     }
     Ok(merged.finish(tables))
 }
 
-/// Checks that the trace at `path` is readable as a whole, and holds the ranges that `rules` name.
+/// Checks that a trace is readable as a whole, and holds the ranges that `rules` name.
 /// Captures of graphs and their list hold none: the ranges are of the window next to them.
-pub fn check(path: &Path, rules: &StageRules) -> Result<Result<(), UnknownRange>, ParseError> {
-    let trace = read(&[path.to_owned()])?;
+pub fn check(
+    file: impl Into<CapturePath>,
+    rules: &StageRules,
+) -> Result<Result<(), UnknownRange>, ParseError> {
+    let trace = read([file])?;
     let is_window = trace.graph_captures.files.is_empty();
     Ok(if rules.names_ranges() && is_window { trace.check_rules(rules) } else { Ok(()) })
 }

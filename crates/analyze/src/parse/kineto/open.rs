@@ -4,31 +4,31 @@
 
 use std::{
     io::{self, BufRead as _, BufReader, Read},
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use llmprof_core::domain::byte_order_mark::without_mark;
 
 use crate::parse::{
+    capture_path::CapturePath,
     compressed, encoding,
     foreign::HEAD,
-    stored::{self, open_named},
+    stored::{self, open_own},
 };
 
 const BUFFER: usize = 256 << 10;
 /// Maximum size of an unpacked trace, the same as of every unpacked file.
 const MAX_BYTES: u64 = 64 << 30;
 
-/// The unpacked text of the trace at `path`.
+/// The unpacked text of a trace.
 pub type TraceText = BufReader<io::Take<Box<dyn Read + Send>>>;
 
-/// Opens the trace at `path`, or its packed form in a run's folder, after the mark of UTF-8.
-pub fn open(path: &Path) -> io::Result<TraceText> {
-    let mut text = unpacked(path)?;
+/// Opens a trace, or its packed form in a run's folder, after the mark of UTF-8.
+pub fn open(file: &CapturePath) -> io::Result<TraceText> {
+    let mut text = unpacked(file)?;
     let head = text.fill_buf()?;
     if let Some(encoding) = encoding::utf16(head) {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let refused = encoding::utf16_refused(encoding, &name, packed_with(&stored_path(path))?);
+        let refused = encoding::utf16_refused(encoding, &file.name(), packed_with(file)?);
         return Err(io::Error::new(io::ErrorKind::InvalidData, refused));
     }
     let mark = head.len() - without_mark(head).len();
@@ -36,37 +36,37 @@ pub fn open(path: &Path) -> io::Result<TraceText> {
     Ok(text)
 }
 
-fn unpacked(path: &Path) -> io::Result<TraceText> {
-    let stored = stored_path(path);
-    let file = BufReader::with_capacity(BUFFER, open_named(&stored)?);
-    let text: Box<dyn Read + Send> = match packed_with(&stored)? {
-        Some(program) => compressed::unpacked(program, file)?,
-        None => Box::new(file),
+fn unpacked(file: &CapturePath) -> io::Result<TraceText> {
+    let bytes = BufReader::with_capacity(BUFFER, open_own(&stored_path(file))?);
+    let text: Box<dyn Read + Send> = match packed_with(file)? {
+        Some(program) => compressed::unpacked(program, bytes)?,
+        None => Box::new(bytes),
     };
     Ok(BufReader::with_capacity(BUFFER, text.take(MAX_BYTES)))
 }
 
-fn stored_path(path: &Path) -> PathBuf {
+fn stored_path(file: &CapturePath) -> PathBuf {
+    let path = file.data();
     if path.is_file() { path.to_owned() } else { stored::packed_path(path) }
 }
 
-/// The program that unpacks the file at `path`; `None` for a plain one.
-fn packed_with(path: &Path) -> io::Result<Option<&'static str>> {
+/// The program that unpacks a file; `None` for a plain one.
+fn packed_with(file: &CapturePath) -> io::Result<Option<&'static str>> {
     let mut head = Vec::new();
-    open_named(path)?.take(4).read_to_end(&mut head)?;
+    open_own(&stored_path(file))?.take(4).read_to_end(&mut head)?;
     Ok(compressed::program(&head))
 }
 
-/// Returns true if the file at `path` holds JSON, packed or not: a trace, or nothing that another
+/// Returns true if a file holds JSON, packed or not: a trace, or nothing that another
 /// reader knows. Text of UTF-16 is for [`open`] to refuse.
-pub fn is_json(path: &Path) -> io::Result<bool> {
-    Ok(encoding::decoded(&head(path)?).trim_start().starts_with(['{', '[']))
+pub fn is_json(file: &CapturePath) -> io::Result<bool> {
+    Ok(encoding::decoded(&head(file)?).trim_start().starts_with(['{', '[']))
 }
 
-/// The first bytes of the file at `path`, unpacked; fewer for a packed one that ends early.
-pub fn head(path: &Path) -> io::Result<Vec<u8>> {
+/// The first bytes of a file, unpacked; fewer for a packed one that ends early.
+pub fn head(file: &CapturePath) -> io::Result<Vec<u8>> {
     let mut head = Vec::new();
-    match unpacked(path)?.take(HEAD).read_to_end(&mut head) {
+    match unpacked(file)?.take(HEAD).read_to_end(&mut head) {
         Err(error) if head.is_empty() => Err(error),
         _ => Ok(head),
     }

@@ -11,6 +11,7 @@ use llmprof_core::trace::{
     kernel::{Kernel, KernelTrace, UNNUMBERED_NODE},
     names::base_name,
     range::{Range, RangeLabel, RangeSites},
+    runtime_call::holds_stream,
     timeline::{ApiCall, ApiCalls, CopyKind, MemoryOp},
     untimed::{TimeFault, UntimedWork},
 };
@@ -165,13 +166,13 @@ impl FileRows {
             }
             Category::Operator => {
                 let args = &event.args.0;
-                self.collectives.operator(name, args);
                 let dims = args.input_dims.as_deref().map_or("", |it| it.get());
                 let types = args.input_types.as_deref().map_or("", |it| it.get());
                 // For other operators, no value changes the work.
                 let values = args.concrete_inputs.as_deref().filter(|_| has_values(name));
                 let values = values.map_or("", |it| it.get());
                 let row = self.host(&event, at, known.index(name, dims, types, values));
+                self.collectives.operator(name, args, (row.thread, at.0, at.1));
                 self.operators.push(row);
             }
             Category::DeviceRange => {
@@ -342,7 +343,7 @@ impl FileRows {
     fn call(&mut self, event: &EventFields, (start_ns, end_ns): (i64, i64), strings: &mut Strings) {
         let text = event.name.0.as_deref().unwrap_or_default();
         let name = strings.index(text);
-        if text.contains("StreamWaitEvent") {
+        if holds_stream(text) {
             self.waits_on_stream.insert(name);
         }
         let thread = self.thread(event);
@@ -358,8 +359,8 @@ impl FileRows {
     /// Adds a range; without an end if none is recorded.
     pub(super) fn range(&mut self, event: &EventFields, times: (i64, Option<i64>), name: &str) {
         let name = range_name(name);
-        self.collectives.range(name);
         let thread = self.thread(event);
+        self.collectives.range(name, (thread, times.0, times.1.unwrap_or(times.0)));
         self.range_on(thread, times, name);
     }
 

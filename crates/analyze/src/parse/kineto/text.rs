@@ -4,7 +4,6 @@ use std::{
     cell::RefCell,
     fmt,
     io::{BufReader, Read},
-    path::Path,
 };
 
 use serde::{
@@ -21,7 +20,7 @@ use super::{
     signatures::Signatures,
     strings::Strings,
 };
-use crate::parse::{ParseError, foreign};
+use crate::parse::{ParseError, capture_path::CapturePath, foreign};
 
 const BUFFER: usize = 256 << 10;
 
@@ -50,25 +49,28 @@ pub struct Tables {
     pub signatures: Signatures,
 }
 
-/// Reads the trace at `path`. A text that is not JSON is read again with the quotes of its names
+/// Reads one trace. A text that is not JSON is read again with the quotes of its names
 /// repaired; if the repaired one is not JSON either, the error is about the original text.
-pub fn read(path: &Path, tables: &mut Tables) -> Result<(Header, FileRows), ParseError> {
-    let unread = |source| ParseError::Read { path: path.into(), source };
-    let text = || open::open(path).map_err(unread);
+pub fn read(file: &CapturePath, tables: &mut Tables) -> Result<(Header, FileRows), ParseError> {
+    let unread = |source| ParseError::Read { path: file.shown().into(), source };
+    let text = || open::open(file).map_err(unread);
     let (header, rows) = match parse(text()?, tables) {
         Ok(read) => read,
         Err(error) if error.classify() == Category::Syntax => {
             let (repaired, count) = RepairedText::new(text()?);
             let repaired = BufReader::with_capacity(BUFFER, repaired);
-            let (header, mut rows) = parse(repaired, tables).map_err(|_| refusal(path, error))?;
+            let (header, mut rows) = parse(repaired, tables).map_err(|_| refusal(file, error))?;
             rows.odd.repaired = count.get();
             (header, rows)
         }
-        Err(error) => return Err(refusal(path, error)),
+        Err(error) => return Err(refusal(file, error)),
     };
     match header {
         Some(header) => Ok((header, rows)),
-        None => Err(ParseError::Foreign { path: path.into(), what: foreign::not_a_trace(path) }),
+        None => {
+            let what = foreign::not_a_trace(file);
+            Err(ParseError::Foreign { path: file.shown().into(), what })
+        }
     }
 }
 
@@ -89,11 +91,11 @@ fn parse(
 }
 
 /// The error with its place in the unpacked text.
-fn refusal(path: &Path, error: serde_json::Error) -> ParseError {
+fn refusal(file: &CapturePath, error: serde_json::Error) -> ParseError {
     if error.classify() == Category::Io {
-        return ParseError::Read { path: path.into(), source: error.into() };
+        return ParseError::Read { path: file.shown().into(), source: error.into() };
     }
-    let at = open::open(path)
+    let at = open::open(file)
         .and_then(|text| open::offset(text, error.line(), error.column()))
         .unwrap_or_default();
     let message = error.to_string();
@@ -102,13 +104,13 @@ fn refusal(path: &Path, error: serde_json::Error) -> ParseError {
         Category::Eof => format!("truncated: the JSON ends at byte {at}; copy the file again"),
         Category::Syntax => {
             let near =
-                open::open(path).and_then(|text| open::bytes(text, at.saturating_sub(4), 16));
+                open::open(file).and_then(|text| open::bytes(text, at.saturating_sub(4), 16));
             let remedy = remedy(message, &near.unwrap_or_default());
             format!("not JSON at byte {at} ({message}); {remedy}")
         }
         Category::Data | Category::Io => format!("not a trace at byte {at}: {message}"),
     };
-    ParseError::Foreign { path: path.into(), what }
+    ParseError::Foreign { path: file.shown().into(), what }
 }
 
 /// The remedy of text that is not JSON, by the parser's message and the bytes at the place.

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use foldhash::HashMap;
 use llmprof_core::trace::{
     collectives::ProcessRank,
-    interval::{Interval, union},
+    interval::{Interval, extended, union},
     timeline::{ApiCall, ApiCalls, Timeline, process_of},
 };
 
@@ -51,17 +51,18 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Adds a file; returns another one of the same process.
+    /// Adds a file; returns the first one of the same process, with its process in the timeline.
     pub fn add(
         &mut self,
         file: usize,
         key: ProcessKey,
         process: i64,
         span: Interval,
-    ) -> Option<usize> {
+    ) -> Option<(usize, i64)> {
         let overlaps = |it: &FileWindow| it.span.0 < span.1 && span.0 < it.span.1;
         let same = || self.files.iter().filter(|it| it.key == key);
-        let other = same().next().map(|it| it.file).filter(|_| !same().any(overlaps));
+        let first = same().next().map(|it| (it.file, it.process));
+        let other = first.filter(|_| !same().any(overlaps));
         self.are_several |= other.is_some();
         self.files.push(FileWindow { file, key, process, span });
         other
@@ -101,7 +102,7 @@ impl FileRows {
         let operators = self.operators.iter().map(|it| (it.start_ns, it.end_ns));
         let all = kernels.chain(copies).chain(calls).chain(ranges).chain(operators);
         let all = all.chain(self.overheads.iter().copied());
-        let span = all.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap_or_default();
+        let span = all.reduce(|all, it| extended(Some(all), it)).unwrap_or_default();
         (span.0.saturating_add(base), span.1.saturating_add(base))
     }
 }
@@ -140,7 +141,7 @@ mod tests {
     fn files_of_one_process_at_different_times_are_windows_without_time_between() {
         let mut windows = Windows::default();
         assert_eq!(windows.add(0, key("7", 0), 70, (1_000, 1_100)), None);
-        assert_eq!(windows.add(1, key("7", 0), 71, (100, 200)), Some(0), "in any order");
+        assert_eq!(windows.add(1, key("7", 0), 71, (100, 200)), Some((0, 70)), "in any order");
         assert_eq!(windows.add(2, key("8", 1), 72, (120, 230)), None, "another rank");
         let mut moves: Vec<(i64, i64)> = windows.moves().into_iter().collect();
         moves.sort_unstable();

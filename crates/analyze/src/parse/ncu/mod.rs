@@ -28,7 +28,7 @@ use llmprof_core::{
 };
 
 use super::ParseError;
-use crate::parse::{encoding::decoded, foreign, stored};
+use crate::parse::{capture_path::CapturePath, encoding::decoded, foreign};
 
 /// Maximum length of a page. A launch takes some 6 kB of the raw page.
 const MAX_PAGE: u64 = 256 << 20;
@@ -81,7 +81,7 @@ pub fn read(dir: &Path, process: &str) -> Result<Option<CounterPage>, ParseError
     let folder = dir.join(layout::NCU).join(process);
     let mut pages = Vec::new();
     for name in [layout::NCU_RAW, layout::NCU_DETAILS] {
-        pages.extend(read_page(&folder.join(name))?);
+        pages.extend(read_page(&CapturePath::from(&folder.join(name)))?);
     }
     let Some(best) = pages
         .iter()
@@ -100,26 +100,28 @@ pub fn read(dir: &Path, process: &str) -> Result<Option<CounterPage>, ParseError
 }
 
 /// Reads one page from an untrusted file; a page without launches is an error.
-pub fn read_file(path: &Path) -> Result<CounterPage, ParseError> {
+pub fn read_file(file: impl Into<CapturePath>) -> Result<CounterPage, ParseError> {
+    let file = file.into();
+    let path = file.shown();
     let missing = || ParseError::Read { path: path.into(), source: io::ErrorKind::NotFound.into() };
-    let page = read_page(path)?.ok_or_else(missing)?;
+    let page = read_page(&file)?.ok_or_else(missing)?;
     if page.launches.is_empty() {
-        let foreign = || foreign::not_a_page(path).filter(|_| page.messages.is_empty());
+        let foreign = || foreign::not_a_page(&file).filter(|_| page.messages.is_empty());
         let what = page.refused.clone().or_else(foreign).unwrap_or_else(|| page.why_empty());
         return Err(ParseError::Foreign { path: path.into(), what });
     }
     Ok(page)
 }
 
-fn read_page(path: &Path) -> Result<Option<CounterPage>, ParseError> {
-    let failed = |source| ParseError::Read { path: path.into(), source };
-    let file = match stored::open(path) {
-        Ok(file) => file,
+fn read_page(file: &CapturePath) -> Result<Option<CounterPage>, ParseError> {
+    let failed = |source| ParseError::Read { path: file.shown().into(), source };
+    let content = match file.open() {
+        Ok(content) => content,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(failed(source)),
     };
     let mut bytes = Vec::new();
-    file.take(MAX_PAGE + 1).read_to_end(&mut bytes).map_err(failed)?;
+    content.take(MAX_PAGE + 1).read_to_end(&mut bytes).map_err(failed)?;
     let cut = bytes.len() as u64 > MAX_PAGE;
     let page = parse_page(&decoded(&bytes));
     Ok(Some(CounterPage { truncated: page.truncated || cut, ..page }))

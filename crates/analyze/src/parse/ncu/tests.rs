@@ -307,7 +307,7 @@ metrics\",\"sm__throughput.avg.pct_of_peak_sustained_elapsed\",\"%\",\"73.25\"
         "a geometry that was not printed is absent"
     );
     assert_eq!(page.unread, ["smsp__inst_executed.sum"]);
-    let ids: Vec<String> = page.gaps("a.csv").into_iter().map(|it| it.id).collect();
+    let ids: Vec<String> = page.gaps("a.csv").into_iter().map(|it| it.id.clone()).collect();
     assert_eq!(ids, ["ncu_sections_unread", "ncu_geometry_missing"]);
 }
 

@@ -4,16 +4,13 @@
 //! query returns more rows than the file has room for, so a damaged file with cycles ends in an
 //! error.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::time::Duration;
 
 use rayon::prelude::*;
 use rusqlite::{Connection, ErrorCode, Result, Row, RowIndex, types::ValueRef};
 
 use super::{
-    super::ParseError,
+    super::{ParseError, capture_path::CapturePath},
     columns::{fit, lacking, stored},
     layout::{ColumnError, Layout, RowNumbers, RowSource, layout},
     open::{bound, brief, check_header, connect, real_tables},
@@ -52,20 +49,20 @@ pub trait TablePart<const N: usize>: Send {
 
 /// An open export.
 pub struct Export {
-    path: PathBuf,
+    file: CapturePath,
     db: Connection,
     tables: Vec<String>,
     max_rows: u64,
 }
 
 impl Export {
-    /// Opens the export in `path`.
-    pub fn open(path: &Path) -> Result<Self, ParseError> {
-        let bytes = check_header(path)?;
+    /// Opens the export in `file`.
+    pub fn open(file: &CapturePath) -> Result<Self, ParseError> {
+        let (bytes, path) = (check_header(file)?, file.shown());
         let query = |what| {
             move |source| ParseError::Query { path: path.into(), what, source: brief(source) }
         };
-        let db = connect(path).map_err(query("the header"))?;
+        let db = connect(file.data()).map_err(query("the header"))?;
         let tables = real_tables(&db).map_err(|source| match source.sqlite_error_code() {
             Some(ErrorCode::OperationInterrupted) => {
                 let what =
@@ -77,7 +74,7 @@ impl Export {
         })?;
         bound(&db, MAX_TIME).map_err(query("the list of tables"))?;
         let export =
-            Self { path: path.into(), db, tables, max_rows: (bytes / ROW_BYTES).min(MAX_ROWS) };
+            Self { file: file.clone(), db, tables, max_rows: (bytes / ROW_BYTES).min(MAX_ROWS) };
         if export.tables.len() > MAX_TABLES {
             return Err(export.foreign("more tables than any export has"));
         }
@@ -125,7 +122,7 @@ impl Export {
             return Ok(Vec::new());
         }
         let query = |source| ParseError::Query {
-            path: self.path.clone(),
+            path: self.file.shown().into(),
             what: table,
             source: brief(source),
         };
@@ -164,7 +161,7 @@ impl Export {
             return Ok(());
         }
         let failed = |source| ParseError::Query {
-            path: self.path.clone(),
+            path: self.file.shown().into(),
             what: table,
             source: brief(source),
         };
@@ -207,12 +204,12 @@ impl Export {
             odd.is_none() && count <= self.max_rows
         };
         let query = |source| ParseError::Query {
-            path: self.path.clone(),
+            path: self.file.shown().into(),
             what: table,
             source: brief(source),
         };
-        let read = |source| ParseError::Read { path: self.path.clone(), source };
-        let pages = Pages::open(&self.path).map_err(read)?;
+        let read = |source| ParseError::Read { path: self.file.shown().into(), source };
+        let pages = Pages::open(self.file.data()).map_err(read)?;
         match (pages, layout(&self.db, table, columns).map_err(query)?) {
             (Some(mut pages), Some(Layout { root, places })) => {
                 match pages.rows(root, places, |record| next(RowSource::Page(record))) {
@@ -261,15 +258,15 @@ impl Export {
         new: impl Fn() -> T + Sync,
     ) -> Result<Vec<T>, ParseError> {
         let query = |source| ParseError::Query {
-            path: self.path.clone(),
+            path: self.file.shown().into(),
             what: table,
             source: brief(source),
         };
-        let read = |source| ParseError::Read { path: self.path.clone(), source };
+        let read = |source| ParseError::Read { path: self.file.shown().into(), source };
         let exists = self.tables.iter().any(|name| name == table);
         let found = if exists { layout(&self.db, table, columns).map_err(query)? } else { None };
         let (Some(mut pages), Some(Layout { root, places })) =
-            (Pages::open(&self.path).map_err(read)?, found)
+            (Pages::open(self.file.data()).map_err(read)?, found)
         else {
             let mut all = new();
             self.scan(table, columns, |row| all.take(row))?;
@@ -282,7 +279,7 @@ impl Export {
         let leaves = pages.leaves(root).map_err(broken)?;
         let length = leaves.len().div_ceil(PARTS_PER_CORE * rayon::current_num_threads()).max(1);
         // The connection is of one thread; the parts read only the file.
-        let path = &self.path;
+        let path = self.file.data();
         let part = |leaves: &[u32]| {
             let (mut value, mut odd) = (new(), None);
             let next = |record: &Record<N>| {
@@ -334,7 +331,7 @@ impl Export {
 
     /// The error that the file is not a valid export.
     pub fn foreign(&self, what: &str) -> ParseError {
-        ParseError::Foreign { path: self.path.clone(), what: what.into() }
+        ParseError::Foreign { path: self.file.shown().into(), what: what.into() }
     }
 }
 

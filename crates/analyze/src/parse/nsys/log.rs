@@ -11,29 +11,33 @@ use std::{
 
 use llmprof_core::domain::finding::{Finding, catalogue};
 
-use super::super::{ParseError, stored::open_named};
+use super::super::{
+    ParseError,
+    capture_path::{CapturePath, file_name},
+    stored::open_own,
+};
 
 /// Bytes of a write-ahead log without a single frame.
 const EMPTY_LOG: u64 = 32;
 
-/// Refuses a database with a log next to it, whose rows are not in the file.
-pub fn refuse(path: &Path) -> Result<(), ParseError> {
+/// Refuses a database with a log next to it or to the link that names it: the rows of the log are
+/// not in the file.
+pub fn refuse(file: &CapturePath) -> Result<(), ParseError> {
     for (ending, least, what) in
         [("-wal", EMPTY_LOG, "write-ahead log"), ("-journal", 0, "rollback journal")]
     {
-        let log = sibling(path, ending);
-        let Some(bytes) =
-            fs::metadata(&log).ok().map(|meta| meta.len()).filter(|bytes| *bytes > least)
-        else {
+        let logs = [file.shown(), file.data()].map(|path| sibling(path, ending));
+        let mut sizes = logs.iter().filter_map(|log| Some((log, fs::metadata(log).ok()?.len())));
+        let Some((log, bytes)) = sizes.find(|(_, bytes)| *bytes > least) else {
             continue;
         };
-        let name = log.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = file_name(log);
         let what = format!(
             "a {what} lies next to it ({name}, {bytes} bytes), so the file alone lacks rows; close \
              the program that has it open, or run `sqlite3 FILE 'pragma \
              wal_checkpoint(truncate)'` where both are, and read it again"
         );
-        return Err(ParseError::Foreign { path: path.into(), what });
+        return Err(ParseError::Foreign { path: file.shown().into(), what });
     }
     Ok(())
 }
@@ -41,7 +45,7 @@ pub fn refuse(path: &Path) -> Result<(), ParseError> {
 /// The finding that rows may be missing, for a database in write-ahead mode.
 pub fn finding(path: &Path) -> io::Result<Option<Finding>> {
     let mut header = Vec::new();
-    open_named(path)?.take(20).read_to_end(&mut header)?;
+    open_own(path)?.take(20).read_to_end(&mut header)?;
     // Offset 19: the version required to read the file; 2 is write-ahead mode.
     Ok((header.get(19) == Some(&2)).then(|| {
         let message = "The export is in SQLite's write-ahead mode: rows that were only in its -wal \

@@ -21,7 +21,6 @@ mod target;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::Path,
     thread,
 };
 
@@ -48,29 +47,30 @@ use self::{
         or_zero, symbol, wait_target,
     },
 };
-use super::{ParseError, kernel_fault, possible_interval as possible};
-use crate::parse::stored;
+use super::{ParseError, capture_path::CapturePath, kernel_fault, possible_interval as possible};
 
-/// Checks that the export in `path` is readable, by only its header, schema and metadata.
-pub fn check(path: &Path) -> Result<(), ParseError> {
-    log::refuse(path)?;
-    Export::open(path)?.facts().map(|_| ())
+/// Checks that an export is readable, by only its header, schema and metadata.
+pub fn check(file: impl Into<CapturePath>) -> Result<(), ParseError> {
+    let file = file.into();
+    log::refuse(&file)?;
+    Export::open(&file)?.facts().map(|_| ())
 }
 
-/// Reads the export in `path`. Blocks; time and memory are linear in the size of the file. A packed
-/// one is unpacked first.
-pub fn read(path: &Path) -> Result<Timeline, ParseError> {
-    log::refuse(path)?;
-    let unread = |source| ParseError::Read { path: path.into(), source };
-    let plain = stored::plain(path).map_err(unread)?;
+/// Reads an export. Blocks; time and memory are linear in the size of the file. A packed one is
+/// unpacked first.
+pub fn read(file: impl Into<CapturePath>) -> Result<Timeline, ParseError> {
+    let named = file.into();
+    log::refuse(&named)?;
+    let unread = |source| ParseError::Read { path: named.shown().into(), source };
+    let plain = named.plain().map_err(unread)?;
     let logged = || log::finding(plain.path()).map_err(unread);
-    let path = plain.path();
-    let export = Export::open(path)?;
+    let file = &named.with_data(plain.path());
+    let export = Export::open(file)?;
     // The long tables are read concurrently over separate connections.
     let (rest, calls, samples, host_cpu) = thread::scope(|scope| {
-        let calls = scope.spawn(|| cuda_calls(path));
-        let samples = scope.spawn(|| gpu_metrics::read(&Export::open(path)?));
-        let host_cpu = scope.spawn(|| host_cpu::read(&Export::open(path)?));
+        let calls = scope.spawn(|| cuda_calls(file));
+        let samples = scope.spawn(|| gpu_metrics::read(&Export::open(file)?));
+        let host_cpu = scope.spawn(|| host_cpu::read(&Export::open(file)?));
         let rest = others(&export);
         (rest, calls.join(), samples.join(), host_cpu.join())
     });
@@ -107,15 +107,15 @@ pub fn read(path: &Path) -> Result<Timeline, ParseError> {
     Ok(trace)
 }
 
-/// Checks that the export in `path` holds the ranges that `rules` name.
+/// Checks that an export holds the ranges that `rules` name.
 pub fn check_rules(
-    path: &Path,
+    file: impl Into<CapturePath>,
     rules: &StageRules,
 ) -> Result<Result<(), UnknownRange>, ParseError> {
     if !rules.names_ranges() {
         return Ok(Ok(()));
     }
-    let export = Export::open(path)?;
+    let export = Export::open(&file.into())?;
     let ranges = unnamed(&export)?.named(&export)?;
     Ok(rules.check(ranges.iter().map(|it| (it.domain.as_str(), it.name.as_str()))))
 }
@@ -275,10 +275,10 @@ fn gaps(export: &Export) -> Result<Vec<Finding>, ParseError> {
 }
 
 /// The CUDA calls, their names, and the number of impossible rows.
-fn cuda_calls(path: &Path) -> Result<(ApiCalls, StringTable, u64), ParseError> {
+fn cuda_calls(file: &CapturePath) -> Result<(ApiCalls, StringTable, u64), ParseError> {
     let mut names = StringTable::default();
     let (mut calls, left_out) =
-        calls(&Export::open(path)?, "CUPTI_ACTIVITY_KIND_RUNTIME", CUDA_CALL, &mut names)?;
+        calls(&Export::open(file)?, "CUPTI_ACTIVITY_KIND_RUNTIME", CUDA_CALL, &mut names)?;
     calls.sort();
     Ok((calls, names, left_out))
 }

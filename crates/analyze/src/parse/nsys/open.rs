@@ -13,8 +13,9 @@ use rusqlite::{Connection, OpenFlags, Result, config::DbConfig, limits::Limit};
 use super::{
     super::{
         ParseError,
+        capture_path::CapturePath,
         foreign::{self, COPY_AGAIN, HEAD},
-        stored::open_named,
+        stored::open_own,
     },
     export::string,
 };
@@ -42,18 +43,18 @@ pub(super) fn brief(error: rusqlite::Error) -> rusqlite::Error {
 
 /// Refuses a foreign or truncated file by its header, before SQLite reads it. Returns the file's
 /// length.
-pub(super) fn check_header(path: &Path) -> Result<u64, ParseError> {
-    let read = |source| ParseError::Read { path: path.into(), source };
-    let refuse = |what: String| Err(ParseError::Foreign { path: path.into(), what });
-    let file = open_named(path).map_err(read)?;
-    let length = file.metadata().map_err(read)?.len();
+pub(super) fn check_header(file: &CapturePath) -> Result<u64, ParseError> {
+    let read = |source| ParseError::Read { path: file.shown().into(), source };
+    let refuse = |what: String| Err(ParseError::Foreign { path: file.shown().into(), what });
+    let opened = open_own(file.data()).map_err(read)?;
+    let length = opened.metadata().map_err(read)?.len();
     let mut header = Vec::new();
-    file.take(HEAD).read_to_end(&mut header).map_err(read)?;
+    opened.take(HEAD).read_to_end(&mut header).map_err(read)?;
     if header.is_empty() {
         return refuse(foreign::EMPTY.into());
     }
     if !header.starts_with(foreign::SQLITE) {
-        return refuse(foreign::not_an_export(path, &header));
+        return refuse(foreign::not_an_export(file, &header));
     }
     if header.len() < HEADER {
         return refuse(format!("cut short: {length} of at least 512 bytes; {COPY_AGAIN}"));
@@ -71,9 +72,11 @@ pub(super) fn check_header(path: &Path) -> Result<u64, ParseError> {
     Ok(length)
 }
 
+/// SQLite opens the file a second time, and like `open_own` follows no link in its path.
 pub(super) fn connect(path: &Path) -> Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
         | OpenFlags::SQLITE_OPEN_URI
+        | OpenFlags::SQLITE_OPEN_NOFOLLOW
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let db = Connection::open_with_flags(uri(path), flags)?;
     for (config, on) in [

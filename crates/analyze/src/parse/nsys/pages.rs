@@ -11,7 +11,7 @@ use std::{fs::File, io, os::unix::fs::FileExt as _, path::Path};
 
 use self::record::Records;
 pub use self::record::{Number, Record};
-use crate::parse::stored::open_named;
+use crate::parse::stored::open_own;
 
 /// Reason why a walk ended early.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ pub struct Pages {
 impl Pages {
     /// Opens a file with a checked header; `None` for values outside the format.
     pub fn open(path: &Path) -> io::Result<Option<Self>> {
-        let file = open_named(path)?;
+        let file = open_own(path)?;
         let mut header = [0; 100];
         file.read_exact_at(&mut header, 0)?;
         let size = match u16::from_be_bytes([header[16], header[17]]) {

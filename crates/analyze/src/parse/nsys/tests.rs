@@ -1,6 +1,6 @@
 //! Handmade exports: different versions, and malicious files.
 
-use std::{fs, sync::LazyLock};
+use std::{fs, path::Path, sync::LazyLock};
 
 use proptest::prelude::*;
 use rusqlite::Connection;

@@ -20,7 +20,7 @@ fn two(cold: i64, first: (&str, i64), second: (&str, i64)) -> Trace {
         later + 2,
         later + 2 + second.1,
     );
-    Trace { nsys: Some(capture(&sketch)), ..Trace::default() }
+    Trace { timeline: Some(capture(&sketch)), ..Trace::default() }
 }
 
 fn cold(trace: &Trace) -> usize {
@@ -50,12 +50,12 @@ fn a_larger_first_request_and_one_that_is_hardly_slower_are_not_cold() {
     assert_eq!(cold(&two(2000, ("a", 1900), ("a", 50))), 0, "the device explains it");
     assert_eq!(cold(&two(140, ("a", 50), ("a", 50))), 0);
     let mut warm = two(2000, ("a", 50), ("a", 50));
-    let nsys = warm.nsys.as_mut().unwrap();
+    let nsys = warm.timeline.as_mut().unwrap();
     let before = capture("call 1 90 -20..-19\nkernel 90 a -10..-5 7");
     nsys.cuda_calls = before.cuda_calls.iter().chain(nsys.cuda_calls.iter()).collect();
     nsys.kernels = before.kernels.iter().chain(nsys.kernels.iter()).collect();
     assert_eq!(cold(&warm), 0, "nothing happens for the first time");
-    let nsys = warm.nsys.as_mut().unwrap();
+    let nsys = warm.timeline.as_mut().unwrap();
     let name = nsys.strings.len() as u32;
     nsys.strings.push("hipModuleLaunchKernel".into());
     let more = capture("call 1 91 3..4");
@@ -140,5 +140,5 @@ fn an_instance_without_a_time_of_its_own_is_not_cold_and_makes_no_other_cold() {
 }
 
 fn cold_of(sketch: &str) -> usize {
-    cold(&Trace { nsys: Some(capture(sketch)), ..Trace::default() })
+    cold(&Trace { timeline: Some(capture(sketch)), ..Trace::default() })
 }

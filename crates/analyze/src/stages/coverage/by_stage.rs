@@ -35,7 +35,6 @@ use crate::{
     timeline::{
         capture::Capture,
         interval::IntervalSet,
-        launches::Cursor,
         step_states::LEFT_OUT,
         withheld::{ReasonSet, WithheldReason},
     },
@@ -162,7 +161,7 @@ fn expected(capture: &Capture, counted: &mut [StageCoverage]) {
     let of_site: Vec<usize> =
         of_site.iter().map(|it| processes.partition_point(|known| known < it)).collect();
     let mut tails: Vec<ProcessTail> = processes.iter().map(|_| ProcessTail::default()).collect();
-    let mut cursor = Cursor::default();
+    let mut open = capture.stages.cursor();
     let mut are_known = false;
     each_launching_call(capture, |it| {
         let LaunchingCall { site, kind, call, is_captured, launch } = it;
@@ -173,9 +172,7 @@ fn expected(capture: &Capture, counted: &mut [StageCoverage]) {
         }
         let Some(launch) = launch else { return };
         are_known |= *kind == CallKind::Graph && launch.recorded + launch.untimed > 0;
-        let instance =
-            cursor.at(call.global_tid, call.start_ns, |thread| capture.stages.on(thread));
-        let stage = capture.stage_number(instance);
+        let stage = capture.stage_number(open.at_call(call));
         let (missing, is_silent) = (launch.missing(), launch.is_silent);
         let at_end = LaunchAtEnd { start_ns: call.start_ns, stage, missing, is_silent };
         tail.add(at_end, launch.has_work || launch.is_whole);

@@ -138,7 +138,7 @@ mod tests {
     fn traced(change: impl Fn(&mut Profiling)) -> Trace {
         let mut settings = Profiling::bundled(&Mode::DEEP).unwrap();
         change(&mut settings);
-        Trace { nsys: Some(Timeline::default()), settings: Some(settings), ..Trace::default() }
+        Trace { timeline: Some(Timeline::default()), settings: Some(settings), ..Trace::default() }
     }
 
     fn found(stage: &str, trace: &Trace, gpus: &[StageGpu], replays: bool) -> Finding {
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_trace_of_unknown_settings_is_not_called_minimal() {
-        let trace = Trace { nsys: Some(Timeline::default()), ..Trace::default() };
+        let trace = Trace { timeline: Some(Timeline::default()), ..Trace::default() };
         let finding = found("prefill", &trace, &[], false);
         let (settings, advice) = lighter(&finding);
         assert!(settings.is_empty() && advice.contains("are unknown"), "{advice}");

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     StageSteps, StepDevices,
-    step_calls::{CallInGap, in_gaps, launched_singly, usual_ms},
+    step_calls::{CallInGap, captured, in_gaps, launched_singly, usual_ms},
 };
 use crate::{
     ledger::LedgerCause,
@@ -37,6 +37,10 @@ pub struct OutlierStep {
     /// Number among the measured steps, from 1, in the order of their starts.
     pub step: u64,
     pub ms: f64,
+    /// The median of its process, milliseconds, if the processes differ: the step takes more than
+    /// twice that. `null` if one median is of all steps.
+    #[serde(default)]
+    pub process_p50_ms: Option<f64>,
     /// Cause of the idle time that takes most of the time above the median, as in the ledger;
     /// `null` if no cause does.
     #[serde(default)]
@@ -57,6 +61,13 @@ pub struct OutlierStep {
     /// steps.
     #[serde(default)]
     pub single_launches: Option<u64>,
+    /// Graphs that the host captures in it, if that takes most of the time above the median: calls
+    /// that seem to launch work only record it. `null` for other steps.
+    #[serde(default)]
+    pub captures: Option<u64>,
+    /// Time of these captures, milliseconds, with making the graphs executable.
+    #[serde(default)]
+    pub capture_ms: Option<f64>,
     /// Time in which a GPU worked, milliseconds, if that takes most of the time above the median;
     /// `null` for other steps.
     #[serde(default)]
@@ -114,11 +125,8 @@ pub fn longest(stages: &[StageSteps], devices: Option<&StepDevices>) -> Vec<Vec<
         || devices.filter(|_| !listed.is_empty()).map(|it| work_in(it.capture, &listed)),
         || stages.iter().map(outliers).collect(),
     );
-    let medians = stages.iter().map(|it| it.p50_ms);
-    let each = found
-        .iter_mut()
-        .zip(medians)
-        .flat_map(|(of, p50_ms)| of.iter_mut().map(move |it| (it, p50_ms)));
+    let medians = stages.iter().flat_map(|it| it.listed().map(move |at| it.steps[at].p50_ms));
+    let each = found.iter_mut().flatten().zip(medians);
     for ((it, p50_ms), work) in each.zip(works.into_iter().flatten()) {
         let is_most = Nanos(work.busy_ns).as_ms() - p50_ms >= (it.ms - p50_ms) / 2.0;
         if it.cause.is_none() && is_most {
@@ -138,6 +146,7 @@ fn of_stage(
     let plain = |at: usize| OutlierStep {
         step: at as u64 + 1,
         ms: stage.steps[at].ms,
+        process_p50_ms: stage.is_by_process.then_some(stage.steps[at].p50_ms),
         ..OutlierStep::default()
     };
     let mut found: Vec<OutlierStep> = stage.listed().map(plain).collect();
@@ -146,7 +155,7 @@ fn of_stage(
     let gaps: Vec<_> = idle.iter().map(|it| it.longest).collect();
     let calls = in_gaps(trace, &gaps);
     for ((it, at), known) in found.iter_mut().zip(stage.listed()).zip(idle.iter().zip(calls)) {
-        add_idle(it, known, (stage.usual_steps(at), stage.p50_ms));
+        add_idle(it, known, (stage.usual_steps(at), stage.steps[at].p50_ms));
     }
     let names: Vec<String> = found.iter().filter_map(|it| it.host_call.clone()).collect();
     let names: BTreeSet<&str> = names.iter().map(String::as_str).collect();
@@ -158,6 +167,11 @@ fn of_stage(
         it.usual_call_ms = call.and_then(|call| usual.get(call).copied());
         it.single_launches = single_launches;
         it.drafts = drafts_in(stage.steps[at].span, devices.capture);
+    }
+    for (it, captured) in found.iter_mut().zip(captured(trace, stage)) {
+        // A launch under capture runs nothing.
+        it.single_launches = it.single_launches.filter(|_| captured.is_none());
+        (it.captures, it.capture_ms) = captured.unzip();
     }
     found
 }

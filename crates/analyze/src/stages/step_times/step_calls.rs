@@ -126,3 +126,44 @@ pub fn launched_singly(trace: &Timeline, stage: &StageSteps) -> Vec<Option<u64>>
     };
     stage.listed().map(singly).collect()
 }
+
+/// Number of graphs that each outlier captures, and milliseconds of that: from the start of each
+/// capture to its end, and in calls that make the graph executable. `None` unless that takes at
+/// least half of the step's time above the median.
+pub fn captured(trace: &Timeline, stage: &StageSteps) -> Vec<Option<(u64, f64)>> {
+    let kinds = trace.call_kinds();
+    if !kinds.contains(&CallKind::EndCapture) {
+        return stage.listed().map(|_| None).collect();
+    }
+    let is_wanted = |(kind, (name, _)): (&CallKind, &(u32, i64))| {
+        kind.bounds_capture() || trace.text(*name).contains("GraphInstantiate")
+    };
+    let sites = trace.cuda_calls.sites();
+    let is_wanted: Vec<bool> = kinds.iter().zip(sites.iter()).map(is_wanted).collect();
+    let calls = trace.cuda_calls.at_sites(&is_wanted);
+    let mut calls: Vec<_> = calls.map(|(_, site, call)| (call, kinds[site as usize])).collect();
+    calls.sort_by_key(|it| it.0.start_ns);
+    let steps = StepsByProcess::of(stage);
+    let mut found = vec![(0_u64, 0_i64); stage.steps.len()];
+    let mut open: BTreeMap<i64, i64> = BTreeMap::new();
+    for (call, kind) in calls {
+        let from = match kind {
+            CallKind::BeginCapture => {
+                open.insert(call.global_tid, call.start_ns);
+                None
+            }
+            CallKind::EndCapture => open.remove(&call.global_tid),
+            _ => Some(call.start_ns),
+        };
+        let Some(from) = from else { continue };
+        if let Some(step) = steps.at(process_of(call.global_tid), from) {
+            found[step].0 += u64::from(kind == CallKind::EndCapture);
+            found[step].1 += call.end_ns - from;
+        }
+    }
+    let named = |at: usize| {
+        let (graphs, ms) = (found[at].0, found[at].1 as f64 / 1e6);
+        (graphs > 0 && 2.0 * ms >= stage.steps[at].above_ms()).then_some((graphs, ms))
+    };
+    stage.listed().map(named).collect()
+}

@@ -8,10 +8,9 @@ use super::{SliceList, traced::StepPlace};
 use crate::timeline::{
     capture::Capture,
     device_time::{captured_nodes, is_operator},
-    interval::Interval,
+    interval::{Interval, extended},
     open_at::{OpenAt, OpenEntry},
     open_ranges::{NONE, RangeNest, nest_ranges},
-    stage_spans::extended,
 };
 
 /// An operator range that is open, and its index among the ranges.

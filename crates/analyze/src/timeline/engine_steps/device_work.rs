@@ -1,10 +1,10 @@
 //! Work of steps on devices.
 
 use crate::timeline::{
+    activity::Busy,
     capture::{Capture, Join},
-    interval::{Interval, IntervalSet},
+    interval::{Interval, IntervalSet, extended},
     open_ranges::EXCLUDED,
-    stage_spans::extended,
     steps_at::StepsAt,
 };
 
@@ -16,6 +16,7 @@ pub(in crate::timeline) struct DeviceWork {
     /// The same with copies and fills: a step lasts until these have ended, too, as a stage does.
     pub span: Option<Interval>,
     pub(super) busy_ns: i64,
+    busy: Busy,
     /// Part of the window that a range filter leaves out; nothing in it is busy time.
     excluded_ns: i64,
     pub(super) kernels: u64,
@@ -33,13 +34,10 @@ impl DeviceWork {
 
     /// Adds work; `excluded` are the parts of the step that a range filter leaves out.
     fn add(&mut self, (start, end): Interval, excluded: Option<&IntervalSet>) {
-        let (first, last) = self.window.unwrap_or((start, start));
-        let left_out = |from: i64| excluded.map_or(0, |it| it.overlap_ns(from, end));
-        let from = start.max(last);
-        if from < end {
-            self.busy_ns = self.busy_ns.saturating_add(end - from - left_out(from));
-        }
-        self.window = Some((first.min(start), last.max(end)));
+        let (from, to) = self.busy.add(start, end);
+        let left_out = excluded.map_or(0, |it| it.overlap_ns(from, to));
+        self.busy_ns = self.busy_ns.saturating_add(to - from - left_out);
+        self.window = Some(extended(self.window, (start, end)));
         self.span = Some(extended(self.span, (start, end)));
     }
 

@@ -228,6 +228,6 @@ fn a_step_lasts_until_its_copies_have_ended_and_so_do_the_times_of_steps() {
     for it in engine_steps(&Capture::of(&trace)) {
         assert_eq!((it.step_ms, it.device_ms), (150e-6, Some(40e-6)), "{it:?}");
     }
-    let found = crate::analyze(&Trace { nsys: Some(trace), ..Trace::default() }, None, None);
+    let found = crate::analyze(&Trace { timeline: Some(trace), ..Trace::default() }, None, None);
     assert_eq!(found.step_times[0].ms.max, found.step_batches[0].ms.max);
 }

@@ -312,12 +312,12 @@ struct GpuLane {
     windows: Vec<(usize, i64, i64)>,
     next: usize,
     open: Vec<(usize, i64, i64)>,
-    busy_until: i64,
+    busy: Busy,
     /// Positions of the last lookup of waits.
     near: [usize; 2],
     /// Thread of the last launch.
     thread: Option<i64>,
-    /// The work that ends at `busy_until`.
+    /// The work that ends last.
     last: Option<Activity>,
     /// Start of the next activity's unrecorded wait.
     waited_from: Option<i64>,
@@ -330,7 +330,7 @@ impl GpuLane {
             windows,
             next: 0,
             open: vec![],
-            busy_until: i64::MIN,
+            busy: Busy::default(),
             near: [0; 2],
             thread: None,
             last: None,
@@ -348,14 +348,14 @@ impl GpuLane {
     ) {
         let start = next.map_or(i64::MAX, |it| it.start_ns);
         let call = next.filter(|it| it.join.has_call()).map(|it| calls.get(it.join.call));
-        if self.busy_until < start {
+        if let Some(idle) = self.busy.idle_in((i64::MIN, start)) {
             while let Some(window) = self.windows.get(self.next).filter(|window| window.1 < start) {
                 self.open.push(*window);
                 self.next += 1;
             }
-            self.open.retain(|window| window.2 > self.busy_until);
+            self.open.retain(|window| window.2 > idle.0);
             for (cell, from, to) in &self.open {
-                let gap = (self.busy_until.max(*from), start.min(*to));
+                let gap = (idle.0.max(*from), idle.1.min(*to));
                 if gap.0 < gap.1 {
                     let copy = next.is_some_and(Activity::is_transfer);
                     let last = self.thread.filter(|_| next.is_none());
@@ -383,9 +383,10 @@ impl GpuLane {
             }
         }
         self.thread = call.map(|call| call.global_tid).or(self.thread);
-        if let Some(it) = next.filter(|it| it.end_ns >= self.busy_until) {
+        let Some(it) = next else { return };
+        if self.last.is_none_or(|last| it.end_ns >= last.end_ns) {
             self.last = Some(*it);
         }
-        self.busy_until = self.busy_until.max(next.map_or(i64::MAX, |it| it.end_ns));
+        self.busy.add(it.start_ns, it.end_ns);
     }
 }

@@ -60,7 +60,14 @@ impl<'a> GapNames<'a> {
         let is_graph = gap.reasons.program.launch > 0 && self.launches_graph(gap);
         for (reason, ns) in reasons(gap) {
             let (reason, call) = match (reason, long_call) {
-                (GapReason::Host, Some((call, _))) => (GapReason::LongCall, Some(call)),
+                (GapReason::Host, Some((call, part))) => {
+                    // The host is elsewhere before and after it.
+                    let inside = host_ns(gap, part).min(ns);
+                    let in_call = (GapReason::LongCall, Some(call), inside);
+                    let parts = [in_call, (GapReason::Host, None, ns - inside)].into_iter();
+                    parts.filter(|it| it.2 > 0).for_each(|it| take(it.0, it.1, it.2));
+                    continue;
+                }
                 (GapReason::Launch, _) if !is_graph && launching.is_some() => {
                     (GapReason::LongCall, launching)
                 }
@@ -120,6 +127,12 @@ impl<'a> GapNames<'a> {
     pub fn into_names(self) -> Vec<String> {
         self.long_calls.into_names()
     }
+}
+
+/// Time of the host in a part of a gap before its launch.
+fn host_ns(gap: &IdleGap, (from, to): Interval) -> i64 {
+    let known = (gap.from, gap.to - gap.unrecorded_ns);
+    gap.call.map_or(0, |call| gap.waits.host_ns((from, to.min(known.1)), known, call))
 }
 
 /// Work of GPUs, empty for processes that use one.

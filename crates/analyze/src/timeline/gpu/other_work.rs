@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_core::trace::timeline::{ON_HOST, Timeline, pid_of, process_of, tid_of};
+use llmprof_core::trace::timeline::{ON_HOST, Timeline, pid_of, tid_of};
 
 use super::{
     super::{
@@ -55,8 +55,9 @@ impl Launcher {
             None if work.join.instance == EXCLUDED => WorkStage::Excluded,
             None => WorkStage::None,
         };
-        if !processes.contains(&work.process) {
-            return Self::Process(work.process, stage);
+        let process = capture.trace.collectives.owner(work.process);
+        if !processes.contains(&process) {
+            return Self::Process(process, stage);
         }
         let call = || capture.trace.cuda_calls.get(work.join.call as usize).global_tid;
         match stage {
@@ -128,7 +129,7 @@ pub fn add(capture: &Capture, cells: &GpuCells, splits: &mut WindowSplits) {
     }
     let mut processes: BTreeMap<usize, BTreeSet<i64>> = BTreeMap::new();
     for it in &capture.stages.instances {
-        processes.entry(it.label).or_default().insert(process_of(it.place));
+        processes.entry(it.label).or_default().insert(capture.trace.collectives.owner(it.place));
     }
     let mut times: BTreeMap<(usize, Launcher), BTreeMap<DeviceWork, i64>> = BTreeMap::new();
     for it in on_gpus() {

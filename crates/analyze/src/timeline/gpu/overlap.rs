@@ -2,7 +2,7 @@
 //! or branches of a graph, and copies next to kernels.
 
 use super::super::{
-    activity::{Activity, DeviceWork},
+    activity::{Activity, Busy, DeviceWork},
     interval::{Interval, IntervalSet},
 };
 
@@ -16,11 +16,11 @@ pub struct Overlap {
     pub copies_ns: i64,
     /// Time with at least one copy and one kernel.
     pub both_ns: i64,
-    /// Ends of the time in which one kernel, two kernels, a copy, or a copy and a kernel ran.
-    kernel_until: i64,
-    kernels_until: i64,
-    copy_until: i64,
-    both_until: i64,
+    /// Time with a kernel, with two kernels, with a copy, and with a copy and a kernel.
+    kernel: Busy,
+    kernels: Busy,
+    copy: Busy,
+    both: Busy,
     /// Position of the last lookup in the window.
     near: usize,
 }
@@ -32,25 +32,19 @@ impl Overlap {
         let mut inside = |(from, to): Interval| {
             if from < to { window.overlap_near(from, to, near) } else { 0 }
         };
-        // An earlier activity that runs until `until` covers everything between this start and
-        // `until`; time before `counted` is counted already.
-        let shared = |until: i64, counted: i64| (it.start_ns.max(counted), it.end_ns.min(until));
+        let time = (it.start_ns, it.end_ns);
         match it.work {
             DeviceWork::Kernel(_) | DeviceWork::Graph => {
-                let twice = shared(self.kernel_until, self.kernels_until);
-                self.kernels_ns += inside(twice);
-                self.kernels_until = self.kernels_until.max(twice.1);
-                let both = shared(self.copy_until, self.both_until);
-                self.both_ns += inside(both);
-                self.both_until = self.both_until.max(both.1);
-                self.kernel_until = self.kernel_until.max(it.end_ns);
+                let twice = self.kernel.covered(time);
+                self.kernels_ns += inside(self.kernels.add(twice.0, twice.1));
+                let both = self.copy.covered(time);
+                self.both_ns += inside(self.both.add(both.0, both.1));
+                self.kernel.add(time.0, time.1);
             }
             DeviceWork::Copy(_) => {
-                let both = shared(self.kernel_until, self.both_until);
-                self.both_ns += inside(both);
-                self.both_until = self.both_until.max(both.1);
-                self.copies_ns += inside((it.start_ns.max(self.copy_until), it.end_ns));
-                self.copy_until = self.copy_until.max(it.end_ns);
+                let both = self.kernel.covered(time);
+                self.both_ns += inside(self.both.add(both.0, both.1));
+                self.copies_ns += inside(self.copy.add(time.0, time.1));
             }
             DeviceWork::Fill => {}
         }
@@ -81,8 +75,8 @@ mod tests {
     proptest! {
         #[test]
         fn every_instant_counts_by_the_operations_that_run(
-            work in prop::collection::vec((0usize..4, 0i64..40, 1i64..15), 0..14),
-            window in (0i64..30, 1i64..40),
+            work in prop::collection::vec((0usize..4, -20i64..40, 1i64..15), 0..14),
+            window in (-20i64..30, 1i64..40),
         ) {
             use DeviceWork::{Copy, Fill, Graph, Kernel};
             let (kernel, copy) = (Kernel(0), Copy(CopyKind::Other));

@@ -1,9 +1,9 @@
 //! GPU activity on sketches, and the resulting figures of a stage.
 
-use llmprof_core::trace::timeline::{ApiCall, Timeline};
+use llmprof_core::trace::timeline::{ApiCall, Timeline, process_of};
 
 use super::*;
-use crate::kernels::tests::capture;
+use crate::kernels::tests::{capture, launching};
 
 /// Figures of prefill: `window busy host copy sync unknown gaps`. Calls of correlation 9 wait.
 fn figures(sketch: &str) -> [i64; 7] {
@@ -246,4 +246,34 @@ fn a_graph_whose_gpu_is_unknown_is_of_no_gpu_and_hides_the_busy_time_of_its_stag
     assert_eq!(busy.collect::<Vec<_>>(), [("decode_all", None), ("prefill", Some(10e-6))]);
     let processes = crate::timeline::processes::processes(&timeline);
     assert_eq!(processes.devices(), 1);
+}
+
+#[test]
+fn an_instance_has_the_mean_number_of_gpus_on_which_it_runs_kernels() {
+    // Instances, each of a thread that launches on this GPU.
+    let gpus = |work: &[(i64, u32)]| {
+        let line = |(at, (thread, _)): (usize, &(i64, u32))| {
+            let (id, t) = (at as i64 + 1, 100 * at as i64);
+            let sketch = launching("prefill", id, [(t, t + 90), (t + 5, t + 6), (t + 10, t + 20)]);
+            sketch
+                .replace("range 1", &format!("range {thread}"))
+                .replace("call 1", &format!("call {thread}"))
+        };
+        let lines: Vec<String> = work.iter().enumerate().map(line).collect();
+        let mut trace = capture(&format!("{}\ncopy 0 8 0..1", lines.join("\n")));
+        trace.kernels = trace.kernels.map(|at, it| {
+            it.device = work[at].1;
+            it.global_pid |= process_of(work[at].0);
+        });
+        trace.copies.iter_mut().for_each(|it| it.device = 2);
+        let found = device_tables(&Capture::of(&trace), None, &WantedSteps::default()).0;
+        found.gpus_of_instance("prefill")
+    };
+    let other = 1 << 40;
+    assert_eq!(gpus(&[(1, 0), (1, 1)]), 2.0, "one thread launches on both");
+    assert_eq!(gpus(&[(1, 0), (2, 1)]), 1.0, "each thread has a GPU");
+    assert_eq!(gpus(&[(1, 0), (1, 0)]), 1.0, "another GPU has a copy only");
+    assert_eq!(gpus(&[(1, 0), (1, 1), (other, 0), (other, 0)]), 1.5, "half of them use two");
+    assert_eq!(gpus(&[(1, 0), (1, 1), (other, 0)]), 5.0 / 3.0, "two of three use two");
+    assert_eq!(StageGpus::default().gpus_of_instance("prefill"), 1.0);
 }

@@ -157,6 +157,18 @@ impl HostWaits {
         }
     }
 
+    /// Time of the host in a part of an idle gap before the launch that ended it, without waiting
+    /// and copying calls and the profiler's own work.
+    pub fn host_ns(&self, part: Interval, gap: Interval, call: ApiCall) -> i64 {
+        let none = IntervalSet::default();
+        let profiler = self.profiler.get(&process_of(call.global_tid)).unwrap_or(&none);
+        let host_ns = |part: Interval| {
+            let split = self.part(part, gap, Some(call), false, None, &mut [0; 2]);
+            split.host - split.launch
+        };
+        profiler.outside(part).map(host_ns).sum()
+    }
+
     /// Splits a part of the gap.
     fn part(
         &self,

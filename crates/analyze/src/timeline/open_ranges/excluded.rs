@@ -170,7 +170,7 @@ mod tests {
     fn sums_of_a_stage_lack_the_time_of_excluded_ranges() {
         let of = |rules: StageRules| {
             let trace = capture(SKETCH).with_rules(rules);
-            let trace = llmprof_core::trace::Trace { nsys: Some(trace), ..Default::default() };
+            let trace = llmprof_core::trace::Trace { timeline: Some(trace), ..Default::default() };
             let found = crate::analyze(&trace, None, None);
             let ns = |ms: f64| (ms * 1e6).round() as i64;
             let gpu = found.stage_gpu.totals.iter().find(|it| it.stage == PREFILL).unwrap();

@@ -1,6 +1,7 @@
 //! Steps whose work is compared with the calls that launched it.
 
 mod edges;
+mod named_spans;
 mod orphans;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -105,7 +105,7 @@ fn without(mut trace: Timeline, step: i64, loss: Loss) -> Timeline {
 }
 
 fn of(trace: Timeline) -> Analysis {
-    analyze(&Trace { nsys: Some(trace), ..Trace::default() }, None, None)
+    analyze(&Trace { timeline: Some(trace), ..Trace::default() }, None, None)
 }
 
 /// Start and time of each step that counts.
@@ -337,7 +337,7 @@ fn the_remedy_for_steps_that_lost_kernels_is_of_the_profiler() {
         let mut trace = without(steps(8, STEP), 3, loss);
         trace.tool = tool;
         let found = of(trace).findings.into_iter().find(|it| it.id == "steps_left_out").unwrap();
-        (found.message.contains("missing"), found.advice.unwrap_or_default())
+        (found.message.contains("missing"), found.advice.clone().unwrap_or_default())
     };
     let (is_missing, of_nsys) = advice(Loss::Kernels(2), TimelineTool::Nsys);
     assert!(is_missing && of_nsys.contains("an nsys at least as new"), "{of_nsys}");

@@ -15,9 +15,8 @@ use crate::{
     stats::lower_median_of,
     timeline::{
         capture::{Capture, Join},
-        interval::Interval,
+        interval::{Interval, extended},
         open_ranges::{NONE, StepInside, place},
-        stage_spans::extended,
         steps_at::StepsAt,
     },
 };

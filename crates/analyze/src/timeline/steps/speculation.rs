@@ -7,6 +7,11 @@ use llmprof_core::trace::engine_steps::{Phase, StepClass};
 
 use super::{FormedStep, Step, merged};
 
+/// Min verifications with a decode step before them that prove a draft model.
+const MIN_DRAFTED: usize = 2;
+/// Evidence of a step that is decode or a phase of it.
+const FEW_VERIFICATIONS: &str = "too few verifications to prove or exclude a draft model";
+
 /// Steps that contain their phases by speculation. A range of a decode step inside is a pass of the
 /// draft model, or repeats the step if it contains phases itself.
 pub(super) fn with_nested_phases(found: Vec<FormedStep>) -> Vec<FormedStep> {
@@ -61,9 +66,13 @@ pub(super) fn with_phases(mut steps: Vec<Step>) -> Vec<Step> {
         return steps;
     }
     // Without a name of their own, the steps of the draft model are decode steps by their names.
-    if !steps.iter().any(|it| it.class == Some(StepClass::Draft)) {
-        let of_model = |it: &&mut Step| it.is_decode() && it.mode.is_some() && it.phases.is_empty();
-        steps.iter_mut().filter(of_model).for_each(|it| it.class = Some(StepClass::Draft));
+    let has_name = steps.iter().any(|it| it.class == Some(StepClass::Draft));
+    if !has_name && steps.iter().any(may_be_draft) {
+        let Some(are_drafts) = are_drafted(&steps) else {
+            return steps.into_iter().map(unproven).collect();
+        };
+        let drafts = steps.iter_mut().filter(|it| are_drafts && may_be_draft(it));
+        drafts.for_each(|it| it.class = Some(StepClass::Draft));
     }
     let mut groups: Vec<Vec<Step>> = Vec::new();
     let mut others: Vec<Step> = Vec::new();
@@ -88,6 +97,51 @@ pub(super) fn with_phases(mut steps: Vec<Step>) -> Vec<Step> {
         decode_step(&phases, is_cut)
     }));
     others
+}
+
+/// True for a step that is decode by its name, of the model or of a draft model.
+fn may_be_draft(step: &Step) -> bool {
+    step.is_decode() && step.mode.is_some() && step.phases.is_empty()
+}
+
+/// True if decode steps come before or in most verifications of a place: a draft model proposes
+/// tokens for each. The host proposes n-grams without a step, and a step without a proposal is a
+/// decode step of the model. `None` if the steps do not prove one of the two.
+fn are_drafted(steps: &[Step]) -> Option<bool> {
+    // By verification: a decode step is before or in it.
+    let mut drafted: Vec<bool> = Vec::new();
+    let (mut end_ns, mut is_before, mut has_inside) = (i64::MIN, false, false);
+    for step in steps {
+        if step.class == Some(StepClass::Verify) {
+            drafted.push(is_before);
+            (end_ns, is_before) = (step.end_ns, false);
+        } else if may_be_draft(step) && step.end_ns <= end_ns {
+            has_inside = true;
+            if let Some(last) = drafted.last_mut() {
+                *last = true;
+            }
+        } else {
+            is_before |= may_be_draft(step);
+        }
+    }
+    // Drafts of the first one may not be recorded, and the last steps may be drafts of another.
+    let first = usize::from(drafted.first() == Some(&false));
+    let with_draft = drafted.iter().filter(|it| **it).count();
+    let without = drafted.len() - first - with_draft;
+    // A draft model alone reads what was accepted, or works inside a verification.
+    let has_model = has_inside || steps.iter().any(|it| it.class == Some(StepClass::DraftExtend));
+    let is_proven = without > 0 || with_draft >= MIN_DRAFTED || has_model;
+    is_proven.then_some(without == 0 || with_draft > without)
+}
+
+/// A step of a place whose decode steps may be drafts, without a class: with a draft model, a
+/// verification is a part of a decode step, and with n-grams it is all of one.
+fn unproven(step: Step) -> Step {
+    if !may_be_draft(&step) && !step.is_phase() {
+        return step;
+    }
+    let evidence = format!("{}; {FEW_VERIFICATIONS}", step.evidence);
+    Step { class: None, mode: None, evidence, ..step }
 }
 
 /// The most common number of phases.
@@ -222,6 +276,50 @@ mod tests {
         let classes: Vec<_> = cut.iter().map(|it| it.0).collect();
         assert_eq!(classes, [None, Some(StepClass::Decode), Some(StepClass::Decode), None]);
         assert_eq!(cut[3].1, "3 draft; not all of a decode step");
+    }
+
+    #[test]
+    fn a_decode_step_between_verifications_of_n_grams_is_not_a_draft() {
+        let (verify, decode) = ("TARGET_VERIFY", "DECODE");
+        let order = [verify, verify, decode, verify, verify, decode, verify];
+        let line = |(at, mode): (i64, &str)| {
+            format!("range 1 step[{mode}~bs=2] {}..{}", 50 * at, 50 * at + 40)
+        };
+        let sketch: Vec<String> = (0..).zip(order).map(line).collect();
+        let steps = of(&sketch.join("\n"));
+        let evidence: Vec<&str> = steps.iter().map(|it| it.1.as_str()).collect();
+        let plain = "step[DECODE bs=2]";
+        assert_eq!(evidence, ["verify", "verify", plain, "verify", "verify", plain, "verify"]);
+        assert!(steps.iter().all(|it| it.0 == Some(StepClass::Decode)));
+    }
+
+    #[test]
+    fn decode_steps_next_to_few_verifications_are_neither_drafts_nor_steps_of_the_model() {
+        const D: &str = "DECODE";
+        const V: &str = "TARGET_VERIFY";
+        const E: &str = "DRAFT_EXTEND";
+        let classes = |modes: &[&str]| {
+            let line = |(at, mode): (usize, &&str)| {
+                format!("range 1 step[{mode}~bs=2] {}..{}", 50 * at, 50 * at + 40)
+            };
+            let sketch: Vec<String> = modes.iter().enumerate().map(line).collect();
+            of(&sketch.join("\n")).into_iter().map(|it| (it.0, it.1)).collect::<Vec<_>>()
+        };
+        for modes in [&[V, D][..], &[D, V], &[V, D, D], &[V, D, V], &[D, D, V, D]] {
+            let found = classes(modes);
+            assert_eq!(found.len(), modes.len(), "{modes:?}: {found:?}");
+            let is_neither = |it: &(Option<StepClass>, String)| {
+                it.0.is_none() && it.1.ends_with(FEW_VERIFICATIONS)
+            };
+            assert!(found.iter().all(is_neither), "{modes:?}: {found:?}");
+        }
+        let names =
+            |modes: &[&str]| -> Vec<String> { classes(modes).into_iter().map(|it| it.1).collect() };
+        // Two verifications with a draft, an update of the draft model, or none before the second.
+        assert_eq!(names(&[D, V, D, V]), ["draft, verify"; 2]);
+        assert_eq!(names(&[D, V, E]), ["draft, verify, draft_extend"]);
+        assert_eq!(names(&[V, V, D]), ["verify", "verify", "step[DECODE bs=2]"]);
+        assert_eq!(names(&[V]), ["verify"]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::{
 };
 
 fn of(sketch: &str) -> Analysis {
-    analyze(&Trace { nsys: Some(capture(sketch)), ..Trace::default() }, None, None)
+    analyze(&Trace { timeline: Some(capture(sketch)), ..Trace::default() }, None, None)
 }
 
 fn stage<'a>(analysis: &'a Analysis, name: &str) -> Option<&'a LedgerStage> {
@@ -59,7 +59,7 @@ fn two_processes_that_share_a_gpu_have_its_time_once() {
     trace.cuda_calls = trace.cuda_calls.iter().chain(calls).collect();
     let kernels = other.kernels.map(|_, it| it.global_pid = moved(it.global_pid));
     trace.kernels = trace.kernels.iter().chain(kernels.iter()).collect();
-    let found = analyze(&Trace { nsys: Some(trace), ..Trace::default() }, None, None);
+    let found = analyze(&Trace { timeline: Some(trace), ..Trace::default() }, None, None);
     let stage = stage(&found, NO_STAGE).unwrap();
     assert_eq!((stage.measured_ns, stage.instances), (150, Some(2)));
     assert_eq!(sum(&found, NO_STAGE), 150);
@@ -110,7 +110,7 @@ fn threads_with_a_gpu_each_have_their_own_time_between_steps() {
     let lines: Vec<String> = (0..4).flat_map(|at| [1, 2].map(|thread| step(at, thread))).collect();
     let mut trace = capture(&lines.join("\n"));
     trace.kernels = trace.kernels.map(|_, it| it.device = u32::from(it.correlation_id >= 20));
-    let found = analyze(&Trace { nsys: Some(trace), ..Trace::default() }, None, None);
+    let found = analyze(&Trace { timeline: Some(trace), ..Trace::default() }, None, None);
     let between = stage(&found, BETWEEN_STEPS).unwrap();
     assert_eq!((between.measured_ns, between.instances), (200, Some(6)), "three of each thread");
     let decode = stage(&found, "decode_all").unwrap();
@@ -125,7 +125,7 @@ fn around_a_step_that_lost_work_nothing_shows_what_the_gpu_did() {
     let name = trace.strings.len() as u32;
     trace.strings.push("cudaLaunchKernel".into());
     trace.cuda_calls = trace.cuda_calls.iter().map(|it| ApiCall { name, ..it }).collect();
-    let found = analyze(&Trace { nsys: Some(trace), ..Trace::default() }, None, None);
+    let found = analyze(&Trace { timeline: Some(trace), ..Trace::default() }, None, None);
     assert!(found.findings.iter().any(|it| it.id == "steps_left_out"), "{:?}", found.findings);
     let between = stage(&found, BETWEEN_STEPS).unwrap();
     assert_eq!((between.measured_ns, between.instances), (200, Some(1)), "of the last two steps");
@@ -137,7 +137,7 @@ fn excluded_time_is_neither_time_between_steps_nor_of_a_capture_without_stages()
     let without_checks = |sketch: &str| {
         let rules = StageRules::with(vec![], vec![], vec!["check".to_owned()]);
         let trace = capture(sketch).with_rules(rules);
-        analyze(&Trace { nsys: Some(trace), ..Trace::default() }, None, None)
+        analyze(&Trace { timeline: Some(trace), ..Trace::default() }, None, None)
     };
     let checks = |times: &[Interval]| {
         let range = |(from, to): &Interval| format!("range 1 check {from}..{to}");
@@ -172,7 +172,7 @@ fn ranks_have_their_own_windows_and_a_pause_without_requests_is_no_gap() {
     trace.cuda_calls = trace.cuda_calls.iter().chain(calls).collect();
     let second = other.kernels.map(|_, it| (it.global_pid, it.device) = (moved(it.global_pid), 1));
     trace.kernels = trace.kernels.iter().chain(second.iter()).collect();
-    let found = analyze(&Trace { nsys: Some(trace), ..Trace::default() }, None, None);
+    let found = analyze(&Trace { timeline: Some(trace), ..Trace::default() }, None, None);
     let of_ranks = stage(&found, NO_STAGE).unwrap();
     assert_eq!((of_ranks.measured_ns, of_ranks.instances), (50, Some(2)), "30 and 70, busy");
     assert_eq!(sum(&found, NO_STAGE), 50);

@@ -237,7 +237,7 @@ proptest! {
         let tables = TimelineTables::of(&capture, &[], &WantedSteps::default());
         prop_assert_eq!(shown(&tables), Vec::<String>::new());
         prop_assert_eq!(missing(&tables), Vec::<String>::new());
-        let trace = Trace { nsys: Some(trace.clone()), ..Trace::default() };
+        let trace = Trace { timeline: Some(trace.clone()), ..Trace::default() };
         let analysis = analyze(&trace, None, None);
         if let Some(totals) = &analysis.device_totals {
             let is_withheld = analysis.withheld.has_in_capture(Figure::DevicesBusy);

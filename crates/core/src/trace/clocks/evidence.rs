@@ -286,7 +286,7 @@ fn only_device(lanes: &[LaneKey]) -> Option<u32> {
 /// The device and the stream that a call waited for, if they are recorded; rows of one call that
 /// differ prove neither.
 fn awaited(targets: &[WaitTarget], call: &ApiCall) -> (Option<u32>, Option<u32>) {
-    let key = (process_of(call.global_tid), call.correlation_id);
+    let key = call.launch_id();
     let at = targets.partition_point(|it| (it.process, it.correlation) < key);
     let mut found = targets[at..].iter().take_while(|it| (it.process, it.correlation) == key);
     match found.next() {

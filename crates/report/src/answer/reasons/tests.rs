@@ -80,6 +80,11 @@ fn a_remedy_of_several_reasons_is_stated_once() {
     let [(_, first), (_, second)] = found.as_slice() else { panic!("{found:?}") };
     assert!(first.ends_with(" This saves at most 90.0 of 100 ms of prefill."), "{first}");
     assert_eq!(second, "The same remedy saves at most 70.0 of 100 ms of decode.");
+    let between = row("decode_all", "gap_copy", 80, 80.0);
+    let found = reasons(&stages, &[&rows[..], &[between]].concat());
+    let [_, _, (_, third)] = found.as_slice() else { panic!("{found:?}") };
+    let of_first = "The remedy of the first cause saves at most 70.0 of 100 ms of decode.";
+    assert_eq!(third, of_first, "not of the second");
 }
 
 #[test]
@@ -221,4 +226,33 @@ fn the_time_of_a_capture_without_stages_is_that_of_the_recording() {
     let (text, advice) = &found[0];
     assert_eq!(text, "96 % of the recording: copying, filling and converting data.");
     assert!(advice.ends_with("at most 96.0 of 100 ms of the recording."), "{advice}");
+}
+
+#[test]
+fn one_gap_between_steps_is_named_also_among_several_after_the_same_work() {
+    // Ten gaps of 2 ms on average; older reports have no longest gap.
+    for (gaps, longest_ms, is_one) in [
+        (1, Some(19), true),
+        (9, Some(19), true),
+        (10, Some(11), true),
+        (10, Some(10), false),
+        (1, None, true),
+        (2, None, false),
+    ] {
+        let name = "between steps";
+        let report = json!({
+            "only_traced": true, "ledger_stages": [stage(name, 2, 10)],
+            "ledger": [row(name, "gap_host", 2, 100.0)],
+            "ledger_members": [{
+                "stage": name, "cause": "gap_host", "operator": null, "kernel": "k", "grid": null,
+                "block": null, "calls": 1.0, "ns": 2_000_000, "share_pct": 100.0, "pass": "nsys",
+                "samples": gaps, "evidence": "evidence", "max_saving_ns": 2_000_000,
+                "longest_ns": longest_ms.map(|ms: i64| ms * 1_000_000)
+            }]
+        });
+        let report = serde_json::to_vec(&report).unwrap();
+        let it = stored_answer(&report).unwrap().remove(0).reasons.remove(0);
+        let text = it.text.to_string();
+        assert_eq!(text.contains("most of it in one gap"), is_one, "{gaps} {longest_ms:?}: {text}");
+    }
 }

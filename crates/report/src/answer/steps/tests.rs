@@ -162,6 +162,14 @@ fn speculation_is_stated_by_all_that_shows_it() {
                   many it keeps is not recorded.";
     let computed = StepBatch { computed_tokens: Some(24.0), ..base() };
     assert_eq!(stated(computed).as_deref(), Some(tokens));
+    // N-grams are proposed by the host.
+    let n_grams = StepBatch { verify_ms: Some(0.25), ..base() };
+    let verification = "Decode speculates: a step verifies proposed tokens, which takes 0.250 ms \
+                        on the host; no pass of a draft model is recorded, nor how many tokens a \
+                        step keeps.";
+    assert_eq!(stated(n_grams.clone()).as_deref(), Some(verification));
+    let counted = StepBatch { computed_tokens: Some(24.0), ..n_grams };
+    assert_eq!(stated(counted).as_deref(), Some(tokens));
     assert_eq!(stated(base()), None);
 }
 

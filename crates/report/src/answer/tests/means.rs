@@ -1,4 +1,6 @@
-//! Means of one stage in sentences and tiles.
+//! Means of one stage in sentences, and medians over repeats in tiles.
+
+use llmprof_analyze::stages::repeat_medians::RepeatMedian;
 
 use super::*;
 use crate::stored_tiles;
@@ -29,23 +31,19 @@ fn report(whole: &[(f64, u64)], cut: &[(f64, u64)], steps: &[(u64, f64)]) -> ser
     })
 }
 
-/// The numbers called "on average" in sentences, and "mean" in the tile of decode.
-fn means(report: &serde_json::Value) -> (Vec<String>, Option<String>) {
+/// The numbers called "on average" in sentences.
+fn means(report: &serde_json::Value) -> Vec<String> {
     let report = serde_json::to_vec(report).unwrap();
     let answer = stored_answer(&report).unwrap().remove(0);
     let text: String = answer.sentences.iter().map(|it| format!("{} ", it.as_str())).collect();
     let mut parts: Vec<&str> = text.split(" ms on average").collect();
     parts.pop();
     let last = |part: &str| part.rsplit(' ').next().unwrap_or_default().to_owned();
-    let tiles = serde_json::to_value(stored_tiles(&report).unwrap()).unwrap();
-    let tile = tiles.as_array().unwrap().iter().find(|it| it["label"] == "Per token").unwrap();
-    let note = tile["note"].as_str().unwrap();
-    let mean = note.split_once("mean ").and_then(|(_, rest)| rest.split(' ').next());
-    (parts.into_iter().map(last).collect(), mean.map(str::to_owned))
+    parts.into_iter().map(last).collect()
 }
 
 #[test]
-fn sentences_and_tiles_have_one_mean_of_a_stage() {
+fn sentences_have_one_mean_of_a_stage() {
     // Whole decodes, cut decodes, steps, and the mean.
     type Case<'a> = (&'a [(f64, u64)], &'a [(f64, u64)], &'a [(u64, f64)], &'a str);
     let cases: [Case; 4] = [
@@ -58,13 +56,71 @@ fn sentences_and_tiles_have_one_mean_of_a_stage() {
         (&[], &[(90.4, 12), (80.0, 11)], &[(12, 7.3), (11, 7.5)], "7.41"),
     ];
     for (whole, cut, steps, mean) in cases {
-        let found = means(&report(whole, cut, steps));
-        assert_eq!(found, (vec![mean.to_owned()], Some(mean.to_owned())), "{whole:?} {cut:?}");
+        assert_eq!(means(&report(whole, cut, steps)), [mean], "{whole:?} {cut:?}");
     }
     // Half of decode lies between its steps: no mean of steps is the time per token.
     let long = report(&[(180.0, 12), (180.2, 12)], &[], &[(12, 7.4), (12, 7.6)]);
-    let (on_average, mean) = means(&long);
-    assert_eq!((on_average, mean), (vec!["7.50".to_owned()], None));
+    assert_eq!(means(&long), ["7.50"]);
+}
+
+#[test]
+fn a_rate_of_whole_decodes_is_named_next_to_a_median_of_all_steps() {
+    // Whole decodes, cut decodes, steps, and the sentence.
+    type Case<'a> = (&'a [(f64, u64)], &'a [(f64, u64)], &'a [(u64, f64)], &'a str);
+    let cases: [Case; 4] = [
+        (
+            &[(90.4, 12)],
+            &[(80.0, 11)],
+            &[(12, 7.3), (11, 7.5)],
+            "Decode takes 7.30 ms per token (median of 23 steps, 7.30 to 7.50 ms; in whole decodes \
+             7.53 ms on average, 133 tokens per second).",
+        ),
+        (
+            &[(90.0, 12)],
+            &[(82.5, 11)],
+            &[(23, 7.5)],
+            "Decode takes 7.50 ms per token (median of 23 steps; in whole decodes 133 tokens per \
+             second).",
+        ),
+        (
+            &[(90.4, 12)],
+            &[],
+            &[(7, 7.3), (5, 7.5)],
+            "Decode takes 7.30 ms per token (median of 12 steps, 7.30 to 7.50 ms; 7.53 ms on \
+             average, 133 tokens per second).",
+        ),
+        (
+            &[],
+            &[(90.4, 12), (80.0, 11)],
+            &[(12, 7.3), (11, 7.5)],
+            "Decode takes 7.30 ms per step (median of 23 steps, 7.30 to 7.50 ms; 7.41 ms on \
+             average; the recording has no whole decode).",
+        ),
+    ];
+    for (whole, cut, steps, sentence) in cases {
+        let report = serde_json::to_vec(&report(whole, cut, steps)).unwrap();
+        let sentences = stored_answer(&report).unwrap().remove(0).sentences;
+        assert!(sentences.iter().any(|it| it.as_str() == sentence), "{sentences:?}");
+    }
+}
+
+#[test]
+fn a_tile_has_a_median_with_the_base_of_its_rate() {
+    let tile = |times: &[f64]| {
+        let decodes: Vec<(f64, u64)> = times.iter().map(|ms| (12.0 * ms, 12)).collect();
+        let mut report = report(&decodes, &[(80.0, 11)], &[(12, 7.3), (11, 7.5)]);
+        let tpot_ms = RepeatMedian::of(times.iter().copied());
+        report["aggregates"]["medians"] = json!({ "tpot_ms": tpot_ms });
+        let tiles = stored_tiles(&serde_json::to_vec(&report).unwrap()).unwrap();
+        let tiles = serde_json::to_value(tiles).unwrap();
+        let tiles = tiles.as_array().unwrap();
+        let tile = tiles.iter().find(|it| it["label"] == "Per token").unwrap();
+        ["value", "note"].map(|key| tile[key].as_str().unwrap().to_owned())
+    };
+    let cut = "median of 23 steps, traced; whole decodes 125 tokens/s";
+    assert_eq!(tile(&[8.0]), ["7.30", cut], "steps of a cut decode, too");
+    let noisy = "median of 3 instances, traced, 8.00 to 22.0 ms; decode 75.0 tokens/s on average";
+    assert_eq!(tile(&[8.0, 10.0, 22.0]), ["10.0", noisy]);
 }
 
 #[test]

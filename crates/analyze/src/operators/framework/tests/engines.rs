@@ -93,7 +93,7 @@ fn replays_of_a_graph_have_the_work_of_each_of_their_steps() {
         call 1 1 120..121\nkernel 1 gemm 300..340 7"
     );
     let trace = with_operators(&sketch, &[(ATTENTION, 110, 160, HEADS)]);
-    let capture = Capture::of(trace.nsys.as_ref().unwrap());
+    let capture = Capture::of(trace.timeline.as_ref().unwrap());
     let works = Works::of(&capture, capture.framework.as_ref().unwrap());
     let replays = StepReplays::from([(Some(0), 3), (Some(1), 2), (Some(2), 7), (None, 5)]);
     let flops = 2 * 4 * (8 + 8) * (3 * 39 + 2 * 50);
@@ -128,7 +128,7 @@ fn two_inside(causal: &str) -> Trace {
     let calls =
         [(ATTENTION, 110, 160, HEADS), (FLASH, 115, 130, CACHED), (FLASH, 135, 150, CACHED)];
     let mut trace = with_operators(&sketch, &calls);
-    let nsys = trace.nsys.as_mut().unwrap();
+    let nsys = trace.timeline.as_mut().unwrap();
     for (signature, causal) in nsys.framework.signatures[1..].iter_mut().zip([causal, "True"]) {
         signature.values = vec![String::new(); 15];
         signature.values.extend([causal, "-1", "-1"].map(String::from));
@@ -148,7 +148,7 @@ fn attention_next_to_attention_to_a_part_of_the_keys_has_no_work() {
             let it = find(&found, path);
             (it.flops, it.bytes)
         };
-        let capture = Capture::of(trace.nsys.as_ref().unwrap());
+        let capture = Capture::of(trace.timeline.as_ref().unwrap());
         let works = Works::of(&capture, capture.framework.as_ref().unwrap());
         let items = (0..3).map(NestItem::Captured).collect();
         let nest = OpenNest { entries: vec![(0, NONE), (1, 0), (2, 0)], ..OpenNest::default() };
@@ -166,7 +166,7 @@ fn attention_next_to_attention_to_a_part_of_the_keys_has_no_work() {
 #[test]
 fn only_a_captured_call_needs_a_launching_call_for_its_work() {
     let trace = two_inside("True");
-    let capture = Capture::of(trace.nsys.as_ref().unwrap());
+    let capture = Capture::of(trace.timeline.as_ref().unwrap());
     let works = Works::of(&capture, capture.framework.as_ref().unwrap());
     let all = Counted { flops: true, bytes: true };
     let counts = |item| works.lookup().counts((item, all), || None, capture.trace);

@@ -60,13 +60,58 @@ fn fields_of_the_kernel_itself_are_read_and_its_number_is_that_of_the_operator()
 }
 
 #[test]
-fn an_operation_without_a_kernel_or_an_id_is_not_one_of_the_device() {
+fn an_operation_without_a_kernel_is_not_one_of_the_device() {
     assert!(trace(&[CALL, KERNEL, RECORD]).collectives.calls.is_empty());
+}
+
+#[test]
+fn a_kernel_without_the_id_of_an_operation_has_the_one_around_its_launch() {
+    let sequence = |events: &[&str]| call(&trace(events)).map(|it| it.0.sequence);
     let unnamed = RECORD.replace("\"External id\": 9, ", "");
-    assert!(call(&trace(&[CALL, NCCL, &unnamed])).is_none());
+    assert_eq!(sequence(&[CALL, NCCL, &unnamed]), Some(Some(7)));
     // In 1.13 the id of a kernel is its correlation, which is not the id of an operator.
     let old = |text: &str| text.replace("\"External id\": 9", "\"External id\": 3");
-    assert!(call(&trace(&[&old(CALL), &old(NCCL), &old(RECORD)])).is_none());
+    assert_eq!(sequence(&[&old(CALL), &old(NCCL), &old(RECORD)]), Some(Some(7)));
+    let inner = r#"{"ph": "X", "cat": "cpu_op", "name": "nccl:all_to_all", "pid": 5, "tid": 6,
+        "ts": 0.75, "dur": 4, "args": {"External id": 11}}"#;
+    let pairs =
+        NCCL.replace("AllReduce_Sum_bf16_RING_LL", "SendRecv").replace("id\": 9", "id\": 11");
+    let read = trace(&[CALL, &pairs, inner, &RECORD.replace("allreduce", "all_to_allv")]);
+    let (found, group) = call(&read).unwrap();
+    assert_eq!((found.kind, found.sequence), (CollectiveKind::AllToAll, Some(7)));
+    assert_eq!((found.bytes(), group.name.as_str()), (Some(2048), "1"));
+    for (from, to, why) in [
+        ("\"dur\": 5", "\"dur\": 0.25", "it ends before the launch"),
+        ("\"ts\": 0.5", "\"ts\": 1.5", "it starts after the launch"),
+        ("\"tid\": 6", "\"tid\": 8", "of another thread"),
+    ] {
+        assert_eq!(sequence(&[CALL, NCCL, &unnamed.replace(from, to)]), None, "{why}");
+    }
+}
+
+#[test]
+fn a_launch_of_coalesced_operations_has_those_that_were_recorded_before_it() {
+    let launch = r#"{"ph": "X", "cat": "user_annotation", "name": "nccl:coalesced", "pid": 5,
+        "tid": 6, "ts": 0.875, "dur": 4, "args": {}}"#;
+    let record = |name: &str, ts: &str, id: &str| {
+        let at = format!("\"ts\": {ts}, \"dur\": 0.125");
+        let record = RECORD.replace("\"ts\": 0.5, \"dur\": 5", &at);
+        record.replace("allreduce", name).replace("id\": 9", &format!("id\": {id}"))
+    };
+    let of = |names: [&str; 2], launch: &str| {
+        let [first, second] = [record(names[0], "0.5", "21"), record(names[1], "0.625", "22")];
+        let read = trace(&[CALL, NCCL, launch, &first, &second]);
+        call(&read).map(|(it, _)| (it.kind, it.sequence, it.bytes()))
+    };
+    let gather = ["_allgather_base"; 2];
+    let both = Some((CollectiveKind::AllGather, Some(7), Some(4096)));
+    assert_eq!(of(gather, launch), both, "their sizes add up");
+    let pairs = Some((CollectiveKind::SendReceive, Some(7), None));
+    assert_eq!(of(["send", "recv"], launch), pairs, "two directions have no common size");
+    assert_eq!(of(["_allgather_base", "wait"], launch).unwrap().2, Some(2048), "no operation");
+    assert_eq!(of(["_allgather_base", "broadcast"], launch), None, "two kinds");
+    assert_eq!(of(gather, &launch.replace("coalesced", "other")), None, "another range");
+    assert_eq!(of(gather, &launch.replace("\"dur\": 4", "\"dur\": 0.1")), None, "it has ended");
 }
 
 #[test]

@@ -29,7 +29,7 @@ fn scanned(path: &Path, columns: [&'static str; 2]) -> Result<Vec<[Option<i64>; 
         rows.push([row.some(0)?, row.some(1)?]);
         Ok(())
     };
-    Export::open(path)
+    Export::open(&path.into())
         .unwrap()
         .scan("T", columns, take)
         .map(|()| rows)

@@ -5,7 +5,7 @@ use foldhash::HashMap;
 use llmprof_core::trace::{
     call_index::{CallIndex, NO_CALL},
     runtime_call::CallKind,
-    timeline::{ApiCall, Timeline, process_of},
+    timeline::{ApiCall, Timeline},
 };
 
 use super::graphs::{GraphLaunch, graph_launches};
@@ -107,7 +107,7 @@ impl FirstCalls {
     pub fn of(trace: &Timeline) -> Self {
         let mut first: HashMap<i64, i64> = HashMap::default();
         for call in trace.cuda_calls.iter().filter(|it| it.correlation_id > 0) {
-            let (process, id) = (process_of(call.global_tid), call.correlation_id);
+            let (process, id) = call.launch_id();
             first.entry(process).and_modify(|known| *known = id.min(*known)).or_insert(id);
         }
         Self(first)

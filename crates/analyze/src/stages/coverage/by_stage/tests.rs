@@ -51,7 +51,8 @@ fn only_the_stage_that_lost_kernels_is_reported() {
     assert_eq!(counts(&trace), stages(&[("prefill", 2, 2), ("decode_all", 2, 2)]));
     let partial = without(&trace, |at| at == 3);
     assert_eq!(counts(&partial), stages(&[("prefill", 2, 2), ("decode_all", 2, 1)]));
-    let found = analyze(&Trace { nsys: Some(partial), ..Trace::default() }, None, None).findings;
+    let found =
+        analyze(&Trace { timeline: Some(partial), ..Trace::default() }, None, None).findings;
     let lost: Vec<_> =
         found.iter().filter(|it| it.id == KERNELS_LOST).map(|it| it.message.as_str()).collect();
     assert_eq!(lost, ["decode: 1 of 2 launched kernels is missing from the capture."]);
@@ -85,7 +86,7 @@ fn a_stage_without_most_of_its_kernels_is_incomplete_even_at_the_end_of_the_capt
         let trace = cut_at_end([10, 100], cut);
         let recorded = 100 - cut as u64;
         assert_eq!(counts(&trace), stages(&[("prefill", 10, 10), ("decode_all", 100, recorded)]));
-        let analysis = analyze(&Trace { nsys: Some(trace), ..Trace::default() }, None, None);
+        let analysis = analyze(&Trace { timeline: Some(trace), ..Trace::default() }, None, None);
         assert!(!has_figures(&analysis, "decode_all"));
         assert!(analysis.stage_gpu.totals.iter().all(|it| it.stage != "decode_all"));
         assert!(analysis.ledger.rows.iter().all(|it| it.stage != "decode_all"));
@@ -119,7 +120,7 @@ fn without_traced_calls_coverage_is_unknown_and_stages_have_no_shares() {
         found.iter().filter(|it| !it.stage.is_empty()).all(|it| it.unknown() && !it.lost()),
         "{found:?}"
     );
-    let analysis = analyze(&Trace { nsys: Some(trace), ..Trace::default() }, None, None);
+    let analysis = analyze(&Trace { timeline: Some(trace), ..Trace::default() }, None, None);
     assert!(analysis.stage_gpu.totals.is_empty());
     assert!(analysis.findings.iter().any(|it| it.id == KERNELS_UNATTRIBUTED));
     assert!(analysis.findings.iter().all(|it| it.id != KERNELS_LOST));
@@ -241,7 +242,7 @@ proptest! {
         let first = launches[0] as usize;
         let count = |kernels: std::ops::Range<usize>| kernels.filter(|at| lost(*at)).count();
         let dropped = [count(0..first), count(first..complete.kernels.len())];
-        let analysis = analyze(&Trace { nsys: Some(trace), ..Trace::default() }, None, None);
+        let analysis = analyze(&Trace { timeline: Some(trace), ..Trace::default() }, None, None);
         let stages = [("prefill", launches[0]), ("decode_all", launches[1])];
         for ((stage, launched), dropped) in stages.iter().zip(dropped) {
             let recorded = (launched - dropped as u64) as f64;

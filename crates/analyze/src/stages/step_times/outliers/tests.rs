@@ -45,7 +45,7 @@ fn named(sketch: &str, name: &str) -> Timeline {
 }
 
 fn outliers(trace: Timeline) -> Vec<OutlierStep> {
-    let found = analyze(&Trace { nsys: Some(trace), ..Trace::default() }, None, None);
+    let found = analyze(&Trace { timeline: Some(trace), ..Trace::default() }, None, None);
     found.step_times.into_iter().find(|it| it.stage == "decode_all").unwrap().longest
 }
 
@@ -155,6 +155,50 @@ fn a_step_that_launches_kernels_instead_of_the_graph_has_their_number() {
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!((found[0].step, found[0].single_launches), (4, Some(40)));
     assert_eq!(outliers(named(&sketch, "cudaLaunchKernel"))[0].single_launches, None);
+}
+
+#[test]
+fn a_step_in_which_a_graph_is_captured_has_the_capture() {
+    // Six steps of 1 ms with a kernel; in the fourth, the host captures a graph for some time.
+    let captured = |capture_ms: i64, rest_ms: i64| {
+        let (mut lines, mut at, mut names) = (Vec::new(), 0, vec![]);
+        for step in 0..6 {
+            let more = if step == 3 { (capture_ms + rest_ms) * MS } else { 0 };
+            let (launch, to) = (at + 200 * US + more, at + MS + more);
+            lines.push(format!("range 1 decode_step {at}..{to}"));
+            if step == 3 {
+                let (from, end) = (at + 100 * US, at + 100 * US + capture_ms * MS);
+                let middle = from / 2 + end / 2;
+                for (start, end, name) in [
+                    (from, from + US, "cudaStreamBeginCapture_v10000"),
+                    (from + 2 * US, from + 3 * US, "cudaLaunchKernel_v7000"),
+                    (middle, middle + US, "cudaStreamEndCapture_v10000"),
+                    (middle + US, end, "cudaGraphInstantiate_v12000"),
+                ] {
+                    lines.push(format!("call 1 {} {start}..{end}", PLANTED + names.len() as i64));
+                    names.push(name);
+                }
+            }
+            let id = step + 1;
+            lines.push(format!("call 1 {id} {launch}..{}", launch + 5 * US));
+            lines.push(format!("kernel {id} k {}..{} 7", launch + 10 * US, to - 10 * US));
+            at = to;
+        }
+        let mut trace = named(&format!("range 1 decode_all 0..{at}\n{}", lines.join("\n")), "");
+        let first = trace.strings.len() as u32;
+        trace.strings.extend(names.into_iter().map(str::to_owned));
+        let renamed = |it: ApiCall| match it.correlation_id {
+            id if id >= PLANTED => ApiCall { name: first + (id - PLANTED) as u32, ..it },
+            _ => it,
+        };
+        trace.cuda_calls = trace.cuda_calls.iter().map(renamed).collect();
+        let found = outliers(trace);
+        assert_eq!((found.len(), found[0].step), (1, 4), "{found:?}");
+        (found[0].captures, found[0].capture_ms.map(f64::round))
+    };
+    assert_eq!(captured(20, 0), (Some(1), Some(20.0)));
+    assert_eq!(captured(20, 15), (Some(1), Some(20.0)));
+    assert_eq!(captured(5, 15), (None, None), "most of the delay lies outside the capture");
 }
 
 #[test]

@@ -253,3 +253,26 @@ fn launched_work_that_starts_late_while_another_gpu_works_waits_for_nothing_unre
         assert!(found.contains(&format!("{reason} 1 2000000 after - a")), "{other}: {found}");
     }
 }
+
+#[test]
+fn a_gap_has_the_name_of_a_range_for_its_time_in_the_range_alone() {
+    for (tune, inside) in [
+        (2_000_000..8_000_000, 6_000_000),
+        (0..9_000_000, 9_000_000),
+        (3_000_000..9_500_000, 6_000_000),
+        (6_000_000..8_000_000, 0),
+    ] {
+        let sketch = format!(
+            "range 1 prefill 0..10000000\nrange 1 tune {}..{}\ncall 1 1 9000000..9000010
+             kernel 1 a 9000015..10000000 7",
+            tune.start, tune.end
+        );
+        let splits = device_tables(&Capture::of(&capture(&sketch)), None, &WantedSteps::default());
+        let gaps = &splits.1.stages[0].gaps;
+        let of = |wanted: GapReason| -> i64 {
+            gaps.iter().filter(|it| it.0.reason == wanted).map(|it| it.1.ns).sum()
+        };
+        let found = [GapReason::LongCall, GapReason::Host, GapReason::Launch].map(of);
+        assert_eq!(found, [inside, 9_000_000 - inside, 15], "{tune:?}");
+    }
+}

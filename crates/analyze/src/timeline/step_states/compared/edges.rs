@@ -4,13 +4,17 @@
 //! its process: no call and no work ends before it, or none starts after it. At the edge, it is cut
 //! if it launched less than each other step of its kind, and its calls start or end unlike theirs:
 //! less work alone is a smaller batch. A step without others of its kind is cut if most of its time
-//! has no record, unlike the time of other steps.
+//! has no record, unlike the time of other steps. Any step at the edge is cut if a range or an
+//! operator in its time without a record has no call, unlike each other one of its name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_core::trace::timeline::{ApiCall, process_of};
+use llmprof_core::trace::{
+    call_index::LaunchId,
+    timeline::{ApiCall, process_of},
+};
 
-use super::{ComparedStep, StepGroup, WorkNeed};
+use super::{ComparedStep, StepGroup, WorkNeed, named_spans::lack_calls};
 use crate::timeline::{
     capture::Capture, interval::Interval, recorded::MIN_QUIET_NS, steps::StepSource,
     steps_at::StepsAt,
@@ -73,6 +77,9 @@ pub(super) fn cut(capture: &Capture, steps: &[ComparedStep], work: &[u64]) -> Ve
         if needs_none || !is_at_edge(at) {
             return false;
         }
+        if lack_calls(capture, it, edges[at]) {
+            return true;
+        }
         let kind = kinds.get(&(process(it), &it.group));
         let kind = kind.filter(|it| it.steps.len() >= MIN_OTHERS);
         if kind.is_some_and(|it| work[at] >= it.least) {
@@ -124,16 +131,16 @@ fn differs_at(
 
 /// True if a call launched one kernel, and each of some other calls another one.
 fn launches_another_kernel(capture: &Capture, own: &ApiCall, others: &[ApiCall]) -> bool {
-    let key = |it: &ApiCall| (process_of(it.global_tid), it.correlation_id);
     let calls = others.iter().chain([own]);
-    let mut names: BTreeMap<(i64, i64), Vec<u32>> = calls.map(|it| (key(it), vec![])).collect();
+    let mut names: BTreeMap<LaunchId, Vec<u32>> =
+        calls.map(|it| (it.launch_id(), vec![])).collect();
     for it in capture.trace.kernels.iter() {
-        if let Some(names) = names.get_mut(&(process_of(it.global_pid), it.correlation_id)) {
+        if let Some(names) = names.get_mut(&it.launch_id()) {
             names.push(it.name);
         }
     }
     // A graph launches several: another batch is another graph.
-    let kernel = |it: &ApiCall| match names[&key(it)].as_slice() {
+    let kernel = |it: &ApiCall| match names[&it.launch_id()].as_slice() {
         [name] => Some(*name),
         _ => None,
     };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use llmprof_core::trace::timeline::process_of;
+use llmprof_core::trace::call_index::LaunchId;
 
 use crate::{
     stages::coverage::FirstCalls,
@@ -23,7 +23,7 @@ impl Orphans {
     /// The work of a capture, without work that was launched before the recording.
     pub fn of(capture: &Capture, spans: &[Interval]) -> Self {
         let mut first: Option<FirstCalls> = None;
-        let is_recorded = |(process, correlation): (i64, i64)| {
+        let is_recorded = |(process, correlation): LaunchId| {
             let first = first.get_or_insert_with(|| FirstCalls::of(capture.trace));
             !first.is_before(process, correlation)
         };
@@ -39,14 +39,12 @@ impl Orphans {
     fn filtered(
         capture: &Capture,
         spans: &[Interval],
-        mut is_it: impl FnMut((i64, i64)) -> bool,
+        mut is_it: impl FnMut(LaunchId) -> bool,
     ) -> Self {
-        let kernels = capture.kernels().filter(|it| !it.1.has_call()).map(|(it, _)| {
-            ((process_of(it.global_pid), it.correlation_id), (it.start_ns, it.end_ns))
-        });
-        let graphs = capture.graphs().filter(|it| !it.1.has_call()).map(|(it, _)| {
-            ((process_of(it.global_pid), it.correlation_id), (it.start_ns, it.end_ns))
-        });
+        let kernels = capture.kernels().filter(|it| !it.1.has_call());
+        let kernels = kernels.map(|(it, _)| (it.launch_id(), (it.start_ns, it.end_ns)));
+        let graphs = capture.graphs().filter(|it| !it.1.has_call());
+        let graphs = graphs.map(|(it, _)| (it.launch_id(), (it.start_ns, it.end_ns)));
         let work = kernels.chain(graphs).filter(|it| is_it(it.0));
         Self::joined(work.map(|((process, _), times)| (process, times)), spans)
     }

@@ -113,6 +113,35 @@ proptest! {
     }
 }
 
+/// The only prefill, of 20 ms and 19 layers with a launch each, before or after 6 decode steps.
+fn layers(is_last: bool) -> Timeline {
+    let mut lines = Vec::new();
+    eager(&mut lines, PREFILL_STEP, (100 * MS, 120 * MS), 19);
+    eager_steps(&mut lines, STEP, if is_last { 0 } else { 122 * MS }, 6);
+    lines.extend((100..119).map(|at| format!("range 1 layer {}..{}", at * MS, (at + 1) * MS)));
+    launching(&lines.join("\n"))
+}
+
+proptest! {
+    #[test]
+    fn the_only_step_of_a_kind_is_cut_at_any_share_if_calls_of_its_ranges_are_missing(
+        lost in 0i64..17,
+        is_last in any::<bool>(),
+    ) {
+        let mut trace = layers(is_last);
+        let is_in = |start: i64| match is_last {
+            true => start < (119 - lost) * MS,
+            false => start >= (100 + lost) * MS,
+        };
+        trace.cuda_calls = trace.cuda_calls.iter().filter(|it| is_in(it.start_ns)).collect();
+        trace.kernels = trace.kernels.iter().filter(|it| is_in(it.start_ns)).collect();
+        let found = of(trace);
+        prop_assert_eq!(found.stages.row(PREFILL).is_some(), lost == 0, "{:?}", message(&found));
+        prop_assert_eq!(message(&found).is_some(), lost > 0);
+        prop_assert_eq!(found.stages.row(DECODE).map(|it| it.ms.n), Some(6));
+    }
+}
+
 /// A prefill from `start`, which launches work from 100 to 119 ms, and 6 decode steps.
 fn engine(start: i64) -> Timeline {
     let mut lines = Vec::new();

@@ -70,7 +70,7 @@ fn work_between_steps_is_a_step_only_if_it_is_the_work_of_a_usual_step_of_one_ki
 #[test]
 fn sampling_after_steps_leaves_their_period_and_the_time_between_them() {
     let trace = engine(&[("elementwise", 550, 560), ("argmax", 570, 580)]);
-    let found = analyze(&Trace { nsys: Some(trace), ..Trace::default() }, None, None);
+    let found = analyze(&Trace { timeline: Some(trace), ..Trace::default() }, None, None);
     assert!(found.findings.iter().all(|it| it.id != "steps_left_out"), "{:?}", found.findings);
     let decode = found.step_batches.iter().find(|it| it.requests == Some(8)).unwrap();
     assert_eq!(decode.period_ms.map(|ms| (ms * 1e6).round()), Some(1_000.0));
