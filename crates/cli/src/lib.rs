@@ -3,6 +3,7 @@
 // They panic if the reader has left: `terminal::print`, `print_line`.
 #![warn(clippy::print_stdout)]
 
+mod allocator;
 mod command;
 
 use std::process::ExitCode;
@@ -95,18 +96,25 @@ fn parse() -> Cli {
     })
 }
 
+/// True if a command starts the programs of runs.
+fn serves(command: &Command) -> bool {
+    match command {
+        Command::Serve(_) | Command::Quickstart(_) | Command::Execute(_) => true,
+        Command::Sweep(options) => options.is_local(),
+        _ => false,
+    }
+}
+
 /// Runs the program. `commit` is the one that it was built from, if that is known.
 pub fn main(commit: Option<&'static str>) -> ExitCode {
+    allocator::return_large_blocks();
     llmprof_service::build::set_commit(commit);
     // The service executes itself by another name.
     let _ = nix::sys::prctl::set_name(c"llmprof");
     let cli = parse();
-    let serves = match &cli.command {
-        Command::Serve(_) | Command::Quickstart(_) | Command::Execute(_) => true,
-        Command::Sweep(options) => options.is_local(),
-        _ => false,
-    };
-    if serves && let Err(error) = environment::hide_variables() {
+    if serves(&cli.command)
+        && let Err(error) = environment::hide_variables()
+    {
         print_notice(format_args!("llmprof: cannot hide its environment's variables: {error}"));
     }
     let result = match cli.command {

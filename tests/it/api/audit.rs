@@ -10,12 +10,23 @@ use llmprof_service::{
         audit::{AuditLimits, AuditLog},
     },
 };
+use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use crate::api::router::Api;
+use crate::api::router::{Api, MODEL};
 
 /// An API that requires tokens, with its audit log in `data`.
 async fn api(data: &std::path::Path, requests_per_s: u32, limits: AuditLimits) -> Api {
+    of_proxy(data, requests_per_s, limits, false).await
+}
+
+/// The same, behind a proxy or not.
+async fn of_proxy(
+    data: &std::path::Path,
+    requests_per_s: u32,
+    limits: AuditLimits,
+    behind_proxy: bool,
+) -> Api {
     let settings = config::AccessSettings {
         tokens: config::TokenPolicy::Required,
         requests_per_s_per_address: 0,
@@ -23,8 +34,8 @@ async fn api(data: &std::path::Path, requests_per_s: u32, limits: AuditLimits) -
         ..Default::default()
     };
     let log = AuditLog::open_limited(data, limits).unwrap();
-    let api =
-        Api::with(Arc::new(http::AccessControl::new(&settings, false, false, Some(log)))).await;
+    let access = http::AccessControl::new(&settings, false, behind_proxy, Some(log));
+    let api = Api::with(Arc::new(access)).await;
     let hash = Sha256::digest(b"llmprof_root").into();
     api.store.create_token("root", Role::Admin, &hash, None).await.unwrap();
     api
@@ -52,6 +63,36 @@ async fn a_flood_without_a_token_leaves_bounded_files_and_every_change() {
     let target = entries[0]["target"].as_str().unwrap();
     assert!(target.ends_with("… (50006 bytes)") && target.len() < 300, "{target}");
     assert_eq!(entries.last().unwrap()["target"], unknown, "the flood displaced the change");
+}
+
+#[tokio::test]
+async fn a_change_by_a_tool_has_the_address_that_the_proxy_added() {
+    let dir = tempfile::tempdir().unwrap();
+    let api = of_proxy(dir.path(), 0, WIDE, true).await;
+    let call = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {
+        "name": "submit_run", "arguments": { "model": MODEL },
+    } });
+    let headers = [
+        ROOT,
+        ("host", "localhost"),
+        ("content-type", "application/json"),
+        ("accept", "application/json, text/event-stream"),
+        ("mcp-protocol-version", "2025-06-18"),
+        // The client's own, and the proxy's.
+        ("x-forwarded-for", "192.0.2.1"),
+        ("x-forwarded-for", "198.51.100.7"),
+    ];
+    let answer = api.ask(Method::POST, "/mcp", &headers, call.to_string()).await;
+    assert!(
+        answer.json()["result"]["structuredContent"]["run_id"].is_string(),
+        "{}",
+        answer.text()
+    );
+    let entries = api.ask(Method::GET, "/audit", &[ROOT, ("host", "localhost")], "").await.json();
+    let entries = entries["entries"].as_array().unwrap();
+    let submitted = entries.iter().find(|it| it["action"] == "POST /runs").unwrap();
+    assert_eq!(submitted["address"], "198.51.100.7");
+    assert!(entries.iter().all(|it| it["address"] != "192.0.2.1"), "{entries:?}");
 }
 
 #[tokio::test]

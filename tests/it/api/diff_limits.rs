@@ -65,7 +65,7 @@ fn a_limit_judges_the_time_from_one_step_of_an_engine_to_the_next() -> Result<()
     check_limits(
         &[("run", &run), ("steps", &steps), ("close", &close), ("late", &late)],
         &[
-            ("steps", "late", Some("slower=3%"), 1, &format!("{row} +1.00 ms")),
+            ("steps", "late", Some("slower=3%"), 1, &format!("{row} +1.000 ms")),
             ("steps", "close", Some("slower=3%"), 2, "runs may differ by 5 %"),
             ("steps", "steps", Some("slower=1000%"), 0, "passed: nothing is slower by 1000 %\n"),
             ("steps", "run", Some("slower=1000%"), 2, &format!("{row}: absent in run B")),

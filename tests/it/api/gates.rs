@@ -168,8 +168,8 @@ async fn the_exit_code_of_a_gate_is_its_verdict_in_every_format() {
         ("text", "gate regression: 1 passed, 1 regressed"),
         ("json", "\"verdict\": \"regression\""),
         ("junit", "failures=\"1\" errors=\"0\""),
-        ("github", "::error title=llmprof: Time per output token::"),
-        ("markdown", "| Time per output token (ms) |"),
+        ("github", "::error title=llmprof: Median time per output token::"),
+        ("markdown", "| Median time per output token (ms) |"),
     ] {
         let (code, text) = gate_command(&service, &["--run", &slow, "--format", format]);
         assert!(code == Some(1) && text.contains(mark), "{format}: {code:?} {text}");
@@ -197,10 +197,10 @@ async fn the_command_prints_a_requested_figure_that_was_not_measured_in_every_fo
     let mut paused = command(api.data(), &Setup::default());
     let service = Service::spawn(paused.env("LLMPROF__WORKER__PAUSED", "true"), api.data());
     for (fail_on, code, mark) in [
-        ("tpot=3%,wall=60%", 2, "inconclusive Wall time: not measured on either side\n"),
+        ("tpot=3%,wall=60%", 2, "inconclusive Median wall time: not measured on either side\n"),
         ("slower=3%,energy=10%", 2, "inconclusive Energy per token: not measured on either side\n"),
-        ("slower=3%,wall=60%", 2, "inconclusive Wall time: not measured on either side\n"),
-        ("slower=3%", 0, "dropped      Wall time: not measured on either side; dropped"),
+        ("slower=3%,wall=60%", 2, "inconclusive Median wall time: not measured on either side\n"),
+        ("slower=3%", 0, "dropped      Median wall time: not measured on either side; dropped"),
         ("tpot=3%", 0, "gate passed: 1 passed, 0 regressed, 0 inconclusive against main"),
     ] {
         let (found, text) = gate_command(&service, &["--run", &equal, "--fail-on", fail_on]);
@@ -208,10 +208,10 @@ async fn the_command_prints_a_requested_figure_that_was_not_measured_in_every_fo
         assert_eq!(text.contains("on both sides or omit it"), code == 2, "{fail_on}: {text}");
     }
     for (format, open, dropped) in [
-        ("text", "inconclusive Energy per token: not", "dropped      Wall time: not"),
+        ("text", "inconclusive Energy per token: not", "dropped      Median wall time: not"),
         ("json", "\"figure\": \"energy\"", "\"dropped\": [\n    {\n      \"figure\": \"wall\""),
         ("junit", "name=\"energy\"><error", "name=\"wall\"><skipped"),
-        ("github", "::warning title=llmprof: Energy", "::notice title=llmprof: Wall time::"),
+        ("github", "::warning title=llmprof: Energy", "::notice title=llmprof: Median wall time::"),
         ("markdown", "| inconclusive: not measured", "| dropped: not measured"),
     ] {
         let arguments = ["--run", &equal, "--fail-on", "slower=3%,energy=10%", "--format", format];

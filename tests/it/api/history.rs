@@ -3,7 +3,10 @@
 
 use axum::http::StatusCode;
 use llmprof_core::domain::{
-    finding::{Finding, Saving, catalogue},
+    finding::{
+        Finding, Saving,
+        catalogue::{self, FindingId},
+    },
     headline::SeriesPoint,
     outcome::Outcome,
     savings::{Promise, Savings, TimeError},
@@ -155,13 +158,17 @@ async fn events_without_a_subscriber_send_nothing() {
 }
 
 /// Ends a run of this build whose decode takes `decode_ms`, with findings that promise savings.
-async fn promising(api: &Api, revision: &str, decode_ms: f64, promised: &[(&str, f64)]) -> String {
+async fn promising(
+    api: &Api,
+    revision: &str,
+    decode_ms: f64,
+    promised: &[(FindingId, f64)],
+) -> String {
     let id = api.submit(json!({ "revision": revision })).await;
     let run = api.start().await;
-    let finding = |(id, ms): &(&str, f64)| {
+    let finding = |(id, ms): &(FindingId, f64)| {
         let saving = Saving { stage: "decode_all".into(), ms: Some(*ms), pct: 10.0 };
-        let any = Finding::new(catalogue::TINY_KERNELS, "x").saves(Some(saving));
-        Finding { id: (*id).into(), ..any }
+        Finding::new(*id, "x").saves(Some(saving))
     };
     let findings: Vec<Finding> = promised.iter().map(finding).collect();
     let error = TimeError { std_error_ms: 0.1, freedom: 2.0 };
@@ -186,15 +193,16 @@ async fn promising(api: &Api, revision: &str, decode_ms: f64, promised: &[(&str,
 #[tokio::test]
 async fn a_promised_saving_shows_the_later_run_that_realised_it() {
     let api = Api::new().await;
-    let before = promising(&api, "r1", 20.0, &[("idle_gpu", 5.0), ("small_kernels", 2.0)]).await;
+    let (eager, tiny) = (catalogue::DECODE_EAGER, catalogue::TINY_KERNELS);
+    let before = promising(&api, "r1", 20.0, &[(eager, 5.0), (tiny, 2.0)]).await;
     // Another run of the same build misses the finding by chance.
-    promising(&api, "r1", 20.2, &[("small_kernels", 2.0)]).await;
+    promising(&api, "r1", 20.2, &[(tiny, 2.0)]).await;
     let realised =
         async |id: &str| api.get(&format!("/runs/{id}")).await.json()["realised"].clone();
     assert_eq!(realised(&before).await, json!([]));
-    let after = promising(&api, "r2", 16.0, &[("small_kernels", 1.9)]).await;
+    let after = promising(&api, "r2", 16.0, &[(tiny, 1.9)]).await;
     let expected = json!([{
-        "finding": "idle_gpu", "stage": "decode_all", "promised_ms": 5.0, "remaining_ms": 0.0,
+        "finding": "decode_eager", "stage": "decode_all", "promised_ms": 5.0, "remaining_ms": 0.0,
         "realised_ms": 4.0, "run_id": after,
     }]);
     assert_eq!(realised(&before).await, expected);
@@ -211,7 +219,7 @@ async fn a_promised_saving_shows_the_later_run_that_realised_it() {
     let of = |at: usize| (found[at]["finding"].clone(), found[at]["run_id"].clone());
     assert_eq!(
         [of(0), of(1)],
-        [(json!("idle_gpu"), json!(later)), (json!("small_kernels"), json!(later)),]
+        [(json!("decode_eager"), json!(later)), (json!("tiny_kernels"), json!(later)),]
     );
 }
 

@@ -10,6 +10,8 @@ mod contract_yaml;
 pub mod cost;
 pub mod diff;
 mod diff_cut;
+mod diff_limits;
+mod edges;
 mod gates;
 mod history;
 mod hostile;

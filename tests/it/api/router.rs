@@ -10,7 +10,7 @@ use std::{
 use axum::{
     Router,
     body::Body,
-    http::{HeaderMap, Method, Request, StatusCode, header},
+    http::{HeaderMap, Method, Request, Response, StatusCode, header},
 };
 use llmprof_core::{
     domain::{
@@ -212,9 +212,14 @@ impl Api {
         Self { router, store, storage, measuring, closing, data }
     }
 
+    /// Sends a request; returns the response with a body that is not read yet.
+    pub async fn start_response(&self, request: Request<Body>) -> Response<Body> {
+        self.router.clone().oneshot(request).await.unwrap()
+    }
+
     /// Sends a request and reads the response; returns an error if the body ends early.
     pub async fn read_all(&self, request: Request<Body>) -> Result<Answer, axum::Error> {
-        let (parts, body) = self.router.clone().oneshot(request).await.unwrap().into_parts();
+        let (parts, body) = self.start_response(request).await.into_parts();
         let body = axum::body::to_bytes(body, usize::MAX).await?.to_vec();
         Ok(Answer { status: parts.status, headers: parts.headers, body })
     }

@@ -141,7 +141,7 @@ fn a_run_on_an_h200_has_the_blessed_report() {
         golden("h200", name, text);
     }
 
-    let ids: Vec<String> = analyzed.findings(id).into_iter().map(|finding| finding.id).collect();
+    let ids: Vec<String> = analyzed.findings(id).iter().map(|it| it.id.clone()).collect();
     for unexpected in [
         "incomplete_capture",
         "power_not_sampled",

@@ -117,7 +117,7 @@ async fn the_timeline_shows_the_same_ranges_and_results_as_the_runners_own_event
         "watched, the runner computes the same"
     );
 
-    let nsys = trace.nsys.unwrap();
+    let nsys = trace.timeline.unwrap();
     let recorded = |domain| {
         counts(nsys.ranges.iter().filter(move |r| r.domain == domain).map(|r| r.name.as_str()))
     };
@@ -189,7 +189,7 @@ async fn of_a_run_that_is_recorded_in_part_all_is_computed() {
                 Event::Range(range) => Some(range.name.as_str()),
                 _ => None,
             }));
-            let ranges = trace.nsys.unwrap().ranges;
+            let ranges = trace.timeline.unwrap().ranges;
             recorded = ranges.iter().filter(|it| it.name == "decode_step").count();
             assert!(recorded < steps["decode_step"], "{recorded} of {steps:?}");
             if recorded > 0 {

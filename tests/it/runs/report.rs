@@ -20,7 +20,10 @@ use llmprof_core::{
 use llmprof_report::{format::HALF_INTERVAL, profile::LLMProfileReport, tables::CSV_FILES};
 use serde_json::Value;
 
-use crate::support::{golden::golden, report_input::ReportInput};
+use crate::support::{
+    golden::golden,
+    report_input::{ReportInput, with_foreign_id},
+};
 
 #[test]
 fn the_files_of_a_run_without_a_gpu_are_as_blessed() {
@@ -178,8 +181,8 @@ fn text_from_outside_stays_text_in_every_file() {
     run.steps[2].message = Some(HOSTILE.into());
     let finding =
         Finding::new(catalogue::KERNELS_LOST, HOSTILE).with(HOSTILE, HOSTILE).advise(HOSTILE);
-    run.findings = vec![Finding { id: HOSTILE.into(), ..finding }];
-    run.trace.nsys.as_mut().unwrap().strings[0] = HOSTILE.into();
+    run.findings = vec![with_foreign_id(&finding, HOSTILE)];
+    run.trace.timeline.as_mut().unwrap().strings[0] = HOSTILE.into();
     run.trace.counters[0].kernel = HOSTILE.into();
     run.trace.counters[0].values.stalls[0].reason = HOSTILE.into();
     for call in &mut run.trace.gemms.as_mut().unwrap().prefill.calls {

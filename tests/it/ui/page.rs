@@ -15,7 +15,10 @@ use llmprof_service::{
 };
 use serde_json::{Value, json};
 
-use crate::api::router::{Answer, Api, MODEL};
+use crate::{
+    api::router::{Answer, Api, MODEL},
+    support::report_input::with_foreign_id,
+};
 
 pub const HOST: (&str, &str) = ("host", "localhost:8080");
 pub const OWN: (&str, &str) = ("origin", "http://localhost:8080");
@@ -81,7 +84,7 @@ async fn hostile_end(api: &Api) -> String {
     fs::write(dir.join(HOSTILE.replace('/', "")), "text").unwrap();
     let finding =
         Finding::new(catalogue::HOST_BUSY, HOSTILE).with(HOSTILE, HOSTILE).advise(HOSTILE);
-    let finding = Finding { id: HOSTILE.into(), ..finding };
+    let finding = with_foreign_id(&finding, HOSTILE);
     let (artifacts, message) = (
         manifest::seal(&dir, u64::MAX, &SlicedWork::default()).unwrap().artifacts,
         Some(HOSTILE.to_owned()),

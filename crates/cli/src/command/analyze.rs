@@ -161,10 +161,11 @@ fn exported(files: &[PathBuf]) -> Result<Option<(TempDir, PathBuf)>> {
     }
     let folder = tempfile::tempdir().context("cannot make a folder for the export")?;
     let cannot = || format!("cannot export {}", report.display());
-    let report = report.canonicalize().with_context(cannot)?;
+    // nsys reads the target of a link; the export has the name of the argument.
+    let data = report.canonicalize().with_context(cannot)?;
     let link = folder.path().join(layout::NSYS_REPORT);
     link.parent().map_or(Ok(()), fs::create_dir_all).with_context(cannot)?;
-    std::os::unix::fs::symlink(&report, link).with_context(cannot)?;
+    std::os::unix::fs::symlink(&data, link).with_context(cannot)?;
     let (run, limit) = (RunId(Uuid::now_v7()), Duration::from_secs(EXPORT_S));
     let stop = CancellationToken::new();
     let limits = ProcessLimits::new(run, limit, stop.clone());

@@ -19,6 +19,7 @@ pub use self::{
     settings::{collector, settings},
 };
 use super::client::terminal::print_line;
+use crate::allocator;
 
 /// Time for work on blocking threads to end after the service has stopped.
 const BLOCKING_GRACE: Duration = Duration::from_secs(5);
@@ -73,14 +74,14 @@ impl LogFormat {
 
 pub fn run(options: ServeOptions) -> Result<()> {
     create_private_files();
-    return_freed_memory();
+    allocator::limit_heaps();
     start_logging(options.log, LEVEL);
     let config = settings(&options)?;
     block_on(async {
         let mut stopped = StopSignals::catch()?;
         let service = Service::start(config, Logging { format: options.log, level: LEVEL }).await?;
         print_line(format_args!("listening on {}", service.base()))?;
-        let trimming = tokio::spawn(trim_memory());
+        let trimming = tokio::spawn(allocator::trim_memory());
         stopped.signalled().await;
         trimming.abort();
         tracing::info!("stopping: running runs are requeued");
@@ -102,36 +103,6 @@ impl Logging {
         ["--log", self.format.as_str(), "--log-level", self.level].map(Into::into).into()
     }
 }
-
-/// Lets the allocator return freed memory to the system. By default glibc keeps up to eight heaps
-/// per core, and blocks of up to 32 MiB in them; called before a thread is started.
-#[cfg(target_env = "gnu")]
-fn return_freed_memory() {
-    use nix::libc::{M_ARENA_MAX, M_MMAP_THRESHOLD, mallopt};
-    // SAFETY: sets parameters of the allocator, which this thread alone uses.
-    unsafe {
-        mallopt(M_ARENA_MAX, 2);
-        // A fixed threshold: blocks above it are returned as soon as they are freed.
-        mallopt(M_MMAP_THRESHOLD, 128 << 10);
-    }
-}
-
-/// Returns freed memory between blocks in use, once a minute.
-#[cfg(target_env = "gnu")]
-async fn trim_memory() {
-    let mut minutes = tokio::time::interval(Duration::from_secs(60));
-    loop {
-        minutes.tick().await;
-        // SAFETY: has no preconditions.
-        unsafe { nix::libc::malloc_trim(0) };
-    }
-}
-
-#[cfg(not(target_env = "gnu"))]
-fn return_freed_memory() {}
-
-#[cfg(not(target_env = "gnu"))]
-async fn trim_memory() {}
 
 /// Starts logging to standard error with the level of `LLMPROF_LOG`.
 pub fn start_logging(format: LogFormat, level: &str) {

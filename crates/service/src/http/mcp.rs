@@ -76,11 +76,15 @@ async fn serve(State(state): State<McpState>, request: Request) -> Response {
         let status = if has_id { StatusCode::OK } else { StatusCode::BAD_REQUEST };
         return (status, Json(answer)).into_response();
     }
-    let named = |name: HeaderName| Some((name.clone(), parts.headers.get(name)?.clone()));
+    // All lines of each: a proxy adds the client's address as the last one.
+    let lines = |name: HeaderName| {
+        let values: Vec<HeaderValue> = parts.headers.get_all(&name).iter().cloned().collect();
+        values.into_iter().map(move |value| (name.clone(), value))
+    };
     let api = CallerApi {
         calls: state.calls,
         places: state.places,
-        headers: OF_CALLER.into_iter().filter_map(named).collect(),
+        headers: OF_CALLER.into_iter().flat_map(lines).collect(),
         peer: parts.extensions.get::<ConnectInfo<SocketAddr>>().copied(),
     };
     // Hosts and origins were checked by the guard.

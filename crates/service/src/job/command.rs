@@ -78,7 +78,7 @@ impl JobStep for GateStep<'_> {
             .take_while(|path| path.exists())
             .collect();
         let read = traces.clone();
-        match blocking(move || parse::timeline(&read)).await {
+        match blocking(move || parse::own_timeline(&read)).await {
             Ok(timeline) => {
                 job.timeline = job.keeps_timeline.then_some(timeline);
                 Ok(())

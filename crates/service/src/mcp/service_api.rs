@@ -1,6 +1,7 @@
 //! Calls of the service's API, as values: method, path, query and body. The router answers them
 //! inside the service, a client elsewhere.
 
+use llmprof_core::domain::uri::percent_encoded;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -60,23 +61,13 @@ impl ApiCall {
 
     /// Path and query of the request.
     pub fn target(&self) -> String {
-        let pair = |(name, value): &(&str, String)| format!("{name}={}", encoded(value));
+        let pair = |(name, value): &(&str, String)| format!("{name}={}", percent_encoded(value));
         let query: Vec<String> = self.query.iter().map(pair).collect();
         match query.is_empty() {
             true => self.path.clone(),
             false => format!("{}?{}", self.path, query.join("&")),
         }
     }
-}
-
-/// Text in a query: all bytes but unreserved ones (RFC 3986, 2.3) as their numbers.
-fn encoded(text: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    let encode = |byte: u8| match is_plain(byte) {
-        true => char::from(byte).to_string(),
-        false => format!("%{byte:02X}"),
-    };
-    text.bytes().map(encode).collect()
 }
 
 /// Calls the API, and reads the answer as `T`.

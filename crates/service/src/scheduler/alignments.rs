@@ -62,7 +62,7 @@ pub async fn work(cx: Context, stop: CancellationToken) {
             none => {
                 if let Err(error) = none {
                     let error = llmprof_core::chain(&error);
-                    tracing::error!(%error, "cannot claim an alignment");
+                    tracing::error!(%error, "cannot lease an alignment");
                 }
                 tokio::select! {
                     biased;

@@ -39,7 +39,7 @@ pub(crate) async fn work(cx: Context, executor: Arc<LocalExecutor>, stop: Cancel
             }
             Ok(None) => {}
             Err(error) => {
-                tracing::error!(error = %llmprof_core::chain(&error), "cannot claim an import")
+                tracing::error!(error = %llmprof_core::chain(&error), "cannot lease an import")
             }
         }
         tokio::select! {

@@ -135,7 +135,9 @@ impl LimitedChildren {
         let reason = tokio::select! {
             biased;
             reason = running.wait(limits) => reason?,
-            () = yield_to_passes(freezer, wait, &limits.stop) => ExitReason::Stopped,
+            () = yield_to_passes(move |it: ChildChange| it.apply(freezer), wait, &limits.stop) => {
+                ExitReason::Stopped
+            }
         };
         running.finish(reason, limits).await
     }
@@ -164,22 +166,52 @@ impl LimitedChildren {
     }
 }
 
-/// Stops the processes while a pass measures, until their wait is used up; returns when `stop`
-/// fires.
-async fn yield_to_passes(freezer: Freezer, mut wait: QuietWait, stop: &CancellationToken) {
+/// A change to the processes of a child next to a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ChildChange {
+    Freeze,
+    Thaw,
+    RunWhenIdle,
+}
+
+impl ChildChange {
+    /// Blocks while it searches the processes.
+    fn apply(self, freezer: Freezer) {
+        match self {
+            Self::Freeze => freezer.freeze(),
+            Self::Thaw => freezer.thaw(),
+            Self::RunWhenIdle => freezer.run_when_idle(),
+        }
+    }
+}
+
+/// Stops the processes while a pass measures, until their wait is used up, by calls of `change`;
+/// returns only after `stop` has fired.
+async fn yield_to_passes(
+    change: impl Fn(ChildChange) + Clone + Send + 'static,
+    mut wait: QuietWait,
+    stop: &CancellationToken,
+) {
     loop {
         wait.disturbs().await;
         if wait.is_used_up() {
-            let _ = runtime::blocking(move || freezer.run_when_idle()).await;
+            make(change.clone(), ChildChange::RunWhenIdle).await;
             return stop.cancelled().await;
         }
         tracing::debug!("stopping a child while a pass measures");
-        // A failed task is a panic there; the child then continues.
-        let _ = runtime::blocking(move || freezer.freeze()).await;
+        make(change.clone(), ChildChange::Freeze).await;
         let go_on = wait.wait(stop).await;
-        let _ = runtime::blocking(move || freezer.thaw()).await;
+        make(change.clone(), ChildChange::Thaw).await;
         if !go_on {
             return;
         }
     }
 }
+
+/// Makes a change on a thread where it may block. If it panics there, the child continues.
+async fn make(change: impl Fn(ChildChange) + Send + 'static, it: ChildChange) {
+    let _ = runtime::blocking(move || change(it)).await;
+}
+
+#[cfg(test)]
+mod tests;

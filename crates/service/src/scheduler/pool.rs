@@ -142,7 +142,7 @@ async fn serve_device<E: Executor>(
             }
             Ok(ClaimTurn::Wait) => {}
             Err(error) => {
-                tracing::error!(error = %llmprof_core::chain(&error), "cannot claim a run")
+                tracing::error!(error = %llmprof_core::chain(&error), "cannot lease a run")
             }
         }
         tokio::select! {
@@ -207,7 +207,7 @@ async fn wait_for_run(
             Ok(Some(run)) => return Some(run),
             Ok(None) => {}
             Err(error) => {
-                tracing::error!(error = %llmprof_core::chain(&error), "cannot claim a run")
+                tracing::error!(error = %llmprof_core::chain(&error), "cannot lease a run")
             }
         }
         tokio::select! {

@@ -137,6 +137,7 @@ mod tests {
         let first: RunId = found["run_id"].as_str().unwrap().parse().unwrap();
         assert!(ids[28..32].contains(&first), "the change is at run 30");
         let text = body["message"].as_str().unwrap();
-        assert!(text.starts_with("Time per output token +") && text.contains("ms)"), "{text}");
+        let title = "Median time per output token +";
+        assert!(text.starts_with(title) && text.contains("ms)"), "{text}");
     }
 }

@@ -163,7 +163,7 @@ impl Serving<'_> {
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::error!(error = %llmprof_core::chain(&error), "cannot claim a run");
+                    tracing::error!(error = %llmprof_core::chain(&error), "cannot lease a run");
                 }
             }
             tokio::select! {

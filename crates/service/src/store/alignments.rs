@@ -193,7 +193,7 @@ impl Store {
         .bind(now_ms())
         .fetch_all(&mut *writer)
         .await
-        .map_err(during("claim an alignment"))?;
+        .map_err(during("lease an alignment"))?;
         rows.first().map(from_row).transpose()
     }
 

@@ -14,15 +14,14 @@ use super::{
 };
 
 /// The rule of the times that stand for a run, which `headline::times` of the report applies.
-const TIMES: &str = "ttft is the median over repeats, tpot over decode steps, or the mean of one \
-                     or two; of a load both are medians over its requests (`llmprof show ID` \
-                     states which)";
+const TIMES: &str = "ttft and tpot are medians: over repeats, over the requests of a load, or over \
+                     the steps of an engine (`llmprof show ID` states which)";
 
 /// List the runs of a service, newest first
 ///
-/// ttft, the time to first token, is the median over repeats; tpot, the time per token, over decode
-/// steps; with fewer than three values, or if the steps do not fill their stage, they are means. Of
-/// a load both are medians over its requests. The first page of `llmprof show ID` states which.
+/// ttft, the time to first token, and tpot, the time per token, are medians: over repeats, over the
+/// requests of a load, or over the steps of an engine. The first page of `llmprof show ID` states
+/// which.
 ///
 /// Not on a terminal, columns are separated by tabs and times are RFC 3339. Exit code 0, or 3: bad
 /// input, or the service refuses or does not answer.

@@ -209,7 +209,7 @@ impl<'a> PassFolder<'a> {
              was ended; dropped here:"
         );
         let drop = || {
-            let mut dropped = self.named_in_run(drop_raw(&self.path, &why, temporary)?);
+            let mut dropped = self.named_in_run(drop_raw(&self.path, &why, temporary)?, limits);
             if let Some(quota) = &limits.quota {
                 let others = size_limit::enforce(&quota.dir, max_bytes, &SlicedWork::default())?;
                 let name = |file: &SizedFile| file.path.to_string_lossy().into_owned();
@@ -233,18 +233,25 @@ impl<'a> PassFolder<'a> {
         );
         match drop_raw(&self.path, &why, 0) {
             Ok(dropped) => {
-                let dropped = self.named_in_run(dropped);
+                let dropped = self.named_in_run(dropped, limits);
                 CollectError::DiskFull { what, free_bytes, dropped }
             }
             Err(source) => CollectError::Write { path: self.path.clone(), source },
         }
     }
 
-    /// Files of the pass with their paths in the run's folder: passes have files of equal names.
-    fn named_in_run(&self, dropped: Vec<(String, u64)>) -> Vec<(String, u64)> {
+    /// Files of the pass with their paths in the run's folder: passes have files of equal names,
+    /// and the passes of a mock are in its own folder.
+    fn named_in_run(
+        &self,
+        dropped: Vec<(String, u64)>,
+        limits: &ProcessLimits,
+    ) -> Vec<(String, u64)> {
+        let in_run = limits.quota.as_ref().and_then(|it| self.path.strip_prefix(&it.dir).ok());
+        let folder = in_run.unwrap_or(Path::new(&self.name)).display();
         let named = |(name, bytes): (String, u64)| match name == TEMPORARY_FILES {
             true => (name, bytes),
-            false => (format!("{}/{name}", self.name), bytes),
+            false => (format!("{folder}/{name}"), bytes),
         };
         dropped.into_iter().map(named).collect()
     }

@@ -309,7 +309,8 @@ mod tests {
         for _ in 0..times {
             let checked =
                 collector.counter_permission("GPU-1", true, dir.path(), &limits).await.unwrap();
-            found.push(checked.map_or_else(|finding| finding.id, |_| "permitted".to_owned()));
+            let outcome = checked.map_or_else(|it| it.id.clone(), |_| "permitted".to_owned());
+            found.push(outcome);
         }
         (found, fs::read_to_string(dir.path().join("started")).unwrap_or_default().lines().count())
     }

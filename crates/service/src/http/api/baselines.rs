@@ -18,7 +18,7 @@ use crate::{
         },
         extract::{
             body::{MAX_BODY, parse_object, read_json},
-            bounds::check_length,
+            bounds::{check_length, check_text},
         },
         state::App,
     },
@@ -39,7 +39,7 @@ pub struct SetBaseline {
     #[serde(default)]
     pub run_id: Option<RunId>,
     #[serde(default)]
-    #[schema(min_length = 1, max_length = 64)]
+    #[schema(min_length = 1, max_length = 64, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
     pub label: Option<String>,
 }
 
@@ -117,7 +117,7 @@ pub(crate) async fn apply(app: &App, caller: &Caller, body: &[u8]) -> Result<(),
     let it: SetBaseline = parse_object(body)?;
     check_name(&it.name)?;
     if let Some(label) = &it.label {
-        check_length("label", label, 1..=MAX_LABEL)?;
+        check_text("label", label, 1..=MAX_LABEL)?;
     }
     if it.run_id.is_some() && it.label.is_some() {
         let message = "run_id and label: set one of them";

@@ -8,7 +8,7 @@ use axum::{
 };
 use llmprof_analyze::analyze;
 use llmprof_core::{
-    domain::{ids::RunId, state::RunState},
+    domain::{ids::RunId, state::RunState, uri::percent_encoded},
     layout,
     trace::{
         Trace,
@@ -145,6 +145,7 @@ pub async fn linked_file(
         && matches!(method, Method::GET | Method::HEAD)
         && app.store.artifact(id, &file).await?.is_some()
     {
+        let file = percent_encoded(&file);
         return Ok(Redirect::temporary(&format!("/runs/{id}/artifacts/{file}")).into_response());
     }
     Err(no_route(uri).await)

@@ -35,7 +35,7 @@ use crate::{
         },
         extract::{
             body::{MAX_BODY, parse_object, read_json},
-            bounds::{check_length, check_range},
+            bounds::{check_range, check_text},
             params::SessionPath,
         },
         state::App,
@@ -216,10 +216,7 @@ fn check(app: &App, start: StartSession) -> Result<SessionSpec, ApiError> {
     let lifetime_s = start.lifetime_s.unwrap_or(settings.lifetime_s.min(settings.max_lifetime_s));
     check_range("lifetime_s", lifetime_s, MIN_LIFETIME_S..=settings.max_lifetime_s)?;
     if let Some(label) = &start.label {
-        check_length("label", label, 1..=MAX_LABEL)?;
-        if label.chars().any(char::is_control) {
-            return Err(invalid(format!("label {label:?} contains a control character")));
-        }
+        check_text("label", label, 1..=MAX_LABEL)?;
     }
     let StartSession { command, params, gpus, device, label, mode, .. } = start;
     let call = CommandCall { command, params, gpus, session: None };

@@ -177,7 +177,7 @@ impl AccessControl {
             None => None,
         };
         token.ok_or_else(|| {
-            let message = "the session has ended, or its token has expired or was revoked";
+            let message = "the login session has ended, or its token has expired or was revoked";
             ApiError::new(ErrorCode::Unauthenticated, message)
         })
     }

@@ -36,6 +36,29 @@ pub struct ErrorDetail {
     pub request_id: String,
 }
 
+/// Maximum length of a message, bytes: it may quote a value of any length.
+const MAX_MESSAGE: usize = 8192;
+
+/// The message, with control characters of quoted values escaped, and cut if it is too long.
+fn readable(message: String) -> String {
+    let is_hidden = |it: char| it.is_control() && it != '\n';
+    if message.len() <= MAX_MESSAGE && !message.contains(is_hidden) {
+        return message;
+    }
+    let mut text = String::new();
+    for it in message.chars() {
+        if text.len() >= MAX_MESSAGE {
+            text.push_str("...");
+            break;
+        }
+        match is_hidden(it) {
+            true => text.extend(it.escape_default()),
+            false => text.push(it),
+        }
+    }
+    text
+}
+
 /// An error of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ApiError {
@@ -46,7 +69,7 @@ pub struct ApiError {
 
 impl ApiError {
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), retry_after_s: None }
+        Self { code, message: readable(message.into()), retry_after_s: None }
     }
 
     /// Sets the seconds after which a retry can succeed.

@@ -17,6 +17,17 @@ pub fn check_range<T: PartialOrd + Display>(
     Err(ApiError::new(ErrorCode::InvalidRequest, message))
 }
 
+/// Refuses a `value` of a body that has control characters, or whose length in characters is
+/// outside `range`: a name, a label.
+pub fn check_text(name: &str, value: &str, range: RangeInclusive<usize>) -> Result<(), ApiError> {
+    check_length(name, value, range)?;
+    if !value.chars().any(char::is_control) {
+        return Ok(());
+    }
+    let message = format!("{name} {value:?} contains a control character");
+    Err(ApiError::new(ErrorCode::InvalidRequest, message))
+}
+
 /// Refuses a `value` of a body whose length in characters is outside `range`.
 pub fn check_length(name: &str, value: &str, range: RangeInclusive<usize>) -> Result<(), ApiError> {
     check_range(&format!("length of {name}"), value.chars().count(), range)

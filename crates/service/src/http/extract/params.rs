@@ -123,11 +123,11 @@ impl<S: Send + Sync> FromRequestParts<S> for ImagePath {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let Path((id, at)) =
             Path::<(String, String)>::from_request_parts(parts, state).await.map_err(bad_path)?;
-        let invalid = |_| {
+        let invalid = || {
             let message = format!("invalid image {at:?}; expected a number");
             ApiError::new(ErrorCode::InvalidParameter, message)
         };
-        Ok(Self(parse_id(&id)?, at.parse().map_err(invalid)?))
+        Ok(Self(parse_id(&id)?, canonical(&at).ok_or_else(invalid)?))
     }
 }
 
@@ -136,16 +136,18 @@ pub fn bad_path(rejection: PathRejection) -> ApiError {
     ApiError::new(ErrorCode::InvalidParameter, rejection.body_text())
 }
 
-/// Parses an id in its canonical form only, so that a run has one address.
-pub fn parse_id<T: FromStr>(id: &str) -> Result<T, ApiError> {
-    let invalid = || {
-        let message = format!("invalid id {id:?}; expected a UUID");
+/// Parses an id, so that a run has one address.
+pub fn parse_id<T: FromStr + ToString>(id: &str) -> Result<T, ApiError> {
+    canonical(id).ok_or_else(|| {
+        let form = if id.bytes().any(|it| it.is_ascii_uppercase()) { " in lower case" } else { "" };
+        let message = format!("invalid id {id:?}; expected a UUID{form}");
         ApiError::new(ErrorCode::InvalidParameter, message)
-    };
-    if id.len() != 36 {
-        return Err(invalid());
-    }
-    id.parse().map_err(|_| invalid())
+    })
+}
+
+/// Parses the form of a value in which the service writes it, and no other.
+fn canonical<T: FromStr + ToString>(text: &str) -> Option<T> {
+    text.parse().ok().filter(|it: &T| it.to_string() == text)
 }
 
 /// Start of axum's errors about a query.

@@ -76,7 +76,7 @@ async fn render_diff(app: &App, query: &ComparePageQuery) -> Result<Value, ApiEr
 async fn find(app: &App, id: &str) -> Result<RunId, ApiError> {
     let is_digit = |it: u8| it.is_ascii_hexdigit() || it == b'-';
     if id.len() >= ID_LENGTH || !id.bytes().all(is_digit) {
-        return parse_id(id);
+        return parse_id(&id.to_ascii_lowercase());
     }
     let runs = app.store.list(&Filter::default(), None, MAX_SEARCHED).await?;
     matching(&id.to_ascii_lowercase(), runs.iter().map(|run| run.id))

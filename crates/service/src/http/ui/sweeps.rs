@@ -278,7 +278,7 @@ fn draw_tradeoff(results: &SweepResults) -> String {
         Some(ChartPoint { x, y, tooltip, link: link(row), on_front: row.on_front })
     };
     let points: Vec<ChartPoint> = results.rows.iter().filter_map(point).collect();
-    let axes = ("Time per output token, ms", "Tokens per second");
+    let axes = ("Median time per output token, ms", "Tokens per second");
     tradeoff("tradeoff", "Throughput against latency", axes, &points)
 }
 

@@ -50,7 +50,7 @@ async fn each_rate_is_a_pass_with_samples_in_a_folder_of_its_own() {
         assert_eq!((&request["repeats"], &request["max_new_tokens"]), (&5.into(), &8.into()));
     }
     let trace = parse::read(&bench.run_dir()).unwrap();
-    assert_eq!((trace.sampled.len(), trace.nsys.is_some()), (2, false));
+    assert_eq!((trace.sampled.len(), trace.timeline.is_some()), (2, false));
 }
 
 #[tokio::test]

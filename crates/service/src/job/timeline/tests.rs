@@ -88,7 +88,7 @@ async fn an_export_that_cannot_be_read_fails_its_step_and_leaves_the_rest_readab
     );
     assert_eq!(ids(&findings), ["nsys_export_unreadable"]);
     let trace = parse::read(&bench.run_dir()).unwrap();
-    assert!(trace.nsys.is_none() && trace.gemms.is_some());
+    assert!(trace.timeline.is_none() && trace.gemms.is_some());
 }
 
 #[tokio::test]

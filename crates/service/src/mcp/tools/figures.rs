@@ -2,7 +2,7 @@
 //!
 //! As in specs/formulas.md. A figure without an entry has no formula here: none is made up.
 
-use super::super::service_api::ApiRefusal;
+use crate::mcp::{arguments::invalid, service_api::ApiRefusal};
 
 /// The pass that measured a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,12 +117,26 @@ pub fn formula(table: &str, column: &str, cause: Option<&str>) -> Option<&'stati
             Some("sum over launches of end - start on the device")
         }
         ("kernels" | "kernels_full", "mean_ms") => Some("total_ms / calls"),
-        ("aggregates", "first_token_ms") => Some("mean over repeats of the time of prefill"),
-        ("aggregates", "per_token_ms") => {
-            Some("time of decode / decode steps; the mean is all time / all steps")
-        }
+        ("aggregates", _) => of_aggregate(column),
         _ => None,
     }
+}
+
+/// The formula of a figure of the aggregates.
+fn of_aggregate(path: &str) -> Option<&'static str> {
+    Some(match path {
+        "first_token_ms" => "mean over repeats of the time of prefill",
+        "per_token_ms" => "time of decode / decode steps; the mean is all time / all steps",
+        "wall_ms" => "mean over repeats, from the start of the first stage to the end of the last",
+        "tokens_per_s" => "mean over repeats of all generated tokens / wall time",
+        "medians.ttft_ms" => "median over repeats of the time of prefill",
+        "medians.tpot_ms" => "median over repeats of the time of decode / decode steps",
+        "medians.wall_ms" => {
+            "median over repeats, from the start of the first stage to the end of the last"
+        }
+        "medians.tokens_per_s" => "median over repeats of all generated tokens / wall time",
+        _ => return None,
+    })
 }
 
 /// The formula of a cause's time.
@@ -179,25 +193,40 @@ fn of_cause(cause: &str) -> Option<&'static str> {
     })
 }
 
-/// The column of a headline figure among the aggregates.
-pub fn headline(figure: &str) -> Result<&'static str, ApiRefusal> {
-    match figure {
-        "first_token_ms" => Ok("first_token_ms"),
-        "per_token_ms" => Ok("per_token_ms"),
-        "wall" | "wall_ms" => Ok("wall_ms"),
-        "tokens_per_s" => Ok("tokens_per_s"),
-        "decode_tokens_per_s" => Ok("decode_tokens_per_s"),
-        "ttft" | "tpot" => Err(super::super::arguments::invalid(format!(
-            "{figure} is a median: column p50_ms of step_times (prefill, decode_all), of \
-             step_batches for an engine, or of request_latency for a load; its mean is {} of \
-             aggregates",
-            if figure == "ttft" { "first_token_ms" } else { "per_token_ms" }
-        ))),
-        _ => Err(super::super::arguments::invalid(format!(
-            "table aggregates has no column {figure:.60?}; it has first_token_ms, per_token_ms, \
-             wall and tokens_per_s"
-        ))),
+/// Figures of the aggregates, as paths in the report.
+const AGGREGATES: [&str; 9] = [
+    "first_token_ms",
+    "per_token_ms",
+    "wall_ms",
+    "tokens_per_s",
+    "decode_tokens_per_s",
+    "medians.ttft_ms",
+    "medians.tpot_ms",
+    "medians.wall_ms",
+    "medians.tokens_per_s",
+];
+
+/// The path of a figure among the aggregates. The source of a headline figure depends on the run.
+pub fn aggregate_path(figure: &str) -> Result<&'static str, ApiRefusal> {
+    if let Some(path) = AGGREGATES.into_iter().find(|it| *it == figure) {
+        return Ok(path);
     }
+    Err(invalid(match figure {
+        "ttft" => "ttft is a median: medians.ttft_ms of aggregates, or of a load p50_ms of \
+             request_latency; its mean is first_token_ms of aggregates"
+            .to_owned(),
+        "tpot" => "tpot is a median: medians.tpot_ms of aggregates, of a load p50_ms of \
+             request_latency, or of an engine period_ms or p50_ms of step_batches; its mean is \
+             per_token_ms of aggregates"
+            .to_owned(),
+        "wall" => "wall is a median: medians.wall_ms of aggregates, or of a command \
+             aggregates.command.plain_p50_ms of the report; its mean is wall_ms of aggregates"
+            .to_owned(),
+        _ => {
+            let known = AGGREGATES.join(", ");
+            format!("table aggregates has no column {figure:.60?}; it has {known}")
+        }
+    }))
 }
 
 #[cfg(test)]
@@ -211,6 +240,21 @@ mod tests {
         for cause in LedgerCause::ALL {
             assert!(formula("ledger", "ns", Some(cause.as_str())).is_some(), "{}", cause.as_str());
         }
+    }
+
+    #[test]
+    fn a_median_among_the_aggregates_is_never_answered_by_the_mean() {
+        for figure in ["ttft", "tpot", "wall"] {
+            let refusal = aggregate_path(figure).unwrap_err().message;
+            let path = format!("medians.{figure}_ms");
+            assert!(refusal.contains(&format!("{path} of aggregates")), "{refusal}");
+            assert_eq!(aggregate_path(&path), Ok(path.as_str()));
+        }
+        for path in AGGREGATES.into_iter().filter(|it| *it != "decode_tokens_per_s") {
+            let formula = formula("aggregates", path, None).unwrap();
+            assert_eq!(formula.contains("median"), path.starts_with("medians."), "{path}");
+        }
+        assert!(aggregate_path("medians").is_err() && aggregate_path("stage_ms").is_err());
     }
 
     #[test]

@@ -66,10 +66,10 @@ pub fn tool() -> Tool {
     of::<Arguments>(
         "find_runs",
         "Find runs",
-        "Lists runs, newest first, with their headline figures in ms (ttft: time to first token, \
-         tpot: time per output token, wall: whole pass), and change_pct against the previous \
-         comparable run. A figure that is absent was not measured. Use it to find the run_ids for \
-         ledger and compare_runs.",
+        "Lists runs, newest first, with their headline figures in ms (medians; ttft: time to \
+         first token, tpot: time per output token, wall: whole repeat), and change_pct against \
+         the previous comparable run. A figure that is absent was not measured. Use it to find the \
+         run_ids for ledger and compare_runs.",
         Effect::Reads,
     )
 }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Effect,
-    figures::{FigureSource, formula, headline, source},
+    figures::{FigureSource, aggregate_path, formula, source},
     items, known, of,
     table::{rows, table_path},
     text,
@@ -57,7 +57,8 @@ pub struct Arguments {
     /// Id of the run
     #[schemars(length(max = 40), example = &"019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10")]
     run_id: String,
-    /// Table of the figure, or `aggregates` for first_token_ms, per_token_ms, wall and tokens_per_s
+    /// Table of the figure, or `aggregates` for first_token_ms, per_token_ms, wall_ms, tokens_per_s
+    /// and the medians over repeats, as medians.ttft_ms
     #[schemars(length(max = 100), example = &"ledger")]
     table: String,
     /// Column of the figure
@@ -93,7 +94,10 @@ pub async fn call(api: &impl ServiceApi, arguments: Arguments) -> Result<ToolAns
     let run = run_path(&arguments.run_id)?;
     let (table, column) = (arguments.table.as_str(), arguments.column.as_str());
     let (figure, column) = match table {
-        "aggregates" => (aggregate(api, &run, headline(column)?).await?, headline(column)?),
+        "aggregates" => {
+            let path = aggregate_path(column)?;
+            (aggregate(api, &run, path).await?, path)
+        }
         _ => (cell(api, &arguments).await?, column),
     };
     let listed: Value = read(api, ApiCall::get(format!("{run}/artifacts"))).await?;
@@ -209,15 +213,15 @@ async fn cell(api: &impl ServiceApi, arguments: &Arguments) -> Result<Figure, Ap
 }
 
 /// A figure over all stages, which the report has outside its tables.
-async fn aggregate(api: &impl ServiceApi, run: &str, column: &str) -> Result<Figure, ApiRefusal> {
+async fn aggregate(api: &impl ServiceApi, run: &str, path: &str) -> Result<Figure, ApiRefusal> {
     /// The part of a report with such figures.
     #[derive(Deserialize)]
     struct Report {
-        aggregates: Map<String, Value>,
+        aggregates: Value,
     }
     let target = format!("{run}/report");
-    let mut report: Report = read(api, ApiCall::get(&*target)).await?;
-    let figure = report.aggregates.remove(column).unwrap_or_default();
+    let report: Report = read(api, ApiCall::get(&*target)).await?;
+    let figure = path.split('.').fold(&report.aggregates, |at, name| &at[name]).clone();
     let mut row = Map::new();
     row.insert("ms.n".into(), figure["n"].clone());
     Ok(Figure { value: figure, row, matching: 1, target })

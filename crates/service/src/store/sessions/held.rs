@@ -59,7 +59,7 @@ impl Store {
         .bind(now_ms())
         .fetch_all(&mut *writer)
         .await
-        .map_err(during("claim a session"))?;
+        .map_err(during("lease a session"))?;
         let Some(spec) = specs.first() else { return Ok(None) };
         let spec = json(RunId(id.0), "a spec", spec)?;
         Ok(Some(ClaimedSession { id, spec, worker: worker.to_owned() }))

@@ -117,7 +117,7 @@ mod tests {
                 (finding.id.as_str(), finding.severity),
                 ("cpu_sampling_denied", Severity::Warning)
             );
-            let advice = finding.advice.unwrap();
+            let advice = finding.advice.as_ref().unwrap();
             assert!(advice.contains(&format!("perf_event_paranoid={max}")), "{advice}");
         }
         assert!(cpu_sampling(&settings(None, None), rights(4)).is_ok(), "nothing is sampled");

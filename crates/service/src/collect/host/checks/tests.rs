@@ -28,8 +28,8 @@ fn host(version: &str, cuda: &str) -> Driver {
 #[track_caller]
 fn problem(checked: CheckResult) -> (String, Severity) {
     let finding = checked.unwrap_err();
-    assert!(finding.advice.is_some_and(|advice| !advice.is_empty()));
-    (finding.id, finding.severity)
+    assert!(finding.advice.as_ref().is_some_and(|advice| !advice.is_empty()));
+    (finding.id.clone(), finding.severity)
 }
 
 #[test]

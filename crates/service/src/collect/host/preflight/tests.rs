@@ -32,7 +32,7 @@ fn findings(
 ) -> Vec<(String, Severity)> {
     device_findings(mode != Mode::BASIC, device, driver)
         .into_iter()
-        .map(|f| (f.id, f.severity))
+        .map(|f| (f.id.clone(), f.severity))
         .collect()
 }
 

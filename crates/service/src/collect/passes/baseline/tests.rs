@@ -5,7 +5,8 @@ use std::fs;
 use super::*;
 use crate::collect::{
     ChildLine, ExitReason,
-    tests::{RUNNER, TestHost},
+    process::disk_quota::DiskQuota,
+    tests::{RUNNER, TestHost, settings},
 };
 
 #[tokio::test]
@@ -76,4 +77,25 @@ async fn a_second_attempt_starts_with_an_empty_folder() {
     fs::create_dir_all(host.run().join("baseline")).unwrap();
     fs::write(host.run().join("baseline/events.jsonl"), "of the first attempt").unwrap();
     host.baseline().await.unwrap_err();
+}
+
+#[tokio::test]
+async fn dropped_files_have_their_paths_in_the_run_also_in_the_folder_of_a_mock() {
+    let large = "while [ $# -gt 0 ]; do case $1 in --out) out=$2; shift;; esac; shift; done
+                 truncate -s 4000000 \"$out/events.jsonl\"; exec sleep 1000";
+    let mut host = TestHost::new(large, None);
+    host.limits.quota = Some(DiskQuota { dir: host.run(), max_bytes: 2_000_000, free_bytes: 0 });
+    for (side, path) in
+        [("", "baseline/events.jsonl"), (layout::MOCK, "mock/baseline/events.jsonl")]
+    {
+        let (dir, nvml) = (host.run().join(side), settings().nvml);
+        fs::create_dir_all(&dir).unwrap();
+        let (collector, request) = (&host.collector, host.request());
+        let error = collector.baseline(&dir, &request, &nvml, &host.limits).await.unwrap_err();
+        let dropped = format!("dropped: {path} (4000000 bytes)");
+        assert!(error.to_string().ends_with(&dropped), "{error}");
+        let finding = error.finding().unwrap();
+        assert_eq!(finding.evidence[path], "4000000 bytes, dropped");
+        assert!(dir.join("baseline/dropped.txt").is_file());
+    }
 }

@@ -70,7 +70,7 @@ fn the_remedy_of_an_exceeded_quota_is_of_the_dropped_files() {
     let advice = |what, pass: &str, path: &str| {
         let dropped = vec![(path.to_owned(), 9)];
         let error = CollectError::TooLarge { what, pass: pass.to_owned(), max_bytes: 1, dropped };
-        error.finding().unwrap().advice.unwrap()
+        error.finding().unwrap().advice.clone().unwrap()
     };
     let of_program = advice("nsys profile", "nsys", "nsys/out/big.bin");
     assert!(!of_program.contains("profiling."), "{of_program}");

@@ -7,7 +7,7 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header, response::Builder},
     response::{IntoResponse, Response},
 };
-use llmprof_core::domain::run_files::ArtifactRecord;
+use llmprof_core::domain::{run_files::ArtifactRecord, uri::percent_encoded};
 
 use super::stream::{Source, body};
 use crate::{
@@ -32,7 +32,9 @@ pub(crate) async fn file(
     let etag = format!("\"{}\"", artifact.sha256);
     let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let mut response = builder(artifact, &etag);
-    if text(header::IF_NONE_MATCH).is_some_and(|list| matches(list, &etag)) {
+    // A list may be in several lines.
+    let mut known = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|it| it.to_str().ok());
+    if known.any(|list| matches(list, &etag)) {
         return finish(response.status(StatusCode::NOT_MODIFIED), Body::empty());
     }
     let range =
@@ -142,11 +144,18 @@ fn is_shown_inline(media_type: &str) -> bool {
         || media_type == "application/yaml"
 }
 
-/// The disposition of a download, with the file's name without quotes and backslashes.
+/// The disposition of a download, with the file's name without control characters; a name that
+/// cannot stand in quotes also encoded (RFC 6266, 4.3).
 fn disposition(path: &str) -> String {
-    let name = path.rsplit('/').next().unwrap_or(path).chars();
-    let name: String = name.filter(|c| c.is_ascii_graphic() && !matches!(c, '"' | '\\')).collect();
-    format!("attachment; filename=\"{name}\"")
+    let name = path.rsplit('/').next().unwrap_or(path).chars().filter(|c| !c.is_control());
+    let name: String = name.collect();
+    let is_plain = |c: &char| c.is_ascii_graphic() && !matches!(c, '"' | '\\');
+    let plain: String = name.chars().filter(is_plain).collect();
+    if plain == name && !name.is_empty() {
+        return format!("attachment; filename=\"{name}\"");
+    }
+    let stem = if plain.is_empty() || plain.starts_with('.') { "download" } else { "" };
+    format!("attachment; filename=\"{stem}{plain}\"; filename*=UTF-8''{}", percent_encoded(&name))
 }
 
 /// Part of a file that a request selects.
@@ -192,6 +201,21 @@ fn parse_position(digits: &str) -> Option<Option<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_name_of_a_download_is_whole_and_ends_in_its_header() {
+        for (path, expected) in [
+            ("nsys/run.sqlite", "filename=\"run.sqlite\""),
+            ("a b.bin", "filename=\"ab.bin\"; filename*=UTF-8''a%20b.bin"),
+            ("\u{6a21}.bin", "filename=\"download.bin\"; filename*=UTF-8''%E6%A8%A1.bin"),
+            ("x\"; y=\".bin", "filename=\"x;y=.bin\"; filename*=UTF-8''x%22%3B%20y%3D%22.bin"),
+            ("a\r\nb: c\u{7}.bin", "filename=\"ab:c.bin\"; filename*=UTF-8''ab%3A%20c.bin"),
+        ] {
+            let name = disposition(path);
+            assert_eq!(name.strip_prefix("attachment; "), Some(expected), "{path:?}");
+            assert!(HeaderValue::from_str(&name).is_ok(), "{name}");
+        }
+    }
 
     #[test]
     fn ranges_are_selected_by_rfc_9110() {

@@ -118,13 +118,14 @@ pub fn body(folder: &Path, mut source: Source, measuring: &Measuring) -> Body {
                 Ok(Some(block)) => place.send(Ok(block.into())),
                 Ok(None) => return,
                 Err(error) => {
+                    // A run may be deleted while a client downloads it: its files are missing, and
+                    // large ones become shorter.
+                    let is_kept = tokio::fs::try_exists(&folder).await.unwrap_or(true);
                     let folder = folder.display();
-                    // A run may be deleted while a client downloads it.
-                    match error.kind() {
-                        io::ErrorKind::NotFound => {
-                            tracing::warn!(%folder, %error, "cannot stream removed files");
-                        }
-                        _ => tracing::error!(%folder, %error, "cannot stream files"),
+                    if is_kept && error.kind() != io::ErrorKind::NotFound {
+                        tracing::error!(%folder, %error, "cannot stream files");
+                    } else {
+                        tracing::warn!(%folder, %error, "cannot stream removed files");
                     }
                     return place.send(Err(error));
                 }

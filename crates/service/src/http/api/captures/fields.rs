@@ -16,7 +16,7 @@ use crate::{
         api::runs::{check_labels, check_revision, deduplicated, submissions::Label},
         error::{ApiError, ErrorCode},
         extract::{
-            bounds::{check_length, check_range},
+            bounds::{check_length, check_range, check_text},
             upload::set_once,
         },
     },
@@ -119,10 +119,7 @@ impl UploadFields {
         check_revision(self.revision.as_deref())?;
         check_length("name", self.name.as_deref().unwrap_or_default(), 0..=MAX_TEXT)?;
         if let Some(model) = &self.model {
-            check_length("model", model, 1..=MAX_TEXT)?;
-            if model.chars().any(char::is_control) {
-                return Err(invalid(format!("model {model:?} contains a control character")));
-            }
+            check_text("model", model, 1..=MAX_TEXT)?;
         }
         for (name, texts) in [
             ("stage", &self.stages),

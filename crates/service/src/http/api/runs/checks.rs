@@ -17,7 +17,7 @@ use crate::{
     artifact::inputs::InputsError,
     http::{
         error::{ApiError, ErrorCode},
-        extract::bounds::{check_length, check_range},
+        extract::bounds::{check_range, check_text},
         state::App,
     },
 };
@@ -77,11 +77,7 @@ pub(crate) fn check_sampling(app: &App, settings: &NsysSettings) -> Result<(), A
 /// Checks a revision against the bounds of its schema.
 pub(crate) fn check_revision(revision: Option<&str>) -> Result<Option<String>, ApiError> {
     let Some(revision) = revision else { return Ok(None) };
-    check_length("revision", revision, 1..=MAX_LABEL)?;
-    if revision.chars().any(char::is_control) {
-        let message = format!("revision {revision:?} contains a control character");
-        return Err(ApiError::new(ErrorCode::InvalidRequest, message));
-    }
+    check_text("revision", revision, 1..=MAX_LABEL)?;
     Ok(Some(revision.to_owned()))
 }
 
@@ -99,14 +95,7 @@ pub(crate) fn deduplicated(labels: Vec<Label>) -> Vec<String> {
 /// Checks labels against the bounds of their schema.
 pub(crate) fn check_labels(labels: &[Label]) -> Result<(), ApiError> {
     check_range("labels", labels.len(), 0..=MAX_LABELS)?;
-    for Label(label) in labels {
-        check_length("a label", label, 1..=MAX_LABEL)?;
-        if label.chars().any(char::is_control) {
-            let message = format!("label {label:?} contains a control character");
-            return Err(ApiError::new(ErrorCode::InvalidRequest, message));
-        }
-    }
-    Ok(())
+    labels.iter().try_for_each(|Label(label)| check_text("a label", label, 1..=MAX_LABEL))
 }
 
 /// Refuses an invalid device, and one without a worker.

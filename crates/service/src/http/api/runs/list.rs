@@ -41,7 +41,7 @@ pub struct RunListQuery {
     name: Option<String>,
     /// Only runs with this label.
     label: Option<String>,
-    /// Only runs with all of these labels, separated by commas.
+    /// Only runs with all of these labels, at most 16, separated by commas.
     labels: Option<String>,
     /// Only runs in this mode.
     mode: Option<String>,
@@ -87,7 +87,7 @@ pub async fn list(
         state: query.state,
         model: query.model,
         name: query.name,
-        labels: labels(query.label, query.labels.as_deref()),
+        labels: labels(query.label, query.labels.as_deref())?,
         kind: query.kind,
         mode: query.mode,
         owner: query.owner,
@@ -102,9 +102,15 @@ pub async fn list(
 }
 
 /// The labels of a filter: one, and a list separated by commas.
-pub(crate) fn labels(label: Option<String>, list: Option<&str>) -> Vec<String> {
+pub(crate) fn labels(label: Option<String>, list: Option<&str>) -> Result<Vec<String>, ApiError> {
     let listed = list.unwrap_or_default().split(',').map(str::trim).map(str::to_owned);
-    label.into_iter().chain(listed).filter(|label| !label.is_empty()).take(MAX_LABELS).collect()
+    let labels: Vec<String> =
+        label.into_iter().chain(listed).filter(|label| !label.is_empty()).collect();
+    if labels.len() > MAX_LABELS {
+        let message = format!("{} labels in the filter; at most {MAX_LABELS}", labels.len());
+        return Err(ApiError::new(ErrorCode::InvalidParameter, message));
+    }
+    Ok(labels)
 }
 
 /// Parses a time of a filter.

@@ -32,7 +32,7 @@ use crate::{
         },
         extract::{
             body::{MAX_BODY, parse_object, read_json},
-            bounds::{check_length, check_range},
+            bounds::{check_range, check_text},
         },
         state::App,
     },
@@ -160,10 +160,7 @@ fn check(app: &App, mut request: SubmitSweep) -> Result<SubmitSweep, ApiError> {
     let invalid = |message: String| ApiError::new(ErrorCode::InvalidRequest, message);
     let settings = &app.config.sweeps;
     if let Some(name) = &request.name {
-        check_length("name", name, 1..=MAX_NAME)?;
-        if name.chars().any(char::is_control) {
-            return Err(invalid(format!("name {name:?} contains a control character")));
-        }
+        check_text("name", name, 1..=MAX_NAME)?;
     }
     let limits = &mut request.limits;
     let max_minutes = *limits.max_minutes.get_or_insert(settings.max_minutes);
