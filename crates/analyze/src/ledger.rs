@@ -9,9 +9,11 @@ mod cause;
 mod causes;
 mod evidence;
 mod floors;
+mod gaps;
 pub mod host_copies;
 mod kernel_floors;
 mod long_launches;
+mod missing_figures;
 mod necessary;
 mod other_work;
 mod rows;
@@ -27,8 +29,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    cause::LedgerCause, evidence::tile_fills, necessary::work, rows::length_of, savings::launch_ns,
-    step_floors::step_floors,
+    cause::LedgerCause, evidence::tile_fills, gaps::CauseRanges, necessary::work, rows::length_of,
+    savings::launch_ns, step_floors::step_floors,
 };
 
 use llmprof_core::{
@@ -44,10 +46,7 @@ use super::{
     Analysis,
     collectives::KernelWait,
     roofline::ceilings::DeviceCeilings,
-    timeline::gpu::{
-        long_calls::IN_RANGE,
-        split::{WindowSplit, WindowSplits},
-    },
+    timeline::gpu::split::{WindowSplit, WindowSplits},
 };
 use crate::stages::{DECODE, STAGES};
 
@@ -95,7 +94,8 @@ pub struct LedgerStage {
     pub floor_ns: Option<i64>,
     /// `measured_ns / floor_ns`; `None` also if the floor is of a part of the work.
     pub times_floor: Option<f64>,
-    /// `measured` on this device or of the `datasheet`; `None` if unknown or not used.
+    /// `measured` on this device, of the `datasheet` or, of bytes, recorded in the `capture`;
+    /// `None` if unknown or not used.
     pub flops_ceiling: Option<String>,
     pub bytes_ceiling: Option<String>,
     /// Operators whose kernels took less than their floor, which is then their time, and the
@@ -114,9 +114,6 @@ pub struct LedgerStage {
 /// Min share of a stage, percent, of an unrecorded wait that is named.
 const NAMED_WAIT_PCT: f64 = 1.0;
 
-/// Min part of a cause's time inside ranges, from which the ranges are named as the cause.
-pub const RANGE_PART: f64 = 0.97;
-
 /// One cause in one stage, over all its kernels or gaps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LedgerRow {
@@ -133,8 +130,11 @@ pub struct LedgerRow {
     /// Pass and counters of the evidence.
     pub pass: String,
     pub counter: String,
-    /// Profiled launches, samples of the GPU or gaps.
+    /// Profiled launches, samples of the GPU or gaps. A gap is counted by its largest cause.
     pub samples: u64,
+    /// Parts of gaps that another cause or member counts.
+    #[serde(default)]
+    pub gap_parts: u64,
     /// Upper bound of what removing the cause saves; 0 for rows that are not causes. If ranks wait
     /// for one another in the stage, the saving on the rank with the most.
     pub max_saving_ns: i64,
@@ -144,12 +144,6 @@ pub struct LedgerRow {
 }
 
 impl LedgerRow {
-    /// Upper bound of the time of gaps, nanoseconds: tracing lengthens them, and the unprofiled
-    /// pass limits them. `None` if the traced time stands.
-    pub fn bound_ns(&self) -> Option<i64> {
-        (self.cause.is_gap() && self.max_saving_ns < self.ns).then_some(self.max_saving_ns)
-    }
-
     /// True for an unrecorded wait that is long enough to be named: figures are without it.
     pub fn is_named_wait(&self) -> bool {
         let is_long = |pct: f64| (NAMED_WAIT_PCT..=100.0).contains(&pct);
@@ -179,10 +173,13 @@ pub struct LedgerMember {
     /// Pass of the evidence.
     pub pass: String,
     pub samples: u64,
+    /// Parts of gaps that another member counts, as traced.
+    #[serde(default)]
+    pub gap_parts: u64,
     /// The figures that prove the cause.
     pub evidence: String,
     pub max_saving_ns: i64,
-    /// The longest of its gaps, as traced; `None` for a kernel.
+    /// The longest of its gaps and parts of gaps, as traced; `None` for a kernel.
     #[serde(default)]
     pub longest_ns: Option<i64>,
 }
@@ -246,14 +243,6 @@ impl Ledger {
         1.0 - pct.unwrap_or(0.0) / 100.0
     }
 
-    /// The range of the program in which the host is for nearly all of a cause's time.
-    pub fn range_of<'a>(&'a self, row: &'a LedgerRow) -> Option<&'a str> {
-        let largest = self.members(&row.stage, row.cause).next();
-        let is_cause = |it: &&LedgerMember| it.ns as f64 >= RANGE_PART * row.ns as f64;
-        let largest = largest.filter(|it| row.cause.is_gap() && is_cause(it))?;
-        largest.operator.as_deref()?.strip_prefix(IN_RANGE)
-    }
-
     /// The causes of one stage, largest saving first: tracing lengthens gaps.
     pub fn causes<'a>(&'a self, stage: &'a str) -> Vec<&'a LedgerRow> {
         let mut causes: Vec<&LedgerRow> =
@@ -291,7 +280,7 @@ pub struct LedgerInput<'a> {
 
 /// Computes the ledger of every stage with a time.
 pub fn ledger(analysis: &Analysis, input: &LedgerInput) -> Ledger {
-    let rates = Rates::of(input.dtype, input.ceilings);
+    let rates = Rates::of(input.dtype, input.ceilings, input.nsys);
     let gpu = input.nsys.and_then(|nsys| nsys.target.gpus.first());
     let evidence = KernelEvidence::of(analysis, input, gpu);
     let ranks = analysis.collectives.ranks.iter().map(|it| (it.device, it.rank)).collect();

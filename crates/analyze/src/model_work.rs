@@ -7,7 +7,7 @@ use llmprof_core::{
     trace::event::ImageViews,
 };
 
-use self::step_loads::{NO_CONTEXT, OTHER_PROMPTS, StepLoad, StepLoads};
+use self::step_loads::{NO_CONTEXT, OTHER_PROMPTS, SPECULATION, StepLoad, StepLoads};
 use super::{
     cost::{self, Cost, CostInputs, ModuleCost, Prompts},
     events::Events,
@@ -53,6 +53,8 @@ pub struct ModelWork<'a> {
     samples: Vec<WorkSample<'a>>,
     /// The samples are not the work of these stages.
     loads: Option<&'a StepLoads>,
+    /// True if steps speculate, those of an engine or inferred ones.
+    speculates: bool,
 }
 
 /// Work of one instance of a stage, and the number of instances with this work.
@@ -104,6 +106,7 @@ impl<'a> ModelWork<'a> {
                     is_on_cpu: start.is_on_cpu(),
                     samples,
                     loads: None,
+                    speculates: false,
                 })
             }
             KnownModel::Stated(stated) => {
@@ -125,6 +128,7 @@ impl<'a> ModelWork<'a> {
                     is_on_cpu: false,
                     samples,
                     loads: events.step_loads(),
+                    speculates: false,
                 })
             }
         }
@@ -176,9 +180,21 @@ impl<'a> ModelWork<'a> {
         loads.iter().map(work).collect()
     }
 
-    /// FLOPs of prefill and decode, the mean over the samples or the steps; `None` for a part.
+    /// The same work, of a pass whose steps speculate or not.
+    pub fn with_speculation(self, speculates: bool) -> Self {
+        Self { speculates, ..self }
+    }
+
+    /// The clause why the work of every stage is unknown: a draft model does a part of it, and
+    /// reads the prompt as well.
+    pub fn why_unknown(&self) -> Option<&'static str> {
+        self.speculates.then_some(SPECULATION)
+    }
+
+    /// FLOPs of prefill and decode, the mean over the samples or the steps; `None` for a part, and
+    /// if steps speculate.
     pub fn flops(&self) -> Option<StageFlops> {
-        if self.is_part {
+        if self.is_part || self.speculates {
             return None;
         }
         let costs: Vec<Cost> = self.samples.iter().map(|sample| self.cost_of(sample)).collect();

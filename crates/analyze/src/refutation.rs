@@ -22,7 +22,6 @@ use super::{
     model_work::{ModelWork, step_loads::StepLoad},
     roofline::ceilings::DeviceCeilings,
     stages::{DECODE, PREFILL, STAGES, in_sentence},
-    step_batches::StepBatch,
     timeline::engine_steps::EngineStepRecord,
 };
 
@@ -108,7 +107,7 @@ impl Claim<'_> {
 
     /// True if decode steps speculate: their launches may be of a draft model with other layers.
     fn speculates(&self) -> bool {
-        self.analysis.step_batches.iter().any(StepBatch::is_speculative)
+        self.analysis.speculates()
     }
 
     /// The requests and tokens of the inferred steps of one pass.

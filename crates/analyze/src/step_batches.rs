@@ -9,7 +9,7 @@ use llmprof_core::trace::{collectives::Collectives, engine_steps::StepClass, tim
 use serde::{Deserialize, Serialize};
 
 use self::by_process::by_process;
-pub use self::by_process::do_differ;
+pub use self::by_process::{do_differ, process_and_rank, process_name};
 use crate::{
     stages::step_times::{LEAST_MEDIAN, TYPICAL_PART},
     stats::{Spread, lower_median, median, ratio},
@@ -168,8 +168,7 @@ impl StepBatch {
 
     /// The process of the row by its rank, or by its number.
     pub fn process_name(&self) -> Option<String> {
-        let process = self.process?;
-        Some(self.rank.map_or(format!("process {process}"), |rank| format!("rank {rank}")))
+        Some(process_name(self.process?, self.rank))
     }
 
     /// Tokens per second, if the mean of the steps stands for their median.

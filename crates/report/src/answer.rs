@@ -6,6 +6,7 @@
 mod base;
 mod cause_words;
 mod cited;
+mod command;
 mod latencies;
 mod on_cpu;
 mod on_findings;
@@ -16,6 +17,7 @@ mod overhead;
 mod ran;
 mod reasons;
 mod remedies;
+mod repeats;
 mod shared_gpus;
 mod stage_time;
 mod step_floors;
@@ -36,7 +38,8 @@ use llmprof_analyze::{
     operators::OperatorRecord,
     requests::{LatencyRecord, LoadRecord},
     stages::{
-        StageTiming, command::CommandTiming, overhead::OverheadRecord, step_times::StepTimes,
+        StageTiming, command::CommandTiming, overhead::OverheadRecord,
+        repeat_medians::RepeatMedians, step_times::StepTimes,
     },
     stats::Spread,
     step_batches::StepBatch,
@@ -92,6 +95,10 @@ struct AnswerRecords<'a> {
     overhead: &'a [OverheadRecord],
     step_times: &'a [StepTimes],
     decode_steps: Option<u64>,
+    /// `None` in a report of an earlier version.
+    medians: Option<RepeatMedians>,
+    /// Samples of each repeat; empty for a run with one.
+    samples: Vec<u32>,
     per_token_ms: Option<Spread>,
     /// Steps of one decode that are stated, or for which the costs are computed.
     stated_steps: Option<Figure>,
@@ -130,6 +137,8 @@ pub fn of_analysis(facts: &RunFacts, analysis: &Analysis, findings: &[Finding]) 
         overhead: &analysis.overhead,
         step_times: &analysis.step_times,
         decode_steps: analysis.stages.decode_steps,
+        medians: Some(analysis.samples.medians.stated(&analysis.stages)),
+        samples: analysis.samples.rows.iter().map(|it| it.sample).collect(),
         per_token_ms: analysis.stages.per_token_ms,
         stated_steps: unmarked::stated(
             analysis.stated_steps,
@@ -190,6 +199,8 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
         overhead: &it.overhead,
         step_times: &it.step_times,
         decode_steps: it.aggregates.decode_steps,
+        medians: it.aggregates.medians,
+        samples: it.samples.iter().map(|it| it.sample).collect(),
         per_token_ms: it.aggregates.per_token_ms,
         stated_steps: unmarked::stated(
             it.aggregates.stated_steps,
@@ -259,7 +270,7 @@ fn answer(records: &AnswerRecords) -> Answer {
     let ledger = records.ledger;
     let sentences = latencies::sentences(records.latencies, records.loads)
         .into_iter()
-        .chain(whole::command(records))
+        .chain(command::sentence(records))
         .chain(times::unrecorded_waits(records.ledger))
         .chain(times::sentences(records))
         .chain(unmarked::sentence(records))

@@ -178,7 +178,7 @@ fn side(
     }
     let aggregates = &report.aggregates;
     let per_token_ms = aggregates.per_token_ms.filter(|_| has_per_token);
-    let wall_ms = aggregates.wall_ms.filter(|_| !is_cut(DECODE));
+    let wall_ms = steps::whole_repeat(report).filter(|_| !is_cut(DECODE));
     for (name, of, ms) in [(PER_TOKEN, "", per_token_ms), (WHOLE_REPEAT, WALL, wall_ms)] {
         if let Some(ms) = ms {
             add("", name, of_stage(of, &ms));

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use llmprof_analyze::stats::ratio;
-pub use llmprof_core::domain::digits::{count, decimals, figure};
+pub use llmprof_core::domain::digits::{count, decimals, figure, multiple};
 use llmprof_core::domain::units::plural;
 
 /// Stands in a cell whose figure is unknown.

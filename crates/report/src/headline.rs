@@ -1,33 +1,24 @@
 //! Headline figures of a report, and the facts that its series shares.
 
+pub mod source;
 pub mod times;
 
 use llmprof_analyze::{
-    compare::student::Estimate,
-    power::StagePower,
-    requests::LoadRecord,
-    samples::SampleSpread,
-    stages::{
-        command::CommandTiming,
-        repeat_medians::{RepeatMedian, RepeatMedians},
-    },
-    stats::{self, Spread},
+    compare::student::Estimate, power::StagePower, samples::SampleSpread,
+    stages::command::CommandTiming, stats,
 };
-use llmprof_core::{
-    domain::{
-        headline::{FigureName, Headline, SeriesIdentity, SeriesPoint},
-        import::Import,
-        savings::{Promise, Savings, TimeError},
-        subject::Subject,
-    },
-    trace::requests::LoadPass,
+use llmprof_core::domain::{
+    headline::{FigureName, Headline, SeriesIdentity, SeriesPoint},
+    import::Import,
+    savings::{Promise, Savings, TimeError},
+    subject::Subject,
 };
 
-use self::times::TimeRecords;
+use self::{source::HeadlineSource, times::TimeRecords};
 use super::{
     answer::is_on_cpu,
     charts::tiles::{gpu_busy_pct, mfu},
-    profile::{Aggregates, LLMProfileReport},
+    profile::LLMProfileReport,
     waits::Waits,
 };
 
@@ -70,42 +61,14 @@ pub(super) fn sample_spread<'a>(
 }
 
 fn figure(report: &LLMProfileReport, name: FigureName) -> Option<f64> {
-    let aggregates = &report.aggregates;
     match name {
-        FigureName::Ttft => Some(times(report).first_token()?.ms()),
-        FigureName::Tpot => Some(times(report).per_token()?.ms()),
-        FigureName::Wall => {
-            let command = aggregates.command.as_ref();
-            let command = command.and_then(|it| it.plain_p50_ms.or(it.plain_ms.map(|ms| ms.mean)));
-            command.or_else(|| p50(aggregates, |it| it.wall_ms, aggregates.wall_ms))
-        }
-        FigureName::TokensPerS => {
-            let of_passes = p50(aggregates, |it| it.tokens_per_s, aggregates.tokens_per_s);
-            load_rate(&aggregates.loads).or(of_passes.filter(|_| !waits(report).any()))
+        FigureName::Ttft | FigureName::Tpot | FigureName::Wall | FigureName::TokensPerS => {
+            Some(HeadlineSource::of(report, name)?.value)
         }
         FigureName::GpuBusy => gpu_busy(report),
         FigureName::Mfu => mfu(&report.mfu, waits(report))?.datasheet_pct,
         FigureName::Energy => energy(report),
     }
-}
-
-/// The median over repeats; the mean of a report of an earlier version, which lacks medians.
-fn p50(
-    aggregates: &Aggregates,
-    median: impl Fn(&RepeatMedians) -> Option<RepeatMedian>,
-    mean: Option<Spread>,
-) -> Option<f64> {
-    match &aggregates.medians {
-        Some(medians) => median(medians).map(|it| it.p50),
-        None => mean.map(|it| it.mean),
-    }
-}
-
-/// Output tokens per second of the loads without a profiler.
-fn load_rate(loads: &[LoadRecord]) -> Option<f64> {
-    let loads = || loads.iter().filter(|it| it.pass == LoadPass::Unprofiled);
-    let tokens: u64 = loads().map(|it| it.output_tokens).sum();
-    stats::ratio(1e3 * tokens as f64, loads().map(|it| it.ms).sum())
 }
 
 fn times(report: &LLMProfileReport) -> TimeRecords<'_> {

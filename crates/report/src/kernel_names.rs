@@ -280,6 +280,7 @@ mod tests {
                 share_pct: None,
                 pass: String::new(),
                 samples: 0,
+                gap_parts: 0,
                 evidence: String::new(),
                 max_saving_ns: 0,
                 longest_ns: None,

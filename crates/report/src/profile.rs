@@ -308,7 +308,7 @@ pub struct ModelIdentity {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Aggregates {
-    /// Measured repeats.
+    /// Measured repeats of all samples: the repeats of each times the number of samples.
     pub repeats: u32,
     /// Wall times of a command; absent if the model runner ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]

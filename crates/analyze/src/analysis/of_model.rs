@@ -12,6 +12,7 @@ use crate::{
     model_work::{KnownModel, ModelWork},
     power, refutation,
     roofline::{self, ceilings::DeviceCeilings, limits, mfu},
+    step_batches::StepBatch,
     timeline::gpu::split::WindowSplits,
 };
 
@@ -25,6 +26,11 @@ impl Analysis {
             groups.chain(processes.filter_map(|process| process.world_size))
         });
         (self.processes.devices() as u64).max(ranks.max().map_or(0, u64::from))
+    }
+
+    /// True if decode steps speculate: a step may make several tokens, and a draft model runs too.
+    pub(crate) fn speculates(&self) -> bool {
+        self.step_batches.iter().any(StepBatch::is_speculative)
     }
 
     /// The work of one repeat; none of a stated model on several GPUs or in several processes,
@@ -41,7 +47,8 @@ impl Analysis {
                 return None;
             }
         }
-        ModelWork::of(known?, baseline, &self.stages)
+        let work = ModelWork::of(known?, baseline, &self.stages)?;
+        Some(work.with_speculation(self.speculates()))
     }
 
     pub(super) fn add_ledger(

@@ -2,6 +2,7 @@
 
 use llmprof_core::{
     domain::{
+        digits::multiple,
         finding::{Finding, catalogue},
         units::capitalised,
     },
@@ -54,8 +55,9 @@ fn stage_dominates(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let unequal = longer.ms.n != shorter.ms.n;
     let of_all = if unequal { " over all measured instances" } else { "" };
     let message = format!(
-        "{} takes {times:.1} times as long as {}{of_all}.",
+        "{} takes {} times as long as {}{of_all}.",
         capitalised(in_sentence(&longer.stage)),
+        multiple(times),
         in_sentence(&shorter.stage)
     );
     let mut found = Finding::new(catalogue::STAGE_DOMINATES, message).with("stage", &longer.stage);

@@ -25,7 +25,7 @@ use super::{
 use crate::{
     Analysis,
     ledger::{
-        Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage, RANGE_PART,
+        CauseRanges, Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage,
         host_copies::HostCopies,
     },
     stages::{BETWEEN_STEPS, DECODE, PREFILL, in_sentence},
@@ -108,18 +108,15 @@ fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
     let saving =
         Saving { stage: row.stage.clone(), ms: Some(Nanos(row.max_saving_ns).as_ms()), pct };
     // The same time as on the first page.
-    let (at_most, ns, share) = match row.bound_ns() {
-        Some(ns) => ("At most ", ns, pct),
+    let (at_most, ns, share) = match analysis.ledger.bound_ns(row) {
+        Some(ns) => ("At most ", ns, own_pct(&analysis.ledger, stage, ns)?),
         None => ("", row.ns, own_share_pct(&analysis.ledger, row).unwrap_or(0.0)),
     };
     let message = format!(
         "{at_most}{share:.0} % of {}, {} ms: {}.",
         own_name(&analysis.ledger, &row.stage),
         figure(Nanos(ns).as_ms()),
-        match analysis.ledger.range_of(row) {
-            Some(range) => Cow::Owned(format!("the host in the range {range}")),
-            None => Cow::Borrowed(row.cause.words()),
-        }
+        host_words(&analysis.ledger, row)
     );
     let is_of_cause = |id: &FindingId| id.id.strip_prefix("ledger_") == Some(row.cause.as_str());
     let id = RULES.iter().map(|rule| rule.id).find(is_of_cause)?;
@@ -150,10 +147,28 @@ fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
     Some(found.saves(Some(saving)))
 }
 
+/// A cause in words, with the ranges of the program that have most of its time.
+fn host_words(ledger: &Ledger, row: &LedgerRow) -> Cow<'static, str> {
+    let ranges = ledger.ranges_of(row).filter(CauseRanges::are_most);
+    match ranges.map(|it| (it.one(), it.are_all(), it.main())) {
+        Some((Some(range), ..)) => format!("the host in the range {range}").into(),
+        Some((None, true, _)) => "the host in ranges of the program".into(),
+        Some((None, false, Some(range))) => {
+            format!("the host in the range {range}, most of it, and in long calls").into()
+        }
+        Some((None, false, None)) => "the host in ranges of the program and in long calls".into(),
+        None => row.cause.words().into(),
+    }
+}
+
 /// Upper bound of what removing a cause saves, percent of its stage without a named wait.
 fn saving_pct(ledger: &Ledger, stage: &LedgerStage, row: &LedgerRow) -> Option<f64> {
-    let own_ns = stage.measured_ns as f64 * ledger.own_part(&stage.stage);
-    percent(row.max_saving_ns as f64, own_ns)
+    own_pct(ledger, stage, row.max_saving_ns)
+}
+
+/// Share of a time in its stage without a named wait, percent.
+fn own_pct(ledger: &Ledger, stage: &LedgerStage, ns: i64) -> Option<f64> {
+    percent(ns as f64, stage.measured_ns as f64 * ledger.own_part(&stage.stage))
 }
 
 /// Share of a cause in its stage without a named wait, percent.
@@ -207,7 +222,7 @@ pub(super) fn advice_on_long_gaps(analysis: &Analysis, gaps: &Gaps) -> Option<&'
 /// launches do not shorten them.
 fn has_long_gaps(ledger: &Ledger, stage: &str) -> bool {
     let all = || ledger.members(stage, LedgerCause::GapHost);
-    let is_long = |it: &&LedgerMember| it.ns as f64 > LONG_GAP_NS * it.calls;
+    let is_long = |it: &&LedgerMember| it.ns as f64 > LONG_GAP_NS * ledger.gaps_and_parts(it);
     let sum = |ns: i64, it: &LedgerMember| ns + it.ns;
     2 * all().filter(is_long).fold(0, sum) > all().fold(0, sum)
 }
@@ -220,7 +235,7 @@ fn has_replays(ledger: &Ledger, stage: &str) -> bool {
     }
     let gaps = |cause: LedgerCause| {
         let rows = ledger.of_stage(stage).filter(|it| it.cause == cause);
-        rows.map(|it| it.samples).sum::<u64>()
+        rows.map(|it| it.samples + it.gap_parts).sum::<u64>()
     };
     let at_graphs = gaps(LedgerCause::GapInGraph) + gaps(LedgerCause::GapGraphLaunch);
     at_graphs > gaps(LedgerCause::GapLaunch)
@@ -237,20 +252,18 @@ pub fn advice(ledger: &Ledger, row: &LedgerRow, is_sampled: bool) -> Option<&'st
              scheduling), and keep sampled tokens on the device.",
         );
     }
-    if ledger.range_of(row).is_some() {
+    let ranges = ledger.ranges_of(row);
+    if ranges.is_some_and(|it| it.one().is_some()) {
         return Some(IN_RANGE);
     }
     let is_range = |it: &str| it.starts_with(long_calls::IN_RANGE);
     let is_in_range = row.largest.as_deref().is_some_and(is_range);
     // A range is not a call that only the first step makes.
-    let are_ranges = || {
-        let members = ledger.members(&row.stage, row.cause);
-        let of_ranges = members.filter(|it| it.operator.as_deref().is_some_and(is_range));
-        of_ranges.map(|it| it.ns).sum::<i64>() as f64 >= RANGE_PART * row.ns as f64
-    };
+    let are_ranges = ranges.is_some_and(|it| it.are_all());
+    let has_ranges = is_in_range || ranges.is_some_and(|it| it.are_most());
     match row.cause {
-        LedgerCause::GapLongCall if is_in_range && are_ranges() => return Some(IN_RANGES),
-        LedgerCause::GapLongCall if is_in_range => return Some(IN_RANGE_AND_CALLS),
+        LedgerCause::GapLongCall if are_ranges => return Some(IN_RANGES),
+        LedgerCause::GapLongCall if has_ranges => return Some(IN_RANGE_AND_CALLS),
         LedgerCause::GapHost if has_replays(ledger, &row.stage) => return Some(NEXT_REPLAY),
         LedgerCause::GapHost if has_long_gaps(ledger, &row.stage) => {
             return Some(if is_sampled { SAMPLED_GAPS } else { LONG_GAPS });

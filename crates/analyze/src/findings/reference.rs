@@ -116,7 +116,7 @@ fn no_datasheet_peak(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
                 "MFU against a datasheet is not available: no {} peak is known for {name}.",
                 ceilings.dtype
             ),
-            "Add the device to conf/devices.toml with its source.",
+            catalogue::NO_DATASHEET_PEAK.advice.unwrap_or_default(),
         ),
         _ if analysis.subject == SubjectKind::Import => (
             "MFU against a datasheet is not available: the capture does not name its GPU."

@@ -2,6 +2,7 @@
 
 use llmprof_core::{
     domain::{
+        digits::multiple,
         finding::{Finding, catalogue},
         units::Nanos,
     },
@@ -128,9 +129,9 @@ fn warmup_short(_: &Analysis, trace: &Trace) -> Vec<Finding> {
         let others = Spread::of(others.iter().map(|(_, ms)| *ms))?;
         let times = ratio(first.1, others.max).filter(|times| *times >= COLD_RATIO)?;
         let message = format!(
-            "The first repeat of {stage} took {times:.1} times as long as the slowest of the \
-             others.",
-            stage = in_sentence(stage)
+            "The first repeat of {stage} took {times} times as long as the slowest of the others.",
+            stage = in_sentence(stage),
+            times = multiple(times)
         );
         // A longer warm-up changes what is measured, and saves nothing.
         Some(

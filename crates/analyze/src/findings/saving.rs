@@ -8,7 +8,7 @@ use llmprof_core::domain::{
 use crate::{
     Analysis, collectives,
     ledger::LedgerCause,
-    stages::{DECODE, Stages},
+    stages::{DECODE, Stages, step_times::StepTimes},
     stats::{percent, ratio},
     timeline::gpu::StageGpu,
 };
@@ -16,6 +16,9 @@ use crate::{
 /// Min share of its stage, percent, that an advice can save: a rule whose advice saves less states
 /// nothing.
 pub const MIN_SAVING_PCT: f64 = 3.0;
+
+/// Outlier steps are few up to this part of all steps.
+const FEW_STEPS_PART: f64 = 0.25;
 
 /// False for a finding whose advice saves too little of its stage.
 pub fn is_worth(finding: &Finding) -> bool {
@@ -119,8 +122,9 @@ pub fn traced_repeats(analysis: &Analysis, stage: &str) -> Option<f64> {
 pub struct Gaps {
     /// The busiest GPU, if the others are idle longer.
     pub busiest: Option<u32>,
-    /// Idle share of the traced stage, percent. The profiler's own work, unrecorded waits and long
-    /// calls of the host are subtracted from idle time and stage time.
+    /// Idle share of the traced stage, percent. The profiler's own work, unrecorded waits, long
+    /// calls of the host and gaps of few outlier steps (the longest that are listed) are subtracted
+    /// from idle time and stage time.
     pub traced_pct: f64,
     /// Share of the unprofiled stage, percent, assuming kernels of the same length; `None` without
     /// an unprofiled pass.
@@ -133,6 +137,8 @@ pub struct Gaps {
     pub profiler_ms: f64,
     /// The same of unrecorded waits and long calls of the host.
     pub once_ms: f64,
+    /// The same of other gaps in outlier steps, if these are few.
+    pub outlier_ms: f64,
     /// Launches of single kernels in one repeat.
     pub launches: f64,
     pub graph_launches: u64,
@@ -153,6 +159,19 @@ fn times_mean(analysis: &Analysis, gpu: &StageGpu, cause: LedgerCause) -> f64 {
     ratio(ns(gpu) * gpus().count() as f64, sum).unwrap_or(1.0)
 }
 
+/// Idle time of a cause in the listed outlier steps of a stage, milliseconds in one repeat; 0 if
+/// outliers are not few, or if their causes are unknown.
+fn outlier_ms(analysis: &Analysis, stage: &str, cause: LedgerCause) -> f64 {
+    let instances = analysis.ledger.stages.iter().find(|it| it.stage == stage);
+    let instances = instances.and_then(|it| it.instances);
+    let steps = analysis.step_times.iter().find(|it| it.stage == stage);
+    let are_few = |it: &&StepTimes| it.outliers as f64 <= FEW_STEPS_PART * f64::from(it.ms.n);
+    let steps = steps.filter(are_few).map_or(&[][..], |it| &it.longest);
+    let idle = steps.iter().flat_map(|it| &it.idle).filter(|it| it.cause == cause);
+    let sum = idle.map(|it| it.ms).sum::<f64>();
+    instances.and_then(|instances| ratio(sum, instances as f64)).unwrap_or(0.0)
+}
+
 pub fn gaps(analysis: &Analysis, stage: &str) -> Option<Gaps> {
     let all = all_gpus(analysis, stage)?;
     let mean = traced_row(analysis, all)?;
@@ -169,16 +188,22 @@ pub fn gaps(analysis: &Analysis, stage: &str) -> Option<Gaps> {
     };
     let profiler_ms = ms_of(LedgerCause::ProfilerOverhead);
     let once_ms = ms_of(LedgerCause::UnrecordedWait) + ms_of(LedgerCause::GapLongCall);
-    let traced_ms = gpu.window_ms - profiler_ms - once_ms;
+    // A step has the idle time of the GPU that idles longest.
+    let in_outliers = |cause: LedgerCause| outlier_ms(analysis, stage, cause).min(ms_of(cause));
+    let causes = LedgerCause::ALL.iter().copied();
+    let each_step = causes.filter(|it| it.is_gap() && *it != LedgerCause::GapLongCall);
+    let outlier_ms: f64 = each_step.map(in_outliers).sum();
+    let traced_ms = gpu.window_ms - profiler_ms - once_ms - outlier_ms;
     let gap = |stage_ms: f64| (stage_ms - gpu.busy_ms).max(0.0);
     Some(Gaps {
         busiest: busiest.and_then(|it| it.device),
         traced_pct: percent(gap(traced_ms), traced_ms)?,
         unprofiled_pct: unprofiled.and_then(|mean| percent(gap(mean), mean)),
         ms: gap(unprofiled.unwrap_or(traced_ms).min(traced_ms)),
-        host_ms: ms_of(LedgerCause::GapHost),
+        host_ms: ms_of(LedgerCause::GapHost) - in_outliers(LedgerCause::GapHost),
         profiler_ms,
         once_ms,
+        outlier_ms,
         launches: mean.kernels.saturating_sub(replayed) as f64 / mean.instances,
         graph_launches: mean.graph_launches,
         kernels: mean.kernels,

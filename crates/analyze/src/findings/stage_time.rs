@@ -47,8 +47,14 @@ pub(super) fn decode_launch_bound(analysis: &Analysis, _: &Trace) -> Vec<Finding
         |it: &Gaps| it.traced_pct >= GAP_PCT && it.unprofiled_pct.is_none_or(|pct| pct >= GAP_PCT);
     let Some(gaps) = gaps(analysis, DECODE).filter(bound) else { return vec![] };
     let (idle, stage) = (gaps.traced_pct, in_sentence(DECODE));
-    let without =
-        if gaps.once_ms > 0.0 { " without its long calls and unrecorded waits" } else { "" };
+    let without = match (gaps.once_ms > 0.0, gaps.outlier_ms > 0.0) {
+        (true, true) => {
+            " without its long calls, unrecorded waits and the gaps of its longest steps"
+        }
+        (true, false) => " without its long calls and unrecorded waits",
+        (false, true) => " without the gaps of its longest steps",
+        (false, false) => "",
+    };
     let gpu = match gaps.busiest {
         Some(gpu) => format!("GPU {gpu}, the busiest,"),
         None => "The GPU".into(),
@@ -66,6 +72,10 @@ pub(super) fn decode_launch_bound(analysis: &Analysis, _: &Trace) -> Vec<Finding
     if gaps.once_ms > 0.0 {
         let ms = format!("{:.3}", gaps.once_ms);
         found = found.with("ms of long calls and unrecorded waits, not counted", ms);
+    }
+    if gaps.outlier_ms > 0.0 {
+        let ms = format!("{:.3}", gaps.outlier_ms);
+        found = found.with("ms of gaps in outlier steps, not counted", ms);
     }
     if let Some(pct) = gaps.unprofiled_pct {
         found = found.with("idle, unprofiled pass", format!("{pct:.1} %"));

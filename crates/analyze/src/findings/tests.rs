@@ -292,5 +292,6 @@ fn every_rule_has_an_id_of_its_own_and_advice() {
 }
 
 mod ledger;
+mod outlier_gaps;
 mod sketches;
 mod subjects;

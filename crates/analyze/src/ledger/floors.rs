@@ -5,7 +5,11 @@ use std::collections::BTreeMap;
 
 use llmprof_core::{
     domain::dtype::Dtype,
-    trace::counter::{CounterValues, UncountedOperations},
+    trace::{
+        counter::{CounterValues, UncountedOperations},
+        environment::Gpu,
+        timeline::Timeline,
+    },
 };
 
 use crate::{
@@ -15,16 +19,14 @@ use crate::{
     stats::ratio,
 };
 
-/// Reason for a floor that is unknown with and without the model.
-pub const NO_BANDWIDTH: &str = "How fast it could be is unknown: the device's bandwidth is \
-                                unknown, so no floor can be computed. Add the device to \
-                                conf/devices.toml.";
+/// The remedy for a device without peaks: the table of devices is a part of the program.
+const ADD_DEVICE: &str = "add the device to conf/devices.toml and build llmprof again";
 
 /// A ceiling and its source.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rate {
     pub per_s: f64,
-    /// `measured` on this device, or of the `datasheet`.
+    /// `measured` on this device, of the `datasheet`, or recorded in the `capture`.
     pub source: &'static str,
 }
 
@@ -39,6 +41,8 @@ impl Rate {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rates {
     pub bytes: Option<Rate>,
+    /// Reason for a bandwidth that is unknown, with its remedy.
+    pub why_no_bytes: Option<String>,
     /// FLOP/s by dtype.
     pub flops: BTreeMap<String, Rate>,
     /// Datasheet's bandwidth, to which sampled shares relate.
@@ -48,7 +52,9 @@ pub struct Rates {
 }
 
 impl Rates {
-    pub fn of(dtype: Option<Dtype>, ceilings: &DeviceCeilings) -> Self {
+    /// The rates of the device of `capture`.
+    pub fn of(dtype: Option<Dtype>, ceilings: &DeviceCeilings, capture: Option<&Timeline>) -> Self {
+        let gpus = capture.map(|it| it.target.gpus.as_slice());
         let best = |measured: Option<f64>, datasheet: Option<f64>| {
             let measured = measured.map(|per_s| Rate { per_s, source: "measured" });
             measured.or(datasheet.map(|per_s| Rate { per_s, source: "datasheet" }))
@@ -57,8 +63,11 @@ impl Rates {
             let rate = best(ceilings.measured_flops(dtype), ceilings.datasheet_flops(dtype))?;
             Some((dtype.to_owned(), rate))
         };
+        let bytes = best(ceilings.measured_bytes(), ceilings.datasheet_bytes());
+        let bytes = bytes.or_else(|| captured_bytes(gpus?));
         Self {
-            bytes: best(ceilings.measured_bytes(), ceilings.datasheet_bytes()),
+            bytes,
+            why_no_bytes: bytes.is_none().then(|| why_no_bytes(capture)),
             flops: ceilings.dtypes().into_iter().filter_map(flops).collect(),
             datasheet_bytes: ceilings.datasheet_bytes(),
             dtype: dtype.map(|dtype| dtype.to_string()).unwrap_or_default(),
@@ -86,6 +95,44 @@ impl Rates {
         };
         values.flops.iter().map(time).sum()
     }
+}
+
+/// The bandwidth that a capture records, if its GPUs have the same.
+fn captured_bytes(gpus: &[Gpu]) -> Option<Rate> {
+    let first = gpus.first()?.bytes_per_s?;
+    let is_same = gpus.iter().all(|it| it.bytes_per_s == Some(first));
+    is_same.then_some(Rate { per_s: first as f64, source: "capture" })
+}
+
+/// The reason for an unknown bandwidth, with its remedy.
+fn why_no_bytes(capture: Option<&Timeline>) -> String {
+    let gpus = capture.map_or(&[][..], |it| &it.target.gpus);
+    let mut names: Vec<&str> = gpus.iter().map(|it| it.name.trim()).collect();
+    names.retain(|it| !it.is_empty());
+    names.sort_unstable();
+    names.dedup();
+    let why = match names.as_slice() {
+        [] if capture.is_none() => {
+            format!("the memory bandwidth of the device is unknown. To have it, {ADD_DEVICE}.")
+        }
+        [] => "the capture names no GPU, so its memory bandwidth is unknown. Import a capture \
+               that names it: a trace by PyTorch with deviceProperties, or an export by nsys with \
+               the table TARGET_INFO_GPU."
+            .to_owned(),
+        [name] if capture.is_some_and(Timeline::calls_hip) => {
+            format!("the memory bandwidth of {name} is unknown. To have it, {ADD_DEVICE}.")
+        }
+        [name] => format!(
+            "the memory bandwidth of {name} is unknown. Record with nsys, whose exports have it \
+             (TARGET_INFO_GPU.memoryBandwidth), or {ADD_DEVICE}."
+        ),
+        names => format!(
+            "the capture has GPUs of several models ({}), so no memory bandwidth applies to all. \
+             Record on GPUs of one model.",
+            names.join(", ")
+        ),
+    };
+    format!("How fast it could be is unknown: {why}")
 }
 
 /// Floor of one operator in one repeat of a stage.
@@ -187,14 +234,14 @@ impl Floors {
     pub fn of(stage: &str, work: &[ModuleCost], rates: &Rates, l2_bytes: Option<u64>) -> Self {
         let mut floors = Self::default();
         let Some(bytes_rate) = rates.bytes else {
-            floors.missing.push(NO_BANDWIDTH.into());
+            floors.missing.extend(rates.why_no_bytes.clone());
             return floors;
         };
         let flops_rate = rates.flops.get(&rates.dtype);
         if flops_rate.is_none() {
             floors.missing.push(format!(
-                "No ceiling of products in {} is known: floors are those of bytes alone. Add the \
-                 device to conf/devices.toml.",
+                "No ceiling of products in {} is known: floors are those of bytes alone. To have \
+                 it, {ADD_DEVICE}.",
                 rates.dtype
             ));
         }

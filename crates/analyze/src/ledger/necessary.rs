@@ -27,8 +27,8 @@ pub fn why_shared(analysis: &Analysis) -> Option<&'static str> {
     is_shared.then_some(SEVERAL_GPUS)
 }
 
-/// The work of one repeat, or of each step that an engine scheduled; `None` on a CPU, whose caches
-/// hold weights.
+/// The work of one repeat, or of each step that an engine scheduled; unknown if steps speculate.
+/// `None` on a CPU, whose caches hold weights.
 pub fn work(analysis: &Analysis, work: &ModelWork) -> Option<NecessaryWork> {
     if work.is_on_cpu {
         return None;
@@ -37,6 +37,9 @@ pub fn work(analysis: &Analysis, work: &ModelWork) -> Option<NecessaryWork> {
     for (stage, of_stage) in &mut of_stages {
         if let Some(loads) = work.step_loads(stage) {
             *of_stage = work.of_steps(stage, loads);
+        }
+        if let Some(why) = work.why_unknown().filter(|_| of_stage.is_ok()) {
+            *of_stage = Err(why);
         }
     }
     Some(of_stages)

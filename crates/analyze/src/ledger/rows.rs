@@ -2,24 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_core::domain::digits::{self, figure};
+use llmprof_core::domain::digits::figure;
 
 use super::{
     FloorOf, Ledger, LedgerCause, LedgerInput, LedgerMember, LedgerRow, LedgerStage, LedgerUnit,
     StageTimes,
     evidence::{KernelEvidence, SAMPLED_PASS},
-    floors::{Floors, NO_BANDWIDTH, OperatorFloor, Rate, Rates},
+    floors::{Floors, OperatorFloor, Rate, Rates},
+    missing_figures::has_unknown_work,
     savings::limit_gap_savings,
     work::StageSums,
 };
-use crate::{
-    stages::{BETWEEN_STEPS, NO_STAGE},
-    stats::{percent, ratio},
-    timeline::gpu::{
-        long_calls::{IN_RANGE, LOADING},
-        split::GapSum,
-    },
-};
+use crate::stats::{percent, ratio};
 
 /// Members of a row that are listed; the rest is one more.
 const MAX_MEMBERS: usize = 200;
@@ -107,52 +101,6 @@ impl StageRows<'_> {
         self.add_rows(sums, ledger);
     }
 
-    fn add_missing(&self, sums: &StageSums, is_of_amd: bool, missing: &mut Vec<String>) {
-        // Counters are read from ncu, which knows no GPU of AMD.
-        let of = |nvidia: &'static str, amd: &'static str| if is_of_amd { amd } else { nvidia };
-        if self.times.stage == BETWEEN_STEPS {
-            return;
-        }
-        // The work of a model is known by stage.
-        let has_name = self.times.stage != NO_STAGE;
-        let is_unknown = !self.floors.is_model && !sums.is_any_floor;
-        if let Some(why) = self.floors.why_unknown.as_ref().filter(|_| is_unknown) {
-            missing.push(why.clone());
-        } else if is_unknown && self.rates.bytes.is_none() && (has_name || !is_of_amd) {
-            missing.retain(|it| it != NO_BANDWIDTH);
-            missing.push(NO_BANDWIDTH.into());
-        } else if is_unknown && has_name {
-            missing.push(format!(
-                "How fast it could be is unknown: add the model's config.json, tokens and batch \
-                 (`--model-config FILE --prompt-tokens N --new-tokens N --batch N`, or the \
-                 import's fields of these names){}.",
-                of(", or collect counters with ncu", "")
-            ));
-        } else if is_unknown && !is_of_amd {
-            missing.push("How fast it could be is unknown: collect counters with ncu.".into());
-        }
-        let without = percent(sums.without_floor_ns as f64, sums.kernel_ns as f64);
-        if let Some(pct) = without.filter(|_| sums.is_any_floor && has_unknown_work(sums)) {
-            missing.push(format!(
-                "How fast the whole stage could be is unknown: the floor leaves out {pct:.0} % of \
-                 the kernel time, whose FLOPs and bytes are unknown; {}.",
-                of(
-                    "collect counters of these kernels with ncu",
-                    "state the model (`model_config`)"
-                )
-            ));
-        }
-        if sums.proven_ns == 0 && sums.kernel_ns > 0 {
-            missing.push(format!(
-                "Why single kernels take their time is unknown: {}.",
-                of(
-                    "collect counters with ncu, or sample GPU metrics with nsys",
-                    "llmprof reads counters on GPUs of NVIDIA only"
-                )
-            ));
-        }
-    }
-
     /// Floor and rest of a stage without a timeline.
     fn add_untraced(&self, sums: &mut StageSums) {
         let mut left = self.times.measured_ns;
@@ -193,6 +141,7 @@ impl StageRows<'_> {
             share_pct: None,
             pass: pass_of(cause, self.times.is_only_traced).into(),
             samples: 0,
+            gap_parts: 0,
             evidence: String::new(),
             max_saving_ns: 0,
             longest_ns: None,
@@ -236,6 +185,7 @@ impl StageRows<'_> {
                 pass: join(&passes),
                 counter: sources.get(cause).map(join).unwrap_or_default(),
                 samples: samples(&of, stage_samples),
+                gap_parts: of.iter().map(|it| it.gap_parts).sum(),
                 max_saving_ns: largest.map_or(mean, |it| it.1).min(self.times.measured_ns),
                 saving_rank: largest.and_then(|(gpu, _)| self.ranks.get(&gpu).copied()),
             });
@@ -245,12 +195,6 @@ impl StageRows<'_> {
             ledger.members.extend(summed(beyond));
         }
     }
-}
-
-/// True if the work of a part of the kernel time is unknown, which counts from 0.5 %.
-fn has_unknown_work(sums: &StageSums) -> bool {
-    let without = percent(sums.without_floor_ns as f64, sums.kernel_ns as f64);
-    without.is_some_and(|pct| pct >= 0.5)
 }
 
 fn join(names: &BTreeSet<&str>) -> String {
@@ -285,6 +229,7 @@ fn summed<'a>(members: impl Iterator<Item = &'a &'a LedgerMember>) -> Option<Led
         sum.ns += it.ns;
         sum.calls += it.calls;
         sum.samples += it.samples;
+        sum.gap_parts += it.gap_parts;
         sum.max_saving_ns += it.max_saving_ns;
         sum.longest_ns = sum.longest_ns.max(it.longest_ns);
         sum.share_pct = sum.share_pct.zip(it.share_pct).map(|(a, b)| a + b);
@@ -308,44 +253,11 @@ fn signed_share(ns: i64, of: i64) -> Option<f64> {
     (of > 0).then(|| 100.0 * ns as f64 / of as f64)
 }
 
-/// The longest gap is named above this many means.
-const LONGEST_MEANS: f64 = 2.0;
-
 /// Milliseconds, or microseconds of a shorter time.
 pub fn length_of(ns: i64) -> String {
     match ns as f64 / 1e3 {
         us @ 1000.0.. => format!("{} ms", figure(us / 1e3)),
         us => format!("{} us", figure(us)),
-    }
-}
-
-/// Number, mean and longest of gaps on all GPUs, over the instances of their stage, with a noun.
-pub fn gaps_text(
-    cause: LedgerCause,
-    call: Option<&str>,
-    gaps: &GapSum,
-    (instances, noun): (u64, &str),
-) -> String {
-    let length = |us: f64| length_of((us * 1e3).round() as i64);
-    let count = digits::count(gaps.count);
-    let mean_us = ratio(gaps.ns as f64 / 1e3, gaps.count as f64).unwrap_or(0.0);
-    let longest_us = gaps.longest_ns as f64 / 1e3;
-    // A mean does not stand for one long gap.
-    let mean = match longest_us > LONGEST_MEANS * mean_us {
-        true => format!("{} on average, the longest {}", length(mean_us), length(longest_us)),
-        false => format!("{} on average", length(mean_us)),
-    };
-    let starts = |text: &str| call.is_some_and(|call| call.starts_with(text));
-    let place = match cause {
-        LedgerCause::GapLongCall if starts(LOADING) => "up to this call of the host",
-        LedgerCause::GapLongCall if starts(IN_RANGE) => "in it",
-        LedgerCause::GapLongCall => "with this call of the host",
-        _ => "after this work",
-    };
-    match (gaps.count, instances) {
-        (1, _) => format!("one gap {place}, {}", length(mean_us)),
-        (_, 1) => format!("{count} gaps {place}, {mean}"),
-        _ => format!("{count} gaps {place} over {instances} {noun}, {mean}"),
     }
 }
 
@@ -376,23 +288,5 @@ const fn pass_of(cause: LedgerCause, is_only_traced: bool) -> &'static str {
             _,
         ) => "",
         _ => "nsys",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_long_gap_is_named_next_to_the_mean() {
-        let text = |count, ns, longest_ns| {
-            let gaps = GapSum { count, ns, longest_ns };
-            gaps_text(LedgerCause::GapHost, None, &gaps, (10, "instances"))
-        };
-        let of_ten = "10 gaps after this work over 10 instances";
-        let (mean, longest) = (text(10, 30_000_000, 3_000_000), text(10, 30_000_000, 29_100_000));
-        assert_eq!(mean, format!("{of_ten}, 3.00 ms on average"));
-        assert_eq!(longest, format!("{of_ten}, 3.00 ms on average, the longest 29.1 ms"));
-        assert_eq!(text(1, 29_100_000, 29_100_000), "one gap after this work, 29.1 ms");
     }
 }

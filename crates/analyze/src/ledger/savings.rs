@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use llmprof_core::trace::timeline::Timeline;
 
-use super::{LedgerCause, LedgerMember, scale::Fraction, work::WorkGroup};
+use super::{Ledger, LedgerCause, LedgerMember, LedgerRow, scale::Fraction, work::WorkGroup};
 use crate::{stages::step_times::TYPICAL_PART, stats::ratio, timeline::gpu::split::WindowSplit};
 
 /// Upper limit of [`launch_ns`], nanoseconds.
@@ -21,17 +21,44 @@ pub fn launch_ns(nsys: &Timeline) -> i64 {
 /// faster by is the profiler's own work first. `on_busiest` are the gaps of the busiest GPU, if
 /// they limit the saving.
 pub fn limit_gap_savings(members: &mut [LedgerMember], difference: i64, on_busiest: Option<i64>) {
-    let sum = |is_of: fn(LedgerCause) -> bool| -> i64 {
-        members.iter().filter(|it| is_of(it.cause)).map(|it| it.ns).sum()
-    };
-    let all = sum(LedgerCause::is_gap);
-    let profiler = sum(|it| it == LedgerCause::ProfilerOverhead);
-    let faster = difference.saturating_add(profiler).min(0);
-    let idle = on_busiest.map_or(all, |gaps| gaps.min(all));
-    let possible = idle.saturating_add(faster).max(0);
-    let Some(share) = ratio(possible as f64, all as f64) else { return };
+    let times = members.iter().map(|it| (it.cause, it.ns));
+    let Some(share) = possible_part(times, difference, on_busiest) else { return };
     for it in members.iter_mut().filter(|it| it.cause.is_gap()) {
         it.max_saving_ns = (it.ns as f64 * share) as i64;
+    }
+}
+
+/// Part of all gaps that the time of the stage leaves: 0 to 1; `times` are of its causes.
+fn possible_part(
+    times: impl Iterator<Item = (LedgerCause, i64)>,
+    difference: i64,
+    on_busiest: Option<i64>,
+) -> Option<f64> {
+    let (mut all, mut profiler) = (0_i64, 0_i64);
+    for (cause, ns) in times {
+        match cause {
+            LedgerCause::ProfilerOverhead => profiler = profiler.saturating_add(ns),
+            cause if cause.is_gap() => all = all.saturating_add(ns),
+            _ => {}
+        }
+    }
+    let faster = difference.saturating_add(profiler).min(0);
+    let idle = on_busiest.map_or(all, |gaps| gaps.min(all));
+    ratio(idle.saturating_add(faster).max(0) as f64, all as f64)
+}
+
+impl Ledger {
+    /// Upper bound of the time of a cause of gaps, nanoseconds: tracing lengthens gaps, and the
+    /// time of the stage limits all of them. `None` if the traced time stands.
+    ///
+    /// The bound of the saving may be lower: it is of the busiest GPU, and the time is a mean.
+    pub fn bound_ns(&self, row: &LedgerRow) -> Option<i64> {
+        let stage = self.stages.iter().find(|it| it.stage == row.stage)?;
+        let difference = stage.measured_ns.saturating_sub(stage.traced_ns?);
+        let times = self.of_stage(&row.stage).map(|it| (it.cause, it.ns));
+        let part = possible_part(times, difference, None).filter(|_| row.cause.is_gap())?;
+        let ns = (row.ns as f64 * part) as i64;
+        (ns < row.ns).then_some(ns)
     }
 }
 

@@ -31,14 +31,14 @@ pub fn stage_floors(
             let why = why_shared(analysis).filter(|_| is_of_model);
             why.map_or_else(Floors::default, Floors::unknown)
         }
-        Some(_) if times.cut_steps.is_some() => Floors::unknown(CUT_DECODE),
         Some(work) => match work.get(stage) {
+            Some(Err(why)) => Floors::unknown(why),
+            _ if times.cut_steps.is_some() => Floors::unknown(CUT_DECODE),
             Some(Ok(parts)) => Floors::mean(
                 parts
                     .iter()
                     .map(|it| (Floors::of(stage, &it.operators, rates, l2_bytes), it.instances)),
             ),
-            Some(Err(why)) => Floors::unknown(why),
             None if stage == MIXED => Floors::unknown(BOTH_KINDS),
             None => Floors::default(),
         },

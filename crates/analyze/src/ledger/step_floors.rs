@@ -36,7 +36,7 @@ pub fn step_floors(
     work: Option<&ModelWork>,
     input: &LedgerInput,
 ) -> Vec<StepBatch> {
-    let rates = Rates::of(input.dtype, input.ceilings);
+    let rates = Rates::of(input.dtype, input.ceilings, input.nsys);
     let l2_bytes = input.nsys.and_then(|nsys| nsys.target.gpus.first()?.l2_bytes);
     let work = known_work(analysis, work);
     let row = |row: &StepBatch| match row.class {

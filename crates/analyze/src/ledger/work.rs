@@ -9,9 +9,10 @@ use super::{
     causes::{self, AcrossRanks, CausePart, KernelTime},
     evidence::LaunchEvidence,
     floors::OperatorFloor,
+    gaps::gaps_text,
     kernel_floors::place_floor,
     long_launches::LongGroup,
-    rows::{MODEL_SOURCES, StageRows, floor_text, gaps_text},
+    rows::{MODEL_SOURCES, StageRows, floor_text},
     savings::GpuSavings,
 };
 use crate::{
@@ -178,7 +179,7 @@ impl StageRows<'_> {
             member.ns = parts.next(sum.ns);
             member.max_saving_ns = if cause.is_gap() { member.ns } else { 0 };
             member.calls = sum.count as f64 * self.times.scale.ratio();
-            member.samples = sum.count;
+            (member.samples, member.gap_parts) = (sum.count, sum.parts);
             member.longest_ns = Some(sum.longest_ns);
             let noun = if split.stage == NO_STAGE { "processes" } else { "instances" };
             let instances = (split.instances, noun);

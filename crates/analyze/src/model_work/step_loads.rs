@@ -13,7 +13,7 @@ use crate::{
 };
 
 // Reasons for an unknown floor, each a clause.
-const SPECULATION: &str = "a step speculates, and its draft model is not stated";
+pub const SPECULATION: &str = "a step speculates, and its draft model is not stated";
 pub const NO_CONTEXT: &str = "the key lengths of the requests of a step are not recorded";
 pub const OTHER_PROMPTS: &str =
     "not every step reads the stated prompts, or the requests and tokens of a step are unknown";

@@ -1,7 +1,8 @@
 //! Readers of the files of a run.
 //!
-//! A missing file or table is a gap: the trace is empty at that place. An unreadable or foreign
-//! file is an error with its name. No input causes a panic, and nothing is judged.
+//! A missing file or table is a gap: the trace is empty at that place. A file that the manifest of
+//! a sealed folder lists and that is missing, and an unreadable or foreign file, is an error with
+//! its name. No input causes a panic, and nothing is judged.
 
 pub mod aliases;
 pub mod capture_path;
@@ -18,6 +19,7 @@ pub mod nsys;
 pub mod power;
 pub mod requests;
 pub mod saved;
+pub mod sealed;
 pub mod stored;
 
 use std::{
@@ -85,8 +87,10 @@ pub fn read(dir: &Path) -> Result<Trace, ParseError> {
     read_parsed(dir, None)
 }
 
-/// Like [`read`], with the nsys export of `dir` as it was parsed earlier.
+/// Like [`read`], with the nsys export of `dir` as it was parsed earlier. The files of a sealed
+/// folder are complete, or it is an error.
 pub fn read_parsed(dir: &Path, timeline: Option<Timeline>) -> Result<Trace, ParseError> {
+    sealed::check(dir)?;
     let mut trace = Trace {
         environment: json(&dir.join(layout::ENV), "an environment")?.unwrap_or_default(),
         ..Trace::default()

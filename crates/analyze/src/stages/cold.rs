@@ -21,7 +21,7 @@
 //!
 //! Without traced CUDA calls, 2 and 3 are unknown, and it must take at least 10 times the median.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use foldhash::HashMap;
 use llmprof_core::{
@@ -40,6 +40,7 @@ use llmprof_core::{
 use crate::{
     stages::{in_sentence, profiler_overhead::overheads_in},
     stats::lower_median_of,
+    step_batches::{process_and_rank, process_name},
     timeline::{
         capture::{Capture, Join},
         interval::Interval,
@@ -61,6 +62,8 @@ const COLD_RATIO_RANGES_ONLY: f64 = 10.0;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ColdInstance {
     pub stage: String,
+    /// The name of its process, if several have instances of the stage.
+    pub process: Option<String>,
     pub ms: f64,
     /// Lower median of the later instances of the stage in its process.
     pub median_ms: f64,
@@ -137,9 +140,10 @@ pub fn mark(capture: &mut Capture) -> Vec<ColdInstance> {
     if groups.is_empty() {
         return Vec::new();
     }
+    let names = process_names(groups.keys().copied(), capture);
     let activity = instance_activity(capture);
     let mut found = Vec::new();
-    for ((label, _), instances) in &groups {
+    for ((label, process), instances) in &groups {
         // The first instance is not recorded as a whole, and later ones are warm.
         let (place, range) = capture.stages.instances[instances[0]].key();
         if capture.stages.states.of(place, range) == StepState::Cut {
@@ -158,6 +162,7 @@ pub fn mark(capture: &mut Capture) -> Vec<ColdInstance> {
         if is_cold(first, &later, capture.trace.cuda_calls.is_empty()) {
             found.push(ColdInstance {
                 stage: capture.stages.labels[*label].clone(),
+                process: names.get(&(*label, *process)).cloned(),
                 ms: Nanos(first.wall_ns).as_ms(),
                 median_ms: Nanos(median(&later, |it| it.wall_ns)).as_ms(),
                 later_instances: later.len(),
@@ -168,6 +173,25 @@ pub fn mark(capture: &mut Capture) -> Vec<ColdInstance> {
         }
     }
     found
+}
+
+/// Names of the processes of stages that several have, by label and process.
+fn process_names(
+    of: impl Iterator<Item = (usize, i64)>,
+    capture: &Capture,
+) -> BTreeMap<(usize, i64), String> {
+    let ranks = &capture.trace.collectives;
+    let named = |(label, process): (usize, i64)| {
+        let (number, rank) = process_and_rank(process, ranks);
+        ((label, process), process_name(number, rank))
+    };
+    let mut names: BTreeMap<(usize, i64), String> = of.map(named).collect();
+    let mut of_label: BTreeMap<usize, BTreeSet<i64>> = BTreeMap::new();
+    for (label, process) in names.keys() {
+        of_label.entry(*label).or_default().insert(ranks.owner(*process));
+    }
+    names.retain(|(label, _), _| of_label[label].len() > 1);
+    names
 }
 
 fn is_cold(first: InstanceActivity, later: &[InstanceActivity], ranges_only: bool) -> bool {
@@ -264,10 +288,12 @@ fn warmup_calls(capture: &Capture) -> Vec<u64> {
 pub fn findings(cold: &[ColdInstance]) -> Vec<Finding> {
     let finding = |it: &ColdInstance| {
         let times = it.ms / it.median_ms;
+        let of_process = it.process.as_ref().map(|name| format!(" in {name}"));
         let message = format!(
-            "The first instance of {} was cold: it took {} ms, {} times the {}, and counts as \
+            "The first instance of {}{} was cold: it took {} ms, {} times the {}, and counts as \
              warm-up.",
             in_sentence(&it.stage),
+            of_process.unwrap_or_default(),
             figure(it.ms),
             figure(times),
             if it.later_instances == 1 { "later one" } else { "median of later ones" }

@@ -12,11 +12,14 @@ use llmprof_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::overhead::OverheadRecord;
+use super::{
+    overhead::OverheadRecord,
+    repeat_medians::{RepeatMedian, statistic},
+};
 use crate::{
     Analysis,
     findings::{excluded, find_short_recording, with_engine},
-    stats::{Spread, median, percent},
+    stats::{Spread, percent},
 };
 
 /// Wall times of a command, measured from outside.
@@ -26,7 +29,7 @@ pub struct CommandTiming {
     pub of: Timed,
     /// Milliseconds of the unprofiled pass; `null` for a server without a client.
     pub plain_ms: Option<Spread>,
-    /// Median of the same times; `null` also in reports of earlier versions.
+    /// Median of the same times, of two their mean; `null` also in reports of earlier versions.
     #[serde(default)]
     pub plain_p50_ms: Option<f64>,
     /// Milliseconds under nsys; `null` if unknown.
@@ -45,7 +48,7 @@ pub fn timing(trace: &CommandTrace) -> CommandTiming {
     CommandTiming {
         of: plain.or(trace.traced.as_ref()).map_or(Timed::Process, |times| times.of),
         plain_ms: spread(&trace.plain),
-        plain_p50_ms: plain.and_then(|it| median(walls(it))),
+        plain_p50_ms: plain.and_then(|it| Some(RepeatMedian::of(walls(it))?.p50)),
         traced_ms: spread(&trace.traced),
         ready_ms: plain.and_then(|times| Some(Nanos(times.ready_ns?).as_ms())),
     }
@@ -55,6 +58,13 @@ impl CommandTiming {
     /// True if an unprofiled pass was timed.
     pub fn is_unprofiled(&self) -> bool {
         self.plain_ms.is_some()
+    }
+
+    /// The wall time that stands for the command, milliseconds, and the name of the figure. Reports
+    /// of earlier versions have the mean alone.
+    pub fn wall_ms(&self) -> Option<(f64, &'static str)> {
+        let Spread { mean, n, .. } = self.plain_ms?;
+        Some(self.plain_p50_ms.map_or((mean, "mean"), |ms| (ms, statistic(n))))
     }
 
     /// Tracing overhead of the whole command.

@@ -1,5 +1,7 @@
 //! Figures that stand for a run in lists, series and gates and at the head of its page: each the
-//! median over the repeats.
+//! median over the repeats. Of an even number it is the lower median, as of steps; of two repeats
+//! it is their mean, and is called the mean. Of rates it is the higher median, the rate of the
+//! repeat with the median time.
 //!
 //! A repeat of several samples is all of them: its time is the mean over the samples, so that a
 //! stage never takes longer than the repeat that it is a part of. Samples differ by their content
@@ -10,17 +12,22 @@ use std::collections::BTreeMap;
 use llmprof_core::domain::units::Nanos;
 use serde::{Deserialize, Serialize};
 
-use super::{DECODE, PREFILL, Stages, apart, per_repeat, steps_per_repeat, wall_times};
+use super::{
+    DECODE, PREFILL, Stages, apart, per_repeat,
+    step_times::{LEAST_MEDIAN, OUTLIER_MEDIANS},
+    steps_per_repeat, wall_times,
+};
 use crate::{
     events::Events,
-    stats::{Spread, median, ratio},
+    stats::{Spread, lower_median, median, ratio},
 };
 
 /// A figure over repeats; the containing field's name has the unit.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct RepeatMedian {
-    /// The median: of an even number, the mean of the two in the middle.
+    /// The median: of an even number, the lower of the two in the middle, of rates the higher; of
+    /// two repeats, their mean.
     #[cfg_attr(feature = "schema", schema(example = 12.5))]
     pub p50: f64,
     pub min: f64,
@@ -28,6 +35,15 @@ pub struct RepeatMedian {
     /// Number of repeats: instances of a capture.
     #[cfg_attr(feature = "schema", schema(example = 3))]
     pub n: u32,
+    /// True if half of an even number are more than twice `p50`, the lower median; absent if not,
+    /// and of rates.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_two_halves: bool,
+}
+
+/// The name of the figure that stands for `n` repeats: two have no median.
+pub const fn statistic(n: u32) -> &'static str {
+    if n == 2 { "mean" } else { "median" }
 }
 
 impl RepeatMedian {
@@ -35,7 +51,24 @@ impl RepeatMedian {
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let values: Vec<f64> = values.into_iter().filter(|it| it.is_finite()).collect();
         let Spread { min, max, n, .. } = Spread::of(values.iter().copied())?;
-        Some(Self { p50: median(values)?, min, max, n })
+        let p50 = match values.len() < LEAST_MEDIAN {
+            true => median(values.iter().copied())?,
+            false => lower_median(values.iter().copied())?,
+        };
+        let outliers = values.iter().filter(|it| **it > OUTLIER_MEDIANS * p50).count();
+        let has_two_halves = n.is_multiple_of(2) && 2 * outliers >= n as usize;
+        Some(Self { p50, min, max, n, has_two_halves })
+    }
+
+    /// The median rate: of the repeat that has the median time, if repeats do the same work.
+    fn of_rates(rates: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let Self { p50, min, max, n, .. } = Self::of(rates.into_iter().map(|it| -it))?;
+        Some(Self { p50: -p50, min: -max, max: -min, n, has_two_halves: false })
+    }
+
+    /// The name of the figure.
+    pub const fn word(&self) -> &'static str {
+        if self.has_two_halves { "lower median" } else { statistic(self.n) }
     }
 }
 
@@ -91,20 +124,23 @@ pub fn repeat_medians(events: &Events) -> RepeatMedians {
     };
     let whole_ms = |(repeat, time): (u32, Nanos)| (repeat, (time.as_ms(), 1.0));
     RepeatMedians {
-        ttft_ms: over_repeats(events, per_repeat(events, PREFILL).into_iter().map(whole_ms)),
-        tpot_ms: over_repeats(events, decode.into_iter().filter_map(over_steps)),
-        tokens_per_s: over_repeats(events, walls.iter().filter_map(over_wall)),
-        wall_ms: over_repeats(events, walls.into_iter().map(whole_ms)),
+        ttft_ms: RepeatMedian::of(of_repeats(
+            events,
+            per_repeat(events, PREFILL).into_iter().map(whole_ms),
+        )),
+        tpot_ms: RepeatMedian::of(of_repeats(events, decode.into_iter().filter_map(over_steps))),
+        tokens_per_s: RepeatMedian::of_rates(of_repeats(
+            events,
+            walls.iter().filter_map(over_wall),
+        )),
+        wall_ms: RepeatMedian::of(of_repeats(events, walls.into_iter().map(whole_ms))),
     }
 }
 
-/// The median of all parts over their wholes, of each repeat that has all samples.
-fn over_repeats(
-    events: &Events,
-    of_repeats: impl Iterator<Item = (u32, Parts)>,
-) -> Option<RepeatMedian> {
+/// All parts over their wholes, of each repeat that has all samples.
+fn of_repeats(events: &Events, parts: impl Iterator<Item = (u32, Parts)>) -> Vec<f64> {
     let mut repeats: BTreeMap<u32, (Parts, usize)> = BTreeMap::new();
-    for (repeat, (part, whole)) in of_repeats {
+    for (repeat, (part, whole)) in parts {
         let sample = events.samples.iter().find(|it| it.contains(repeat));
         let number = sample.map_or(repeat, |it| repeat - it.first_repeat);
         let (sum, samples) = repeats.entry(number).or_default();
@@ -113,7 +149,7 @@ fn over_repeats(
     }
     let samples = events.samples.len().max(1);
     let whole = repeats.into_values().filter(|it| it.1 == samples);
-    RepeatMedian::of(whole.filter_map(|((part, whole), _)| ratio(part, whole)))
+    whole.filter_map(|((part, whole), _)| ratio(part, whole)).collect()
 }
 
 #[cfg(test)]
@@ -122,6 +158,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::stages::step_times::StepTimes;
 
     fn range(name: &str, repeat: u32, (start, end): (i64, i64), step: Option<u32>) -> Event {
         Event::Range(StageRange {
@@ -184,6 +221,23 @@ mod tests {
     }
 
     #[test]
+    fn the_figure_is_the_mean_of_two_and_a_measured_repeat_of_others() {
+        for (times, p50, word) in [
+            (&[8.0][..], 8.0, "median"),
+            (&[8.0, 10.0], 9.0, "mean"),
+            (&[1.0, 90.0], 45.5, "mean"),
+            (&[8.0, 10.0, 90.0], 10.0, "median"),
+            (&[8.0, 9.0, 10.0, 90.0], 9.0, "median"),
+            (&[8.0, 9.0, 80.0, 90.0], 9.0, "lower median"),
+            (&[8.0, 9.0, 10.0, 70.0, 80.0, 90.0], 10.0, "lower median"),
+            (&[8.0, 9.0, 70.0, 80.0, 90.0], 70.0, "median"),
+        ] {
+            let it = RepeatMedian::of(times.iter().copied()).unwrap();
+            assert_eq!((it.p50, it.word()), (p50, word), "{times:?}");
+        }
+    }
+
+    #[test]
     fn samples_are_not_repeats_of_each_other() {
         let ms = 1_000_000;
         let sample = |times: [i64; 3]| times.map(|it| (it * ms, 4 * ms)).to_vec();
@@ -196,6 +250,37 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn the_median_rate_is_of_the_repeat_with_the_median_time(
+            times in prop::collection::vec(1.0..100.0_f64, 3..9),
+        ) {
+            let of_times = RepeatMedian::of(times.iter().copied()).unwrap();
+            let of_rates = RepeatMedian::of_rates(times.iter().map(|ms| 1e3 / ms)).unwrap();
+            for (rate, ms) in [
+                (of_rates.p50, of_times.p50),
+                (of_rates.min, of_times.max),
+                (of_rates.max, of_times.min),
+            ] {
+                prop_assert!((rate * ms / 1e3 - 1.0).abs() < 1e-9, "{} {}", rate, ms);
+            }
+            prop_assert_eq!((of_rates.n, of_rates.word()), (of_times.n, "median"));
+        }
+
+        #[test]
+        fn repeats_have_the_median_and_the_name_of_steps_with_these_times(
+            times in prop::collection::vec(1.0..100.0_f64, 3..9),
+        ) {
+            let it = RepeatMedian::of(times.iter().copied()).unwrap();
+            let outliers = times.iter().filter(|ms| **ms > OUTLIER_MEDIANS * it.p50).count();
+            let steps = serde_json::json!({
+                "stage": PREFILL, "ms": Spread::of(times.iter().copied()), "excess_ms": 0.0,
+                "p50_ms": lower_median(times.iter().copied()), "outliers": outliers, "longest": []
+            });
+            let steps: StepTimes = serde_json::from_value(steps).unwrap();
+            prop_assert_eq!(Some(it.p50), steps.median_ms());
+            prop_assert_eq!(it.word(), steps.median_word().trim_start_matches("the "));
+        }
+
         #[test]
         fn a_stage_never_takes_longer_than_its_repeat(
             samples in (1usize..5, 1usize..5).prop_flat_map(|(samples, repeats)| {

@@ -3,6 +3,7 @@
 //! A stage's time is a sum over its steps, and a mean over them hides one that loaded a library.
 
 mod outliers;
+mod process_steps;
 mod step_calls;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use llmprof_core::trace::{event::StageRange, timeline::Timeline};
 use serde::{Deserialize, Serialize};
 
-pub use self::outliers::{IdleTime, OutlierStep, wanted};
+pub use self::{
+    outliers::{IdleTime, OutlierStep, wanted},
+    process_steps::ProcessSteps,
+};
 use super::{DECODE, PREFILL, StageTiming};
 use crate::{
     events::Events,
@@ -50,9 +54,14 @@ pub struct StepTimes {
     /// Milliseconds of a step, over all measured ones.
     pub ms: Spread,
     /// The median: half of the steps take at most this time. It is the time of a measured step: of
-    /// an even number, the shorter of the two in the middle.
+    /// an even number, the shorter of the two in the middle. If the processes differ, it is the
+    /// median of the slowest process.
     #[cfg_attr(feature = "schema", schema(example = 10.6))]
     pub p50_ms: f64,
+    /// The processes, slowest first, if they differ; each has at least three steps. Empty if one
+    /// median is of all steps.
+    #[serde(default)]
+    pub processes: Vec<ProcessSteps>,
     /// Steps that take more than twice the median, of at least three. If the processes differ, that
     /// is the median of the step's process.
     pub outliers: u64,
@@ -78,15 +87,23 @@ impl StepTimes {
         self.stage == DECODE && !self.are_instances
     }
 
-    /// True if outliers are half of an even number: the median is then the lower of the two in the
-    /// middle.
-    pub const fn has_two_halves(&self) -> bool {
-        self.ms.n.is_multiple_of(2) && 2 * self.outliers >= self.ms.n as u64
+    /// True if outliers are half of an even number of the steps that the median is of: it is then
+    /// the lower of the two in the middle.
+    fn has_two_halves(&self) -> bool {
+        let of_all = (u64::from(self.ms.n), self.outliers);
+        let slowest = self.processes.first().map(|it| (it.steps, it.outliers));
+        let (steps, outliers) = slowest.unwrap_or(of_all);
+        steps.is_multiple_of(2) && 2 * outliers >= steps
     }
 
-    /// The word for it.
-    pub const fn median_word(&self) -> &'static str {
-        if self.has_two_halves() { "the lower median" } else { "the median" }
+    /// The words for `p50_ms`.
+    pub fn median_word(&self) -> &'static str {
+        match (self.processes.is_empty(), self.has_two_halves()) {
+            (true, false) => "the median",
+            (true, true) => "the lower median",
+            (false, false) => "the slowest process's median",
+            (false, true) => "the slowest process's lower median",
+        }
     }
 
     /// True if the outliers exceed the medians of their processes, which differ.
@@ -140,6 +157,7 @@ pub fn step_times(events: &Events, devices: Option<&StepDevices>) -> Vec<StepTim
         are_instances: it.range == DECODE,
         ms: it.ms,
         p50_ms: it.p50_ms,
+        processes: it.processes.clone(),
         outliers: it.outliers.len() as u64,
         excess_ms: it.outliers.iter().fold(0.0, |sum, at| sum + it.steps[*at].above_ms()),
         preparing: devices.map_or(0, |devices| preparing(it, devices.splits)),
@@ -178,6 +196,12 @@ impl MeasuredStep {
         self.ms - self.p50_ms
     }
 
+    /// Its process, which is one for all of its recording windows.
+    fn owner(&self, trace: Option<&Timeline>) -> i64 {
+        let process = self.process.unwrap_or_default();
+        trace.map_or(process, |trace| trace.collectives.owner(process))
+    }
+
     /// The time and the process of a step of a capture.
     fn place(&self) -> (Interval, i64) {
         (self.span, self.process.unwrap_or_default())
@@ -190,9 +214,11 @@ pub struct StageSteps<'a> {
     range: &'a str,
     steps: Vec<MeasuredStep>,
     ms: Spread,
+    /// The median of all steps, or of the slowest process.
     p50_ms: f64,
-    /// True if the processes differ: each step is compared with the steps of its process.
-    is_by_process: bool,
+    /// The processes, slowest first, if they differ: each step is compared with the steps of its
+    /// process.
+    processes: Vec<ProcessSteps>,
     /// Places of the outliers among the steps, longest first.
     outliers: Vec<usize>,
 }
@@ -213,12 +239,16 @@ impl<'a> StageSteps<'a> {
         let mut steps: Vec<MeasuredStep> = events.measured_in_processes(range).map(step).collect();
         steps.sort_by_key(|it| it.span);
         let ms = Spread::of(steps.iter().map(|it| it.ms)).filter(|it| it.n > 1)?;
-        let p50_ms = lower_median(steps.iter().map(|it| it.ms))?;
-        let is_by_process = set_medians(&mut steps, trace);
+        let of_all = lower_median(steps.iter().map(|it| it.ms))?;
+        let processes = match set_medians(&mut steps, trace) {
+            true => process_steps::by_process(&steps, trace),
+            false => vec![],
+        };
+        let p50_ms = processes.first().map_or(of_all, |it| it.p50_ms);
         let mut outliers: Vec<usize> =
             (0..steps.len()).filter(|at| steps[*at].is_outlier()).collect();
         outliers.sort_by(|a, b| steps[*b].ms.total_cmp(&steps[*a].ms));
-        Some(Self { stage, range, steps, ms, p50_ms, is_by_process, outliers })
+        Some(Self { stage, range, steps, ms, p50_ms, processes, outliers })
     }
 
     fn is_outlier(&self, at: usize) -> bool {
@@ -245,12 +275,8 @@ impl<'a> StageSteps<'a> {
 /// processes differ, which it returns. Recording windows of one process are one.
 fn set_medians(steps: &mut [MeasuredStep], trace: Option<&Timeline>) -> bool {
     let mut processes: BTreeMap<i64, Vec<f64>> = BTreeMap::new();
-    let owner = |it: &MeasuredStep| {
-        let process = it.process.unwrap_or_default();
-        trace.map_or(process, |trace| trace.collectives.owner(process))
-    };
     for it in steps.iter() {
-        processes.entry(owner(it)).or_default().push(it.ms);
+        processes.entry(it.owner(trace)).or_default().push(it.ms);
     }
     let is_by_process = do_differ(processes.values().cloned());
     if !is_by_process {
@@ -262,7 +288,7 @@ fn set_medians(steps: &mut [MeasuredStep], trace: Option<&Timeline>) -> bool {
     };
     let medians: BTreeMap<i64, (f64, bool)> = processes.into_iter().filter_map(median).collect();
     for it in steps {
-        let process = if is_by_process { owner(it) } else { 0 };
+        let process = if is_by_process { it.owner(trace) } else { 0 };
         (it.p50_ms, it.has_median) = medians.get(&process).copied().unwrap_or_default();
     }
     is_by_process

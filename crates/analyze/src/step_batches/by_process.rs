@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use llmprof_core::trace::{collectives::Collectives, timeline::pid_of};
+
 use crate::{
     stages::step_times::{LEAST_MEDIAN, TYPICAL_PART},
     timeline::engine_steps::EngineStepRecord,
@@ -28,6 +30,18 @@ pub fn by_process(
         true => processes.into_iter().map(|(process, steps)| (Some(process), 1, steps)).collect(),
         false => vec![(None, processes.len() as u64, steps)],
     }
+}
+
+/// The name of a process in a sentence: its rank, or its number.
+pub fn process_name(process: u32, rank: Option<u32>) -> String {
+    rank.map_or_else(|| format!("process {process}"), |rank| format!("rank {rank}"))
+}
+
+/// The number and the rank of a process of a timeline, which is one for all of its recording
+/// windows.
+pub fn process_and_rank(global_id: i64, ranks: &Collectives) -> (u32, Option<u32>) {
+    let owner = ranks.owner(global_id);
+    (pid_of(owner), ranks.processes.get(&owner).and_then(|it| it.rank))
 }
 
 /// True if one process takes longer than another: the lower quartile of its times is above the

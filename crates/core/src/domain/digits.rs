@@ -12,6 +12,11 @@ pub fn figure(value: f64) -> String {
     decimals(value, places)
 }
 
+/// A ratio in a sentence, "2.4 times": one decimal, and none from 100.
+pub fn multiple(value: f64) -> String {
+    decimals(value, usize::from(value.abs() < 99.95))
+}
+
 /// A number with `places` decimals, digits in groups of three.
 pub fn decimals(value: f64, places: usize) -> String {
     let text = format!("{value:.places$}");
@@ -38,4 +43,24 @@ fn grouped(whole: &str, fraction: &str) -> String {
         text.push_str(fraction);
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_multiple_has_at_most_one_decimal_and_none_from_100() {
+        for (value, text) in [
+            (0.94, "0.9"),
+            (2.44, "2.4"),
+            (57.68, "57.7"),
+            (99.94, "99.9"),
+            (99.96, "100"),
+            (250.5, "250"),
+            (1_692.4, "1,692"),
+        ] {
+            assert_eq!(multiple(value), text);
+        }
+    }
 }

@@ -44,13 +44,14 @@ impl FigureName {
         }
     }
 
-    /// Its title in tables, which names the statistic of a time.
+    /// Its title in tables, which names the statistic of a time or rate. The rate of a load is of
+    /// all its output tokens.
     pub const fn title(self) -> &'static str {
         match self {
             Self::Ttft => "Median time to first token",
             Self::Tpot => "Median time per output token",
             Self::Wall => "Median wall time",
-            Self::TokensPerS => "Output tokens per second",
+            Self::TokensPerS => "Median output tokens per second (loads: overall)",
             Self::GpuBusy => "GPU busy",
             Self::Mfu => "MFU",
             Self::Energy => "Energy per token",
@@ -63,7 +64,7 @@ impl FigureName {
             Self::Ttft => "First token (median), ms",
             Self::Tpot => "Per token (median), ms",
             Self::Wall => "Wall (median), ms",
-            Self::TokensPerS => "Tokens/s",
+            Self::TokensPerS => "Tokens/s (median)",
             Self::GpuBusy => "GPU busy, %",
             Self::Mfu => "MFU, %",
             Self::Energy => "J/token",
@@ -193,6 +194,17 @@ mod tests {
         let known: Vec<_> =
             FigureName::ALL.iter().filter(|name| headline.get(**name).is_some()).collect();
         assert_eq!(known, [&FigureName::GpuBusy, &FigureName::Mfu]);
+    }
+
+    #[test]
+    fn the_title_and_heading_of_a_time_or_rate_name_its_statistic() {
+        use FigureName::{TokensPerS, Tpot, Ttft, Wall};
+        for name in FigureName::ALL {
+            let is_median = [Ttft, Tpot, Wall, TokensPerS].contains(name);
+            assert_eq!(name.title().starts_with("Median "), is_median, "{name}");
+            assert_eq!(name.heading().contains("(median)"), is_median, "{name}");
+            assert!(!name.title().contains(','), "a title is a property of a workflow command");
+        }
     }
 
     #[test]

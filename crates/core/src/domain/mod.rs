@@ -8,6 +8,7 @@ pub mod device;
 pub mod device_peaks;
 pub mod digits;
 pub mod dtype;
+pub mod file_name;
 pub mod finding;
 pub mod headline;
 pub mod hex;

@@ -98,6 +98,9 @@ pub struct Gpu {
     pub l2_bytes: Option<u64>,
     #[serde(skip)]
     pub warps_per_sm: Option<u32>,
+    /// Bandwidth of its memory by the capture, bytes per second; in no file.
+    #[serde(skip)]
+    pub bytes_per_s: Option<u64>,
 }
 
 /// A MIG instance: a partition of a GPU that acts as a device.

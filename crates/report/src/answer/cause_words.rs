@@ -1,10 +1,29 @@
 //! Causes of a stage's time, in words for a reader who knows no CUDA.
 
-use llmprof_analyze::ledger::LedgerCause;
+use llmprof_analyze::ledger::{CauseRanges, Ledger, LedgerCause, LedgerRow};
 
-/// Idle time in a range of the program.
-pub const IN_RANGE: &str = "the GPU idles while the host is in {}, a range of the program, and \
-                            launches nothing";
+use super::cited::Cited;
+
+/// Idle time in a range of the program, in several, and in ranges and calls.
+const IN_RANGE: &str = "the GPU idles while the host is in {}, a range of the program, and \
+                        launches nothing";
+const IN_RANGES: &str =
+    "the GPU idles while the host is in ranges of the program{}, and launches nothing";
+const IN_RANGES_AND_CALLS: &str = "the GPU idles while the host is in ranges of the program and \
+                                   long calls{}, and launches nothing";
+
+/// The cause of a row, with the ranges of the program that have most of its time.
+pub fn of_row(ledger: &Ledger, row: &LedgerRow) -> Cited {
+    let Some(ranges) = ledger.ranges_of(row).filter(CauseRanges::are_most) else {
+        return Cited::words(plain(row.cause));
+    };
+    if let Some(range) = ranges.one() {
+        return Cited::of(IN_RANGE, [Cited::name(range)]);
+    }
+    let main = ranges.main().map(|it| Cited::of(", mostly in the range {}", [Cited::name(it)]));
+    let words = if ranges.are_all() { IN_RANGES } else { IN_RANGES_AND_CALLS };
+    Cited::of(words, [main.unwrap_or_default()])
+}
 
 /// A cause as something that happens.
 pub const fn plain(cause: LedgerCause) -> &'static str {

@@ -71,8 +71,7 @@ pub fn sentences(records: &AnswerRecords, steps: &StepTimes) -> Cited {
     ];
     parts.into_iter().flatten().for_each(|it| all.push(it));
     if !listed.iter().any(|it| is_explained(it.1)) {
-        let which = Cited::words(if steps.outliers == 1 { "it" } else { "them" });
-        all.push(Cited::of(unnamed_delay(steps, records), [which]));
+        all.push(Cited::of(unnamed_delay(steps, records), [which(steps, listed_ms(steps))]));
     }
     all
 }
@@ -86,13 +85,27 @@ pub fn is_explained(it: &OutlierStep) -> bool {
         || it.cause.is_some_and(|cause| cause != LedgerCause::GapHost)
 }
 
-/// Words for the outliers that have these figures.
+/// Times of the listed outliers.
+fn listed_ms(steps: &StepTimes) -> impl Iterator<Item = Figure> {
+    let ms = move |(at, it): (usize, &OutlierStep)| {
+        row_of_steps(steps).figure(format!("longest.{at}.ms"), it.ms)
+    };
+    steps.longest.iter().take(LISTED).enumerate().map(ms)
+}
+
+/// Words for the listed outliers that have these figures: nothing is known of outliers that are not
+/// listed.
 fn which(steps: &StepTimes, figures: impl Iterator<Item = Figure>) -> Cited {
-    let number = Figure::number(figures);
-    match (number.value() as u64, steps.outliers) {
-        (1, 1) => Cited::words("it"),
-        (named, all) if named == all => Cited::words("them"),
-        _ => Cited::of("{} of them", [number.shown(|it| count(it as u64))]),
+    let (number, listed) = (Figure::number(figures), Figure::number(listed_ms(steps)));
+    let (named, known) = (number.value() as u64, listed.value() as u64);
+    let shown = |it: Figure| it.shown(|it| count(it as u64));
+    match (named == known, known == steps.outliers || known == 0) {
+        (true, true) if steps.outliers == 1 => Cited::words("it"),
+        (true, true) => Cited::words("them"),
+        (false, true) => Cited::of("{} of them", [shown(number)]),
+        (true, false) if known == 1 => Cited::words("the longest"),
+        (true, false) => Cited::of("the {} longest", [shown(listed)]),
+        (false, false) => Cited::of("{} of the {} longest", [shown(number), shown(listed)]),
     }
 }
 
@@ -139,10 +152,20 @@ fn singly(steps: &StepTimes, listed: &[Listed]) -> Option<Cited> {
     });
     let figures: Vec<Figure> = figures.collect();
     let shown = figures.iter().cloned().map(|it| it.shown(|it| count(it as u64)));
-    let parts = [which(steps, figures.iter().cloned()), Cited::list(shown, ", ")];
+    let of_process = match (steps.is_by_process(), figures.len()) {
+        (false, _) => "",
+        (true, 1) => " of the process",
+        (true, _) => " of their processes",
+    };
+    let parts = [
+        which(steps, figures.iter().cloned()),
+        Cited::list(shown, ", "),
+        Cited::words(if steps.are_steps() { "steps" } else { "instances" }),
+        Cited::words(of_process),
+    ];
     (!figures.is_empty()).then(|| {
         Cited::of(
-            " In {} the host launches {} kernels one by one; the other steps replay a graph.",
+            " In {} the host launches {} kernels one by one; the other {}{} replay a graph.",
             parts,
         )
     })
@@ -264,7 +287,7 @@ fn drafts(steps: &StepTimes, records: &AnswerRecords) -> Option<Cited> {
             " The draft model runs {} times in {}, {} times on average.",
             [
                 Cited::list(listed().enumerate().filter_map(number), ", "),
-                Cited::words(if steps.outliers == 1 { "it" } else { "them" }),
+                which(steps, listed_ms(steps)),
                 row_of(common).figure("drafts", mean).decimals(1),
             ],
         )

@@ -1,9 +1,9 @@
-//! Sentences on steps that take much longer than others.
+//! Sentences on steps that take much longer than others, and on processes whose steps do.
 
 use llmprof_analyze::{
     stages::{
         DECODE, in_sentence,
-        step_times::{OUTLIER_MEDIANS, OutlierStep, StepTimes},
+        step_times::{OUTLIER_MEDIANS, OutlierStep, ProcessSteps, StepTimes},
     },
     step_batches::StepBatch,
 };
@@ -14,6 +14,7 @@ use super::{
     cited::{Cited, Figure},
     outlier_causes,
     stage_time::row_of_steps,
+    steps::PROCESSES,
 };
 use crate::{format::count, waits::Waits};
 
@@ -67,6 +68,38 @@ fn has_one_batch(steps: &StepTimes, records: &AnswerRecords) -> bool {
     // No batch explains a call of the host.
     let has_call = steps.longest.iter().any(|it| it.host_call.is_some());
     (has_call || rows.iter().all(is_usual)) && (steps.stage == DECODE || rows.len() <= 1)
+}
+
+/// The medians of processes that differ, slowest first.
+pub fn by_process(steps: &StepTimes) -> Option<Cited> {
+    let row = row_of_steps(steps);
+    let median = |(at, it): (usize, &ProcessSteps)| {
+        let count = row.count(format!("processes.{at}.steps"), it.steps);
+        let noun = if steps.are_steps() { "step" } else { "instance" };
+        Cited::of(
+            "{} ms in {} (median of {})",
+            [
+                row.figure(format!("processes.{at}.p50_ms"), it.p50_ms).short(),
+                Cited::name(it.name()),
+                count.quantity(noun),
+            ],
+        )
+    };
+    let all = || steps.processes.iter().enumerate();
+    let others = all()
+        .skip(PROCESSES)
+        .map(|(at, it)| row.figure(format!("processes.{at}.p50_ms"), it.p50_ms));
+    let others = match steps.processes.len() > PROCESSES {
+        true => Cited::of("; faster: {}", [Figure::number(others).quantity("other process")]),
+        false => Cited::default(),
+    };
+    let subject = match steps.are_steps() {
+        true => Cited::words("a decode step"),
+        false => Cited::of("an instance of {}", [Cited::name(in_sentence(&steps.stage))]),
+    };
+    let listed = Cited::list(all().take(PROCESSES).map(median), "; ");
+    let text = "The processes differ: {} takes {}{}.";
+    (!steps.processes.is_empty()).then(|| Cited::of(text, [subject, listed, others]))
 }
 
 /// Steps of a stage that take more than twice the median, with their causes. A step waiting for a
@@ -125,7 +158,7 @@ fn milliseconds(figure: Figure) -> Cited {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::super::stored_answer;
+    use super::super::{stored_answer, unfounded};
 
     /// Sentences on ten decode steps of an engine, of 1 ms but for one, in batches of these
     /// requests, medians and steps.
@@ -200,6 +233,53 @@ mod tests {
             let start = format!("1 of 10 decode steps takes more than twice {words}: 30.0 ms.");
             assert!(all[1].starts_with(&start), "{all:?}");
         }
+    }
+
+    #[test]
+    fn processes_that_differ_are_named_with_their_medians() {
+        let process = |process: u32, p50_ms: f64| {
+            json!({
+                "process": process, "rank": process.checked_sub(100), "steps": 10,
+                "p50_ms": p50_ms, "outliers": 0
+            })
+        };
+        let slowest = process(101, 3.0);
+        let two = json!([slowest, process(7, 1.0)]);
+        let four = json!([slowest, process(102, 2.0), process(103, 1.5), process(100, 1.0)]);
+        let each = |stage: &str, processes: &Value| {
+            let report = json!({
+                "only_traced": true,
+                "stages": [{
+                    "stage": stage, "tokens": null, "tokens_per_s": null, "share_pct": null,
+                    "ms": {"mean": 2.0, "std": null, "min": 1.0, "max": 3.0, "n": 20}
+                }],
+                "step_times": [{
+                    "stage": stage, "p50_ms": 3.0, "outliers": 0, "excess_ms": 0.0,
+                    "ms": {"mean": 2.0, "std": null, "min": 1.0, "max": 3.0, "n": 20},
+                    "longest": [], "processes": processes
+                }]
+            });
+            let report = serde_json::to_vec(&report).unwrap();
+            assert_eq!(unfounded(&report).unwrap(), [""; 0]);
+            let answer = stored_answer(&report).unwrap().remove(0);
+            let base = "slowest process's median of 10 ";
+            let is_of_slowest = answer.sentences.iter().any(|it| it.as_str().contains(base));
+            assert_eq!(is_of_slowest, processes[0].is_object(), "{:?}", answer.sentences);
+            let all = answer.sentences.iter().map(|it| it.as_str().to_owned());
+            all.filter(|it| it.starts_with("The processes differ")).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            each("decode_all", &two),
+            ["The processes differ: a decode step takes 3.00 ms in rank 1 (median of 10 steps); \
+              1.00 ms in process 7 (median of 10 steps)."]
+        );
+        assert_eq!(
+            each("prefill", &four),
+            ["The processes differ: an instance of prefill takes 3.00 ms in rank 1 (median of 10 \
+              instances); 2.00 ms in rank 2 (median of 10 instances); 1.50 ms in rank 3 (median \
+              of 10 instances); faster: 1 other process."]
+        );
+        assert_eq!(each("decode_all", &json!([])), [""; 0]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use llmprof_analyze::{
 };
 
 use super::{
-    cited::{Cited, Row},
+    cited::{Cited, Figure, Row},
     times,
 };
 use crate::format;
@@ -30,14 +30,24 @@ pub fn own_work(ledger: &Ledger, row: &LedgerRow) -> Option<(f64, Cited)> {
 /// The instances of a stage that have a cause, if its gaps are fewer than the instances.
 fn few_instances(stage: &LedgerStage, row: &LedgerRow) -> Option<Cited> {
     let all = stage.instances.filter(|_| stage.stage != NO_STAGE)?;
-    let gaps = Some(row.samples).filter(|gaps| (1..all).contains(gaps))?;
+    let gaps = Some(row.samples + row.gap_parts).filter(|gaps| (1..all).contains(gaps))?;
     let noun = if stage.steps == Some(1) { "step" } else { "instance" };
     let parts = [
         Cited::words(if gaps == 1 { "" } else { "at most " }),
-        times::row_of_cause(row).count("samples", gaps).shown(|it| format::count(it as u64)),
+        gaps_of(row).shown(|it| format::count(it as u64)),
         times::row_of(stage).count("instances", all).quantity(noun),
     ];
     Some(Cited::of(" (all of it in {}{} of {})", parts))
+}
+
+/// Gaps of a cause, with the parts of gaps that another cause counts.
+fn gaps_of(row: &LedgerRow) -> Figure {
+    let cells = times::row_of_cause(row);
+    let samples = cells.count("samples", row.samples);
+    match row.gap_parts {
+        0 => samples,
+        parts => Figure::sum([samples, cells.count("gap_parts", parts)]),
+    }
 }
 
 /// A traced pass that is shorter by more than this percentage shows that the times vary.
@@ -84,7 +94,7 @@ mod tests {
 
     #[test]
     fn the_profilers_work_in_few_steps_is_stated_with_their_number() {
-        let text = |stage: &str, instances: Option<u64>, gaps: u64| {
+        let text = |stage: &str, instances: Option<u64>, gaps: u64, parts: u64| {
             let ledger = serde_json::from_value::<LedgerStage>(serde_json::json!({
                 "stage": stage, "measured_ns": 4_000_000, "traced_ns": 4_000_000, "steps": 1,
                 "instances": instances, "capped_operators": 0, "capped_ns": 0, "overlap_ns": 0,
@@ -93,7 +103,8 @@ mod tests {
             let ledger = Ledger { stages: vec![ledger.unwrap()], ..Ledger::default() };
             let row = serde_json::from_value::<LedgerRow>(serde_json::json!({
                 "stage": stage, "cause": "profiler_overhead", "ns": 400_000, "share_pct": 10.0,
-                "members": 1, "pass": "nsys", "counter": "", "samples": gaps, "max_saving_ns": 0
+                "members": 1, "pass": "nsys", "counter": "", "samples": gaps, "gap_parts": parts,
+                "max_saving_ns": 0
             }));
             own_work(&ledger, &row.unwrap()).unwrap().1.to_string()
         };
@@ -106,10 +117,11 @@ mod tests {
             (None, 1, ""),
         ] {
             let own = format!("the profiler's own work{few}, which an unprofiled run lacks.");
-            let found = text("decode_all", instances, gaps);
-            assert_eq!(found, format!("10 % of decode is {own}"));
+            let expected = format!("10 % of decode is {own}");
+            assert_eq!(text("decode_all", instances, gaps, 0), expected);
+            assert_eq!(text("decode_all", instances, 0, gaps), expected, "parts of other gaps");
         }
-        assert!(!text("", Some(9), 1).contains("all of it"), "the recording has no instances");
+        assert!(!text("", Some(9), 1, 0).contains("all of it"), "the recording has no instances");
     }
 
     #[test]

@@ -3,17 +3,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_analyze::ledger::{LedgerCause, LedgerMember, LedgerRow};
+use llmprof_analyze::ledger::{Ledger, LedgerCause, LedgerMember, LedgerRow};
 use llmprof_core::domain::finding::{Finding, catalogue};
 use serde::{Serialize, Serializer};
 
 use super::{
     AnswerRecords,
     base::Base,
-    cause_words::{IN_RANGE, plain},
+    cause_words,
     cited::{Cited, Figure},
     remedies::{FewSteps, Remedy, advice, advice_of_few, taken},
-    times::{is_idle, row_of_cause},
+    times::{is_idle, row_of, row_of_cause},
 };
 use crate::format::short_name;
 
@@ -55,11 +55,18 @@ enum CauseTime {
 }
 
 impl CauseTime {
-    fn of(row: &LedgerRow) -> Self {
+    fn of(ledger: &Ledger, row: &LedgerRow) -> Self {
         let cells = row_of_cause(row);
-        match row.bound_ns() {
-            Some(ns) => Self::AtMost(cells.ns("max_saving_ns", ns)),
-            None => Self::Is(cells.ns("ns", row.ns)),
+        let time = cells.ns("ns", row.ns);
+        // A saving that the busiest GPU limits is less than the bound of the time. Each member's
+        // saving is rounded.
+        let is_saving = |ns: i64| row.max_saving_ns.saturating_add_unsigned(row.members) >= ns;
+        match ledger.bound_ns(row) {
+            Some(ns) if is_saving(ns) && row.max_saving_ns < row.ns => {
+                Self::AtMost(cells.ns("max_saving_ns", row.max_saving_ns))
+            }
+            Some(_) => bound(ledger, row, &time).map_or(Self::Is(time), Self::AtMost),
+            None => Self::Is(time),
         }
     }
 
@@ -68,6 +75,22 @@ impl CauseTime {
             Self::Is(figure) | Self::AtMost(figure) => figure,
         }
     }
+}
+
+/// [`Ledger::bound_ns`] by its cells: the cause's part of the idle time that the stage has at most.
+fn bound(ledger: &Ledger, row: &LedgerRow, time: &Figure) -> Option<Figure> {
+    let stage = ledger.stages.iter().find(|it| it.stage == row.stage)?;
+    let cells = row_of(stage);
+    let of = |is_of: fn(LedgerCause) -> bool| {
+        let rows = ledger.of_stage(&row.stage).filter(move |it| is_of(it.cause));
+        rows.map(|it| row_of_cause(it).ns("ns", it.ns))
+    };
+    let gaps = Figure::sum(of(LedgerCause::is_gap));
+    let profiler = of(|it| it == LedgerCause::ProfilerOverhead);
+    let others = [gaps.clone(), cells.ns("measured_ns", stage.measured_ns)];
+    let all = Figure::sum(others.into_iter().chain(profiler));
+    let possible = all.minus(&cells.ns("traced_ns", stage.traced_ns?));
+    time.times(&possible).over(&gaps)
 }
 
 /// The largest cause of each stage, and the largest others. Time without a cause is listed only
@@ -81,7 +104,7 @@ pub fn reasons(records: &AnswerRecords) -> Vec<Reason> {
         .rows
         .iter()
         .filter(|it| is_reason(it.cause) && !is_idle(&it.stage))
-        .map(|it| (CauseTime::of(it), it))
+        .map(|it| (CauseTime::of(ledger, it), it))
         .collect();
     // Over all instances: a stage may have one, and another one hundreds.
     let total = |(time, row): &(CauseTime, &LedgerRow)| {
@@ -145,10 +168,7 @@ fn reason<'a>(
     };
     let share = time.figure().share_of(&base.whole).filter(|it| it.pct() >= least)?;
     let at_most = if let CauseTime::AtMost(_) = time { "At most " } else { "" };
-    let cause = match ledger.range_of(row) {
-        Some(range) => Cited::of(IN_RANGE, [Cited::name(range)]),
-        None => Cited::words(plain(row.cause)),
-    };
+    let cause = cause_words::of_row(ledger, row);
     let few = FewSteps::of(records, stage, row);
     let in_few = few.as_ref().map(|it| it.text.clone()).unwrap_or_default();
     let parts = [Cited::words(at_most), share.text(), base.name(), cause, in_few];

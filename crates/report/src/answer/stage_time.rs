@@ -1,5 +1,5 @@
-//! Sentences on the time of a stage: the median of three or more steps or instances, and the mean
-//! of fewer.
+//! Sentences on the time of a stage: of a run the figure over its repeats; of a capture the median
+//! of three or more steps or instances, and the mean of fewer.
 
 use llmprof_analyze::{
     stages::{DECODE, NO_STAGE, PREFILL, StageTiming, in_sentence, step_times::StepTimes},
@@ -10,6 +10,7 @@ use super::{
     AnswerRecords,
     cited::{Cited, Figure, Row},
     outliers,
+    repeats::{self, RepeatsTime},
     steps::row_of as row_of_batch,
     times::WITH_WAIT,
 };
@@ -45,12 +46,14 @@ pub fn sentences(records: &AnswerRecords, time: &StageTime) -> Vec<Cited> {
         None => Some(time.ms.clone()),
     };
     let Some(per_step) = per_step else { return vec![] };
-    let stated = steps.filter(|it| has_stated_median(records, it));
+    let over_repeats = repeats::sentence(records, time, steps, &per_step);
+    let stated = steps.filter(|it| over_repeats.is_none() && has_stated_median(records, it));
     let mut all = Vec::new();
-    match stated {
+    match (over_repeats, stated) {
         _ if has_batches => {}
-        Some(steps) => all.push(median(records, time, steps, &per_step)),
-        None => all.push(mean(records, time, steps, &per_step)),
+        (Some(sentence), _) => all.push(sentence),
+        (None, Some(steps)) => all.push(median(records, time, steps, &per_step)),
+        (None, None) => all.push(mean(records, time, steps, &per_step)),
     }
     let steps = steps.filter(|_| !has_batches);
     let is_between = |it: &&StepTimes| it.between_pct(per_step.value()).is_some();
@@ -60,13 +63,18 @@ pub fn sentences(records: &AnswerRecords, time: &StageTime) -> Vec<Cited> {
         beyond if beyond > -0.5 => between_steps(it, &per_step, stated.is_some()),
         _ => None,
     }));
+    all.extend(steps.and_then(outliers::by_process));
     all.extend(steps.and_then(|it| outliers::sentence(records, it)));
     all
 }
 
 /// True if the page states the median of these steps or instances. Several in one repeat, as those
-/// of a module, are not the time of their stage.
+/// of a module, are not the time of their stage, and whole decodes are not the time of a step.
 fn has_stated_median(records: &AnswerRecords, steps: &StepTimes) -> bool {
+    let is_per_step = steps.stage == DECODE && records.decode_steps.is_some_and(|it| it > 0);
+    if is_per_step && !steps.are_steps() {
+        return false;
+    }
     let is_stage = || {
         let row = records.stages.iter().find(|it| it.stage == steps.stage);
         row.is_none_or(|row| steps.are_stage(Some(row), row.ms.mean))
@@ -74,7 +82,7 @@ fn has_stated_median(records: &AnswerRecords, steps: &StepTimes) -> bool {
     steps.median_ms().is_some() && (steps.are_steps() || is_stage())
 }
 
-/// True if the page states this mean of a stage, or a median that reads the same.
+/// True if the page states this mean of a stage, or another figure that reads the same.
 pub fn is_mean_stated(records: &AnswerRecords, stage: &str, mean: &Figure) -> bool {
     let mean = mean.clone().short();
     let reads = |stated: Figure| stated.short() == mean.as_str();
@@ -87,20 +95,26 @@ pub fn is_mean_stated(records: &AnswerRecords, stage: &str, mean: &Figure) -> bo
             _ => reads(row_of_batch(it).figure("p50_ms", it.p50_ms)),
         });
     }
+    if let Some(over_repeats) = RepeatsTime::of(records, stage) {
+        return reads(over_repeats.ms());
+    }
     let mut steps = records.step_times.iter().filter(|it| it.stage == stage);
-    steps.all(|it| {
-        !has_stated_median(records, it) || reads(row_of_steps(it).figure("p50_ms", it.p50_ms))
-    })
+    steps.all(|it| !has_stated_median(records, it) || reads(p50(it)))
 }
 
 pub fn row_of_steps(steps: &StepTimes) -> Row {
     Row::of("step_times").with("stage", &steps.stage)
 }
 
-/// A mean that does not read as the median of steps, for the text in brackets.
-fn average(steps: &StepTimes, mean: &Figure) -> Option<Cited> {
+/// The median of steps or instances.
+pub fn p50(steps: &StepTimes) -> Figure {
+    row_of_steps(steps).figure("p50_ms", steps.p50_ms)
+}
+
+/// A mean that does not read as the stated figure, for the text in brackets.
+pub fn average(stated: Figure, mean: &Figure) -> Option<Cited> {
     let mean = mean.clone().short();
-    let is_other = mean != row_of_steps(steps).figure("p50_ms", steps.p50_ms).short().as_str();
+    let is_other = mean != stated.short().as_str();
     is_other.then(|| Cited::of("{} ms on average", [mean]))
 }
 
@@ -143,29 +157,31 @@ fn median(
     let whole = Cited::words(if has_others { "in whole decodes " } else { "" });
     // The mean contains the wait.
     let wait = Cited::words(if time.waits { WITH_WAIT } else { "" });
-    let (within, after) = match (average(steps, &mean), rate) {
+    let (within, after) = match (average(p50(steps), &mean), rate) {
         (Some(mean), rate) => {
             (Cited::of("; {}{}{}{}", [whole, mean, wait, after_comma(rate)]), Cited::default())
         }
         (None, Some(rate)) if has_others => (Cited::of("; {}{}", [whole, rate]), Cited::default()),
         (None, rate) => (Cited::default(), after_comma(rate)),
     };
-    let median = row.figure("p50_ms", steps.p50_ms).short();
-    let parts = [name, median, per, of_steps(steps, noun), within, after];
+    let parts = [name, p50(steps).short(), per, of_steps(steps, noun), within, after];
     Cited::of("{} takes {} ms{} ({}{}){}.", parts)
 }
 
-/// The number of steps and their range.
+/// The number of the steps that the median is of, and the range of all.
 fn of_steps(steps: &StepTimes, noun: &str) -> Cited {
     let row = row_of_steps(steps);
-    Cited::of(
-        "{} of {}{}",
-        [
-            Cited::words(steps.median_word().trim_start_matches("the ")),
-            row.count("ms.n", steps.ms.n.into()).quantity(noun),
-            range(row.figure("ms.min", steps.ms.min), row.figure("ms.max", steps.ms.max)),
-        ],
-    )
+    let all = row.count("ms.n", steps.ms.n.into()).quantity(noun);
+    let (least, most) = (row.figure("ms.min", steps.ms.min), row.figure("ms.max", steps.ms.max));
+    let word = Cited::words(steps.median_word().trim_start_matches("the "));
+    match steps.processes.first() {
+        None => Cited::of("{} of {}{}", [word, all, range(least, most)]),
+        Some(slowest) => {
+            let of = row.count("processes.0.steps", slowest.steps).quantity(noun);
+            let parts = [word, of, all, least.short(), most.short()];
+            Cited::of("{} of {}; all {} take {} to {} ms", parts)
+        }
+    }
 }
 
 /// The time of all decodes over all their steps.
@@ -187,10 +203,10 @@ pub fn cut_decode(
             let per_token = per_token(records).filter(|per_token| {
                 MeanOf::of(it, None, None, Some(per_token.value())) == MeanOf::Decodes
             });
-            let mean = average(it, &per_token.unwrap_or(mean));
+            let mean = average(p50(it), &per_token.unwrap_or(mean));
             let mean = mean.map(|mean| Cited::of("; {}", [mean])).unwrap_or_default();
             let of = Cited::of("{}{}", [of_steps(it, "step"), mean]);
-            (row_of_steps(it).figure("p50_ms", it.p50_ms), of)
+            (p50(it), of)
         }
         None => (mean, Cited::of("mean of {}", [number.quantity("step")])),
     };
@@ -199,7 +215,7 @@ pub fn cut_decode(
 }
 
 /// The least and the longest time, unless they read the same.
-fn range(least: Figure, most: Figure) -> Cited {
+pub fn range(least: Figure, most: Figure) -> Cited {
     let (least, most) = (least.short(), most.short());
     match least == most.as_str() {
         true => Cited::default(),
@@ -208,7 +224,7 @@ fn range(least: Figure, most: Figure) -> Cited {
 }
 
 /// Words for the unit of a time per step.
-fn per_step_of(time: &StageTime) -> Option<Cited> {
+pub fn per_step_of(time: &StageTime) -> Option<Cited> {
     let steps = time.steps.as_ref()?;
     Some(match made_per_step(steps, time.row) {
         Some(made) if made.value() == 1.0 => Cited::words(" per token"),
@@ -287,7 +303,7 @@ fn rate(row: &StageTiming) -> Option<Cited> {
     Some(Cited::of("{} tokens per second", [rate.short()]))
 }
 
-fn after_comma(rate: Option<Cited>) -> Cited {
+pub fn after_comma(rate: Option<Cited>) -> Cited {
     rate.map(|it| Cited::of(", {}", [it])).unwrap_or_default()
 }
 

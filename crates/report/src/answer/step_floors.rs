@@ -4,6 +4,7 @@ use llmprof_analyze::step_batches::{StepBatch, common_batch};
 use llmprof_core::trace::engine_steps::StepClass;
 
 use super::{cited::Cited, steps::row_of};
+use crate::format::multiple;
 
 /// The floor of the decode steps whose median the page states, and the ratio of the two.
 pub fn sentence(batches: &[StepBatch]) -> Option<Cited> {
@@ -16,7 +17,7 @@ pub fn sentence(batches: &[StepBatch]) -> Option<Cited> {
             row.count("requests", it.requests?).quantity("request"),
             row.count("context_mean", it.context_mean?).quantity("token"),
             row.figure("floor_ms", it.floor_ms?).short(),
-            row.figure("times_floor", it.times_floor?).decimals(1),
+            row.figure("times_floor", it.times_floor?).shown(multiple),
         ],
     ))
 }

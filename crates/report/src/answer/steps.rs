@@ -34,7 +34,7 @@ const PLACED_PART: f64 = 0.5;
 /// Min share of a stage, percent, of waits for a rank that is named.
 const RANK_WAIT_PCT: f64 = 5.0;
 /// Processes of different times in one sentence.
-const PROCESSES: usize = 3;
+pub const PROCESSES: usize = 3;
 /// Least share of wall time outside the steps of an engine that is stated, percent.
 const STATED_WALL_PCT: f64 = 5.0;
 

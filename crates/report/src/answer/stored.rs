@@ -10,7 +10,8 @@ use llmprof_analyze::{
     operators::OperatorRecord,
     requests::{LatencyRecord, LoadRecord},
     stages::{
-        StageTiming, command::CommandTiming, overhead::OverheadRecord, step_times::StepTimes,
+        StageTiming, command::CommandTiming, overhead::OverheadRecord,
+        repeat_medians::RepeatMedians, step_times::StepTimes,
     },
     stats::Spread,
     step_batches::StepBatch,
@@ -59,6 +60,8 @@ pub struct StoredAnswer {
     #[serde(default)]
     pub aggregates: StoredAggregates,
     #[serde(default)]
+    pub samples: Vec<StoredSample>,
+    #[serde(default)]
     pub kernels_topk: Vec<KernelRecord>,
     #[serde(default)]
     pub api_calls: Vec<CallSum>,
@@ -81,6 +84,12 @@ pub struct StoredCosts {
     pub decode_steps: u64,
 }
 
+/// The part of a sample that the answer needs.
+#[derive(Deserialize)]
+pub struct StoredSample {
+    pub sample: u32,
+}
+
 /// The part of the aggregates that the answer needs.
 #[derive(Default, Deserialize)]
 pub struct StoredAggregates {
@@ -90,5 +99,6 @@ pub struct StoredAggregates {
     pub devices: Option<DeviceTotals>,
     pub decode_steps: Option<u64>,
     pub stated_steps: Option<u64>,
+    pub medians: Option<RepeatMedians>,
     pub per_token_ms: Option<Spread>,
 }

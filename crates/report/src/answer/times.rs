@@ -15,7 +15,7 @@ use super::{
     stage_time::{self, StageTime, cut_decode, is_mean_stated, named, row_of_steps},
     step_floors,
 };
-use crate::waits::Waits;
+use crate::{format::multiple, waits::Waits};
 
 /// Words after a time that contains a wait named before.
 pub const WITH_WAIT: &str = ", with this wait";
@@ -51,6 +51,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
                 let has_batches = outliers::has_batches(records, &stage.stage);
                 let decode = || cut_decode(records, times, time.ms.clone(), number);
                 all.extend((!has_batches).then(decode));
+                all.extend(times.filter(|_| !has_batches).and_then(outliers::by_process));
             }
             _ => all.extend(stage_time::sentences(records, &time)),
         }
@@ -76,6 +77,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         let mean = row.figure("ms.mean", it.ms.mean);
         cut_decode(records, Some(it), mean, row.count("ms.n", it.ms.n.into()))
     }));
+    all.extend(cut.and_then(outliers::by_process));
     all.extend(records.stages.iter().filter(|row| is_idle(&row.stage)).filter_map(|row| {
         let has_batches = outliers::has_batches(records, &row.stage);
         let cells = Row::of("stages").with("stage", &row.stage);
@@ -202,7 +204,8 @@ fn floor(records: &AnswerRecords, stage: &LedgerStage, steps: Option<&Figure>) -
     };
     let name = if steps.is_some() { "A decode step" } else { named(&stage.stage) };
     let floor = per(&floor, steps).short();
-    let parts = [Cited::name(name), whole, floor, cells.figure("times_floor", times).decimals(1)];
+    let times = cells.figure("times_floor", times).shown(multiple);
+    let parts = [Cited::name(name), whole, floor, times];
     Some(match stage.floor_of? {
         FloorOf::Model => {
             Cited::of("{}{} could take {} ms on this GPU: it takes {} times its floor.", parts)

@@ -12,7 +12,6 @@ use llmprof_analyze::{
 use llmprof_core::{
     domain::{finding::catalogue, units::Nanos},
     trace::{
-        command::Timed,
         runtime_call::{is_hip, without_version},
         stage::{RangeNames, is_of_library},
     },
@@ -41,28 +40,6 @@ const STAGE_PCT: f64 = 10.0;
 const RECORDING_PCT: f64 = 10.0;
 /// Least share of the busy time, percent, of copies that a sentence names.
 const NAMED_PCT: f64 = 5.0;
-
-/// The time of a command as a whole; a load has latencies in its place.
-pub fn command(records: &AnswerRecords) -> Option<Cited> {
-    let it = records.command.filter(|_| records.latencies.is_empty())?;
-    let ms = it.plain_ms?;
-    let row = Row::of("aggregates");
-    let each = |column: &'static str, ms: f64| row.figure(column, ms).short();
-    let spread = (ms.n > 1).then(|| {
-        let (least, most) =
-            (each("command.plain_ms.min", ms.min), each("command.plain_ms.max", ms.max));
-        let n = row.count("command.plain_ms.n", ms.n.into()).quantity("repeat");
-        Cited::of(" (mean of {}, {} to {} ms)", [n, least, most])
-    });
-    let name = match it.of {
-        Timed::Process => "The whole process",
-        Timed::Client => "The client of the server",
-    };
-    Some(Cited::of(
-        "{} takes {} ms{}.",
-        [Cited::words(name), each("command.plain_ms.mean", ms.mean), spread.unwrap_or_default()],
-    ))
-}
 
 pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     let Some(totals) = records.device_totals.filter(|_| is_without_stages(records)) else {
@@ -138,17 +115,18 @@ fn kernels(longest: &KernelRecord, totals: &DeviceTotals, names: &KernelNames) -
         [
             all_ms.clone().short(),
             all.count("devices.kernels", totals.kernels).quantity("launch"),
-            match totals.devices {
-                0 | 1 => Cited::default(),
-                devices => {
-                    let devices = all.count("devices.devices", devices).quantity("GPU");
-                    Cited::of(", summed over {}", [devices])
-                }
-            },
+            over_gpus(totals),
             row.figure("total_ms", longest.total_ms).share_of(&all_ms)?.text(),
             Cited::name(short_name(&names.of_record(longest))),
         ],
     ))
+}
+
+/// Words for a sum over several GPUs.
+fn over_gpus(totals: &DeviceTotals) -> Cited {
+    let devices = Row::of("aggregates").count("devices.devices", totals.devices).quantity("GPU");
+    let is_sum = totals.devices > 1;
+    if is_sum { Cited::of(", summed over {}", [devices]) } else { Cited::default() }
 }
 
 /// Copies that take much of the busy time.
@@ -161,10 +139,11 @@ fn copies(it: &TransferTotal, totals: &DeviceTotals) -> Option<Cited> {
     };
     let row = Row::of("aggregates.devices.transfers").with("kind", &it.kind);
     Some(Cited::of(
-        "{} takes {} ms: {} in {}.",
+        "{} takes {} ms{}: {} in {}.",
         [
             what,
             row.figure("total_ms", it.total_ms).short(),
+            over_gpus(totals),
             row.count("bytes", it.bytes).bytes(),
             row.count("calls", it.calls).quantity("operation"),
         ],
@@ -265,6 +244,23 @@ mod tests {
 
     use super::*;
     use crate::answer::stored_answer;
+
+    #[test]
+    fn copies_on_several_gpus_are_stated_as_their_sum() {
+        let transfer = TransferTotal {
+            kind: "host_to_device".into(),
+            calls: 9,
+            bytes: 2_000_000_000,
+            total_ms: 1842.0,
+        };
+        for (devices, over) in [(0, ""), (1, ""), (2, ", summed over 2 GPUs")] {
+            let totals = DeviceTotals { devices, busy_ms: 1900.0, ..DeviceTotals::default() };
+            assert_eq!(
+                copies(&transfer, &totals).unwrap().as_str(),
+                format!("Copying host to device takes 1,842 ms{over}: 2.00 GB in 9 operations.")
+            );
+        }
+    }
 
     #[test]
     fn calls_of_several_processes_are_stated_as_their_sum() {

@@ -7,8 +7,8 @@ use llmprof_analyze::{
     requests::LatencyRecord,
     roofline::mfu::{ALL_STAGES, MfuRecord},
     stages::{
-        BETWEEN_STEPS, DECODE, PREFILL, StageTiming, in_sentence, repeat_medians::RepeatMedians,
-        step_times::StepTimes,
+        BETWEEN_STEPS, DECODE, PREFILL, StageTiming, command::CommandTiming, in_sentence,
+        repeat_medians::RepeatMedians, step_times::StepTimes,
     },
     stats::{Spread, percent},
     step_batches::{StepBatch, common_batch},
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize, de::IgnoredAny};
 
 use crate::{
     format::{decimals, figure, of_interval, pct, quantity, scaled},
-    headline::times::{StatedTime, TimeRecords},
+    headline::times::{StatedTime, TimeRecords, rate_words},
     profile::Aggregates,
     waits::Waits,
 };
@@ -62,6 +62,7 @@ struct Headline {
 #[derive(Deserialize)]
 #[serde(from = "Aggregates")]
 struct HeadlineTimes {
+    command: Option<CommandTiming>,
     medians: Option<RepeatMedians>,
     first_token: Option<Spread>,
     per_token: Option<Spread>,
@@ -72,6 +73,7 @@ struct HeadlineTimes {
 impl From<Aggregates> for HeadlineTimes {
     fn from(it: Aggregates) -> Self {
         Self {
+            command: it.command,
             medians: it.medians,
             first_token: it.first_token_ms,
             per_token: it.per_token_ms,
@@ -90,6 +92,7 @@ pub fn tiles(analysis: &Analysis) -> Vec<Tile> {
     let stages = &analysis.stages;
     Headline {
         aggregates: HeadlineTimes {
+            command: analysis.command.clone(),
             medians: Some(analysis.samples.medians.stated(stages)),
             first_token: stages.first_token_ms,
             per_token: stages.per_token_ms,
@@ -155,8 +158,20 @@ pub fn mfu<'a>(rows: &'a [MfuRecord], waits: Waits) -> Option<&'a MfuRecord> {
 
 impl Headline {
     fn tiles(&self) -> Vec<Tile> {
-        let tiles = [self.prefill(), self.decode(), self.busy(), self.utilisation(), self.energy()];
-        tiles.into_iter().flatten().collect()
+        let times = [self.wall(), self.prefill(), self.decode()];
+        let tiles = times.into_iter().chain([self.busy(), self.utilisation(), self.energy()]);
+        tiles.flatten().collect()
+    }
+
+    /// Wall time of a command; a load has latencies in its place.
+    fn wall(&self) -> Option<Tile> {
+        let it = self.aggregates.command.as_ref().filter(|_| self.request_latency.is_empty())?;
+        let (ms, (wall_ms, word)) = (it.plain_ms?, it.wall_ms()?);
+        let note = match ms.n {
+            1 => "one repeat".to_owned(),
+            n => format!("{word} of {}{}", quantity(n.into(), "repeat"), range(ms.min, ms.max)),
+        };
+        Some(Tile { label: "Wall time", value: figure(wall_ms), unit: "ms", note })
     }
 
     fn times(&self) -> TimeRecords<'_> {
@@ -210,17 +225,16 @@ impl Headline {
                     outliers => format!(" with {}", quantity(outliers, "outlier")),
                 };
                 let word = it.median_word().trim_start_matches("the ");
-                format!("{word} of {}{traced}{outliers}", quantity(it.ms.n.into(), "step"))
+                let steps = it.processes.first().map_or(it.ms.n.into(), |slowest| slowest.steps);
+                format!("{word} of {}{traced}{outliers}", quantity(steps, "step"))
             }
             StatedTime::Repeats(it) => {
                 let noun = if self.only_traced { "instance" } else { "repeat" };
-                let [min, max] = [figure(it.min), figure(it.max)];
-                let range = if min == max { String::new() } else { format!(", {min} to {max} ms") };
                 let of = match it.n {
                     1 => format!("one {noun}"),
-                    n => format!("median of {}", quantity(n.into(), noun)),
+                    n => format!("{} of {}", it.word(), quantity(n.into(), noun)),
                 };
-                format!("{of}{samples}{traced}{range}")
+                format!("{of}{samples}{traced}{}", range(it.min, it.max))
             }
             StatedTime::Mean(it) => {
                 let spread = it.std.map(|std| {
@@ -269,15 +283,15 @@ impl Headline {
     fn with_rate(&self, tile: Tile, time: &StatedTime) -> Tile {
         let decode = self.stages.iter().find(|row| row.stage == DECODE);
         let decode = decode.filter(|_| !self.waits().has(DECODE));
-        let rate = decode.and_then(|row| row.tokens_per_s);
         let steps = self.aggregates.decode_steps.map(|steps| steps as f64);
-        let (of, mean) = match time {
-            StatedTime::Steps(it) if it.steps_beyond(decode, steps) >= 0.5 => ("whole decodes", ""),
-            StatedTime::Steps(it) if it.outliers > 0 => ("decode", " on average"),
-            StatedTime::Repeats(it) if it.n > 1 => ("decode", " on average"),
-            _ => ("decode", ""),
+        let of = match time {
+            StatedTime::Steps(it) if it.steps_beyond(decode, steps) >= 0.5 => "whole decodes",
+            _ => "decode",
         };
-        let rate = rate.map(|rate| format!("; {of} {} tokens/s{mean}", figure(rate)));
+        let rate = decode.and_then(|row| {
+            let words = rate_words(row, steps, time.ms());
+            Some(format!("; {of} {} tokens/s{words}", figure(row.tokens_per_s?)))
+        });
         Tile { note: tile.note + &rate.unwrap_or_default(), ..tile }
     }
 
@@ -361,6 +375,12 @@ impl Headline {
             note: watts.unwrap_or_else(|| "decode".into()),
         })
     }
+}
+
+/// The least and the longest time, unless they read the same.
+fn range(min: f64, max: f64) -> String {
+    let [min, max] = [figure(min), figure(max)];
+    if min == max { String::new() } else { format!(", {min} to {max} ms") }
 }
 
 /// A percentage without its sign.

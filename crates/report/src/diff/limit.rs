@@ -54,7 +54,7 @@ impl RunDiff {
         }
         let mut open: Vec<String> = rows().filter_map(|it| open_reason(it, limit_pct)).collect();
         if rows().next().is_none() {
-            open.push("neither run has stages".into());
+            open.push(overview::NO_TIMES.into());
         }
         let verdict = if open.is_empty() { GateVerdict::Passed } else { GateVerdict::Inconclusive };
         of(verdict, open)

@@ -14,6 +14,9 @@ use crate::{
     tables::ReportTable,
 };
 
+/// The reason and the remedy of a comparison without rows.
+pub(super) const NO_TIMES: &str = "neither run has times of stages; `llmprof gate` compares the \
+                                   wall times and latencies of runs of a service";
 /// Drawn changes.
 const BARS: usize = 8;
 
@@ -33,7 +36,7 @@ pub(super) fn verdict(diff: &Diff) -> String {
     let tables = tables.into_iter().filter(|(_, rows)| !rows.is_empty());
     let parts: Vec<String> = tables.map(|(name, rows)| counts(name, rows)).collect();
     match parts.is_empty() {
-        true => "No verdict: neither run has times".into(),
+        true => format!("No verdict: {NO_TIMES}"),
         false => parts.join(". "),
     }
 }
@@ -212,6 +215,8 @@ mod tests {
         assert!(chart.contains("k-attention") && chart.matches("class=\"track\"").count() == 1);
         let same = diff(vec![], &side(6.0), &side(6.0), &[]);
         assert_eq!(verdict(&same), "Times: 2 within noise");
+        let empty = diff(vec![], &ComparedRun::default(), &ComparedRun::default(), &[]);
+        assert_eq!(verdict(&empty), format!("No verdict: {NO_TIMES}"));
         assert_eq!((bars(&same), same.stages.iter().any(is_changed)), (String::new(), false));
     }
 }

@@ -30,6 +30,14 @@ pub(super) fn measure_of_stages(
     }
 }
 
+/// The time of a whole repeat: of its stages, or the wall time of a command without stages. A load
+/// has a schedule of its own, which its wall time contains.
+pub(super) fn whole_repeat(report: &LLMProfileReport) -> Option<Spread> {
+    let is_whole = report.stages.is_empty() && report.request_latency.is_empty();
+    let command = report.aggregates.command.as_ref().filter(|_| is_whole);
+    report.aggregates.wall_ms.or_else(|| command?.plain_ms)
+}
+
 /// The compared rows: name and milliseconds. If processes differ, the slowest is compared: process
 /// numbers change from run to run.
 pub(super) fn rows(batches: &[StepBatch]) -> Vec<(String, Spread)> {

@@ -13,12 +13,12 @@ use llmprof_analyze::{
         repeat_medians::{RepeatMedian, RepeatMedians},
         step_times::StepTimes,
     },
-    stats::Spread,
+    stats::{Spread, ratio},
     step_batches::{StepBatch, common_batch},
 };
 use llmprof_core::trace::{engine_steps::StepClass, requests::LoadPass};
 
-use crate::waits::Waits;
+use crate::{format::figure, waits::Waits};
 
 /// The records that have these times.
 pub struct TimeRecords<'a> {
@@ -93,6 +93,17 @@ impl StatedTime<'_> {
             Self::Repeats(it) => it.p50,
             Self::Mean(it) => it.mean,
         }
+    }
+}
+
+/// Words after the rate of decode, which belongs to its mean time, unless a step of `ms` has a rate
+/// that reads the same. `steps` is of each decode, if all have equally many.
+pub fn rate_words(decode: &StageTiming, steps: Option<f64>, ms: f64) -> &'static str {
+    let tokens = decode.tokens.zip(steps);
+    let of_ms = tokens.and_then(|(tokens, steps)| ratio(1e3 * tokens as f64, steps * ms));
+    match of_ms.map(figure) == decode.tokens_per_s.map(figure) {
+        true => "",
+        false => " on average",
     }
 }
 
@@ -219,6 +230,26 @@ pub(crate) mod tests {
         assert_eq!(times, [8.0, 41.5], "a report without medians");
         let absent = TimeRecords { medians: Some(RepeatMedians::default()), ..records(&[]) };
         assert_eq!((absent.first_token(), absent.per_token()), (None, None), "not the mean");
+    }
+
+    #[test]
+    fn a_rate_is_called_an_average_unless_the_stated_time_has_one_that_reads_the_same() {
+        let decode = StageTiming {
+            stage: DECODE.into(),
+            ms: Spread::of([50.0]).unwrap(),
+            share_pct: None,
+            tokens: Some(10),
+            tokens_per_s: Some(200.0),
+        };
+        for (steps, ms, words) in [
+            (Some(10.0), 5.0, ""),
+            (Some(10.0), 5.001, ""),
+            (Some(10.0), 4.9, " on average"),
+            (Some(5.0), 10.0, ""),
+            (None, 5.0, " on average"),
+        ] {
+            assert_eq!(rate_words(&decode, steps, ms), words, "{steps:?} steps of {ms} ms");
+        }
     }
 
     #[test]

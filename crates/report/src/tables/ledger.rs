@@ -57,6 +57,7 @@ pub fn columns() -> Vec<TableColumn<LedgerRow>> {
         text("pass", "Pass", |it| it.pass.as_str().into()),
         text("counter", "Evidence", |it| it.counter.as_str().into()),
         count("samples", "Samples", |it| it.samples.into()),
+        count("gap_parts", "Parts of other gaps", |it| it.gap_parts.into()),
         nanos("max_saving_ns", "Max saving ms", |it| it.max_saving_ns.into()),
     ]
 }
@@ -78,6 +79,7 @@ pub fn member_columns() -> Vec<TableColumn<LedgerMember>> {
         percent("share_pct", "Share of stage", |it| it.share_pct.into()),
         text("pass", "Pass", |it| it.pass.as_str().into()),
         count("samples", "Samples", |it| it.samples.into()),
+        count("gap_parts", "Parts of other gaps", |it| it.gap_parts.into()),
         text("evidence", "Evidence", |it| it.evidence.as_str().into()),
         nanos("max_saving_ns", "Max saving ms", |it| it.max_saving_ns.into()),
         nanos("longest_ns", "Longest gap ms", |it| it.longest_ns.into()),

@@ -4,6 +4,7 @@ use llmprof_analyze::{Analysis, operators::OperatorRecord, stages::repeats::Oper
 
 use super::{
     report_table::ReportTable,
+    samples::of_each_sample,
     schema::{
         TableCell, TableColumn, bytes, bytes_per_s, count, flops, flops_per_s, millis, nested,
         percent, spread_columns, summed, text,
@@ -116,10 +117,11 @@ pub fn operators(analysis: &Analysis) -> ReportTable {
         ),
         _ => (analysis.times_of(), analysis.stages.repeats),
     };
-    let of = match repeats {
-        0 => String::new(),
-        1 => ", its measured repeat".to_owned(),
-        repeats => format!(", sums over its {repeats} measured repeats"),
+    let of = match of_each_sample(analysis, repeats.into()) {
+        _ if repeats == 0 => String::new(),
+        _ if repeats == 1 => ", its measured repeat".to_owned(),
+        (1, of_each) => format!(", sums over its measured repeat{of_each}"),
+        (each, of_each) => format!(", sums over its {each} measured repeats{of_each}"),
     };
     let caption = format!(
         "Operators of {pass}{of}, layers and experts rolled up (*), sorted by {}.",

@@ -53,6 +53,17 @@ pub(super) fn first_sample_note(analysis: &Analysis, figures: &str) -> Option<St
     (samples > 1).then(|| format!("{figures} are of sample 0 of {samples}."))
 }
 
+/// A number of measured repeats as the repeats of each sample, and the words for the samples:
+/// `(3, " of each of 2 samples")`. A run of one sample has no such words.
+pub(super) fn of_each_sample(analysis: &Analysis, repeats: u64) -> (u64, String) {
+    match analysis.samples.rows.len() as u64 {
+        samples @ 2.. if repeats.is_multiple_of(samples) => {
+            (repeats / samples, format!(" of each of {samples} samples"))
+        }
+        _ => (repeats, String::new()),
+    }
+}
+
 /// Times of each sample; without rows for a run with one.
 pub fn samples(analysis: &Analysis) -> ReportTable {
     let shown = [
@@ -90,4 +101,37 @@ pub fn samples(analysis: &Analysis) -> ReportTable {
         ));
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use llmprof_analyze::{samples::Samples, stats::Spread};
+
+    use super::*;
+
+    #[test]
+    fn repeats_are_counted_for_each_sample() {
+        for (samples, repeats, expected) in [
+            (0, 6, (6, "")),
+            (2, 6, (3, " of each of 2 samples")),
+            (3, 3, (1, " of each of 3 samples")),
+            (2, 5, (5, "")),
+        ] {
+            let row = |sample| SampleTiming {
+                sample,
+                prompt_tokens: 8,
+                image_tokens: 0,
+                images: 0,
+                prefill_ms: None,
+                decode_ms: None,
+                wall_ms: Spread::of([1.0]).unwrap(),
+                slowest: false,
+            };
+            let rows = (0..samples).map(row).collect();
+            let samples = Samples { rows, ..Samples::default() };
+            let analysis = Analysis { samples, ..Analysis::default() };
+            let (each, words) = of_each_sample(&analysis, repeats);
+            assert_eq!((each, words.as_str()), expected);
+        }
+    }
 }

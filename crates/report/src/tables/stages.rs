@@ -8,6 +8,7 @@ use llmprof_analyze::{
 
 use super::{
     report_table::ReportTable,
+    samples::of_each_sample,
     schema::{TableColumn, count, millis, number, percent, spread_columns, text},
 };
 use crate::{
@@ -80,9 +81,10 @@ pub fn overhead_columns() -> Vec<TableColumn<OverheadRecord>> {
 /// Stage times; cold first instances follow as rows, vision as a note.
 pub fn stages(analysis: &Analysis) -> ReportTable {
     let stages = &analysis.stages;
+    let (repeats, of_each) = of_each_sample(analysis, stages.repeats.into());
     let caption = format!(
-        "Milliseconds per repeat: mean and sample deviation of {} of {}.",
-        quantity(stages.repeats.into(), "repeat"),
+        "Milliseconds per repeat: mean and sample deviation of {}{of_each} of {}.",
+        quantity(repeats, "repeat"),
         analysis.times_of()
     );
     let shown =

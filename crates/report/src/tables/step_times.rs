@@ -21,6 +21,7 @@ pub fn columns() -> Vec<TableColumn<StepTimes>> {
         count("outliers", "Outliers", |it| it.outliers.into()),
         millis("excess_ms", "Outliers above median ms", |it| it.excess_ms.into()),
         count("preparing", "Preparing code", |it| it.preparing.into()),
+        nested("processes", "Processes that differ", |it| TableCell::nested(&it.processes)),
         nested("longest", "Longest outliers", |it| TableCell::nested(&it.longest)),
     ]);
     columns
@@ -39,8 +40,9 @@ pub fn transfer_columns() -> Vec<TableColumn<TransferTotal>> {
 /// Times of single steps.
 pub fn step_times(analysis: &Analysis) -> ReportTable {
     let caption = "Times of single decode steps, and of the instances of other stages. The median \
-                   is the least time that at least half of them do not exceed; an outlier takes \
-                   more than twice the median, of its process if the processes differ.";
+                   is the least time that at least half of them do not exceed, in the slowest \
+                   process if the processes differ; an outlier takes more than twice the \
+                   median, of its process if the processes differ.";
     let shown = ["stage", "ms.n", "p50_ms", "ms.min", "ms.max", "ms.mean", "outliers", "excess_ms"];
     let rows = &analysis.step_times;
     ReportTable::of("step-times", "Times of Single Steps", caption, (&columns(), &shown), rows)

@@ -14,6 +14,7 @@ use llmprof_core::domain::finding::catalogue;
 
 use super::{
     report_table::ReportTable,
+    samples::of_each_sample,
     schema::{TableColumn, count, millis, nanos, percent, span_columns, summed, text},
 };
 use crate::format::{count as counted, ms, pct, quantity};
@@ -117,7 +118,8 @@ pub fn repeats_note(analysis: &Analysis) -> Option<String> {
     }
     numbers.retain(|it| it.1 > 1);
     let of = |(stage, number): &(&str, u64)| {
-        format!("{} of {}", quantity(*number, "repeat"), in_sentence(stage))
+        let (repeats, of_each) = of_each_sample(analysis, *number);
+        format!("{} of {}{of_each}", quantity(repeats, "repeat"), in_sentence(stage))
     };
     let of: Vec<String> = numbers.iter().map(of).collect();
     (!of.is_empty()).then(|| {

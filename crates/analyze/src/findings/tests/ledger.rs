@@ -25,6 +25,7 @@ fn with_cause(cause: LedgerCause, saving_ns: i64) -> Analysis {
         share_pct: None,
         pass: "ncu".into(),
         samples: 2,
+        gap_parts: 0,
         evidence: "figures".into(),
         max_saving_ns: ns,
         longest_ns: None,
@@ -50,6 +51,7 @@ fn with_cause(cause: LedgerCause, saving_ns: i64) -> Analysis {
         pass: "ncu".into(),
         counter: "figures".into(),
         samples: 6,
+        gap_parts: 0,
         max_saving_ns: saving_ns,
         saving_rank: None,
     };
@@ -77,6 +79,8 @@ fn each_cause_of_the_ledger_is_one_finding_with_its_kernels() {
         );
         let saving = found.max_saving.as_ref().unwrap();
         assert_eq!((saving.ms, saving.pct, saving.stage.as_str()), (Some(2.0), 20.0, DECODE));
+        // A saving of the busiest GPU does not bound the mean time.
+        assert!(found.message.starts_with("30 % of decode, 3.00 ms: "), "{}", found.message);
         assert_eq!(found.evidence["kernel (1)"], "a, 2.00 ms: figures", "kernels are grouped");
         assert_eq!(found.evidence["kernel (2)"], "b, 1.00 ms: figures");
     }
@@ -237,12 +241,38 @@ fn a_range_is_the_cause_only_with_nearly_all_of_its_time() {
         let others = of("preparation of code for cuLibraryLoadData", 300 - range_ns);
         analysis.ledger.members = vec![of("the range load_*", range_ns), others];
         let row = &analysis.ledger.rows[0];
-        assert_eq!(analysis.ledger.range_of(row), is_cause.then_some("load_*"), "{range_ns}");
+        let range = analysis.ledger.ranges_of(row).and_then(|it| it.one());
+        assert_eq!(range, is_cause.then_some("load_*"), "{range_ns}");
         let found = of_ledger(&analysis);
-        assert_eq!(found.message.contains("the range load_*"), is_cause, "{}", found.message);
+        let most = found.message.contains("most of it, and in long calls");
+        assert_eq!(most, !is_cause, "{}", found.message);
+        assert!(found.message.contains("the host in the range load_*"), "{}", found.message);
         let advice = found.advice.as_ref().unwrap();
         assert!(advice.starts_with("Shorten"), "{range_ns}: {advice}");
         assert_eq!(advice.contains("load code"), !is_cause, "both parts: {advice}");
+    }
+}
+
+#[test]
+fn ranges_with_most_of_the_time_have_a_remedy_next_to_the_remedy_of_a_larger_call() {
+    for (call_pct, has_ranges) in [(45, true), (55, false)] {
+        let mut analysis = with_cause(LedgerCause::GapLongCall, 2 * MS);
+        analysis.ledger.rows[0].largest = Some("aten::nonzero".into());
+        let member = analysis.ledger.members[0].clone();
+        let of = |(name, pct): (&str, i64)| LedgerMember {
+            operator: Some(name.into()),
+            kernel: None,
+            ns: 3 * MS * pct / 100,
+            ..member.clone()
+        };
+        let ranges = [("the range load_*", 25), ("the range sort_*", 75 - call_pct)];
+        let all = [("aten::nonzero", call_pct)].into_iter().chain(ranges);
+        analysis.ledger.members = all.map(of).collect();
+        let found = of_ledger(&analysis);
+        let words = "the host in ranges of the program and in long calls";
+        assert_eq!(found.message.contains(words), has_ranges, "{}", found.message);
+        let advice = found.advice.as_ref().unwrap();
+        assert_eq!(advice.starts_with("Shorten the range"), has_ranges, "{advice}");
     }
 }
 

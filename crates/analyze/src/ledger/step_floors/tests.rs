@@ -4,7 +4,8 @@ use llmprof_core::{
     domain::{device_peaks::DevicePeaks, dtype::Dtype, model::PRESETS, stated_model::StatedModel},
     trace::{
         Trace,
-        engine_steps::{MIXED, StepClass},
+        engine_steps::{MIXED, Phase, StepClass},
+        inferred_steps::InferredStep,
     },
 };
 use proptest::prelude::*;
@@ -14,7 +15,7 @@ use crate::{
     kernels::tests::{capture, launching},
     ledger::{LedgerStage, necessary::why_shared},
     model_work::KnownModel,
-    stages::DECODE,
+    stages::{DECODE, STAGES},
     step_batches::StepBatch,
 };
 
@@ -179,6 +180,57 @@ fn steps_of_several_tokens_and_of_prefill_have_no_floor() {
             (None, None) => {}
             (Some(why), Some(reason)) => assert!(reason.contains(why), "{reason}"),
             other => panic!("{name}: {other:?}"),
+        }
+    }
+}
+
+/// A prefill and three decode steps of 10 ms, inferred; `drafts` precede each decode step's
+/// verification.
+fn inferred(is_scheduled: bool, drafts: usize) -> Trace {
+    let work = |at: i64| {
+        let (id, t) = (at + 1, 10 * MS as i64 * at);
+        let (called, from, to) = (t + 2, t + 4, t + 9 * MS as i64);
+        format!("call 1 {id} {called}..{}\nkernel {id} k {from}..{to} 7", called + 1)
+    };
+    let mut nsys = capture(&[0, 1, 2, 3].map(work).join("\n"));
+    let global_tid = nsys.cuda_calls.get(0).global_tid;
+    let step = |at: u32| {
+        let start_ns = 10 * MS as i64 * i64::from(at);
+        let phase = |class| Phase { class, start_ns, end_ns: start_ns + 100 };
+        let classes = [vec![StepClass::Draft; drafts], vec![StepClass::Verify]].concat();
+        let phases = classes.into_iter().map(phase).filter(|_| at > 0 && drafts > 0);
+        InferredStep {
+            class: Some(if at == 0 { StepClass::Prefill } else { StepClass::Decode }),
+            global_tid,
+            start_ns,
+            end_ns: start_ns + 10 * MS as i64,
+            run: if is_scheduled { at + 1 } else { at.min(1) + 1 },
+            is_scheduled,
+            prefill_requests: (at == 0).then_some(1),
+            prefill_tokens: (at == 0).then_some(40),
+            phases: phases.collect(),
+            ..InferredStep::default()
+        }
+    };
+    nsys.inferred.steps = [0, 1, 2, 3].map(step).to_vec();
+    Trace { timeline: Some(nsys), ..Trace::default() }
+}
+
+#[test]
+fn no_stage_has_a_floor_or_an_mfu_if_steps_speculate_scheduled_or_inferred() {
+    let stated = model("qwen3-0.6b", 1);
+    for (is_scheduled, drafts) in [(false, 0), (false, 1), (false, 3), (true, 1), (true, 3)] {
+        let trace = inferred(is_scheduled, drafts);
+        let analysis = analyze(&trace, Some(KnownModel::Stated(&stated)), Some(&peaks()));
+        for name in STAGES {
+            let stage = analysis.ledger.stages.iter().find(|it| it.stage == name).unwrap();
+            let has_floor = drafts == 0;
+            assert_eq!(stage.floor_ns.is_some(), has_floor, "{name} {drafts}: {stage:?}");
+            assert_eq!(stage.times_floor.is_some(), has_floor, "{name} {drafts}");
+            let has_reason = stage.missing.iter().any(|it| it.contains("draft model"));
+            assert_eq!(has_reason, !has_floor, "{name} {drafts}: {:?}", stage.missing);
+            let has_mfu = analysis.mfu.rows.iter().any(|it| it.scope == name);
+            assert_eq!(has_mfu, has_floor, "{name} {drafts}");
         }
     }
 }

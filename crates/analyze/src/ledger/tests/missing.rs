@@ -1,7 +1,6 @@
 //! Reasons for figures that a ledger lacks.
 
 use super::*;
-use crate::ledger::floors::NO_BANDWIDTH;
 
 #[test]
 fn without_counters_and_a_model_all_kernel_time_is_unexplained() {
@@ -15,14 +14,60 @@ fn without_counters_and_a_model_all_kernel_time_is_unexplained() {
     assert!(stage.missing.iter().any(|text| text.contains("with ncu")), "{:?}", stage.missing);
 }
 
+/// GPUs of these names and bandwidths.
+fn gpus(of: &[(&str, Option<u64>)]) -> Vec<Gpu> {
+    let gpu = |&(name, bytes_per_s): &(&str, Option<u64>)| Gpu {
+        name: name.into(),
+        bytes_per_s,
+        ..Gpu::default()
+    };
+    of.iter().map(gpu).collect()
+}
+
+/// The stage of a capture of these GPUs, which are in no table; of known work if `has_work`.
+fn stage_on(of: &[(&str, Option<u64>)], has_work: bool) -> LedgerStage {
+    let mut case = Case::new(ONE_KERNEL, "prefill", 1000);
+    case.trace.timeline.as_mut().unwrap().target.gpus = gpus(of);
+    let case = if has_work { case.operator("op", 0, 100, 0) } else { case };
+    case.ledger_on(None, |_| {}).stages.remove(0)
+}
+
 #[test]
-fn without_the_bandwidth_of_the_device_no_model_is_asked_for() {
-    let case = || Case::new(ONE_KERNEL, "prefill", 1000);
-    for case in [case(), case().operator("op", 0, 100, 0)] {
-        let stage = case.ledger_on(None, |_| {}).stages.remove(0);
-        let of_floor = |it: &&String| it.starts_with("How fast it could be");
-        let missing: Vec<&String> = stage.missing.iter().filter(of_floor).collect();
-        assert_eq!(missing, [NO_BANDWIDTH]);
-        assert!(!stage.missing.iter().any(|it| it.contains("--model-config")));
+fn an_unknown_bandwidth_has_the_remedy_of_its_reason_and_an_unknown_model_has_its_own() {
+    let of_floor = |it: &&String| it.starts_with("How fast it could be is unknown: ");
+    for (gpus, why, remedy) in [
+        (&[("", None)][..], "the capture names no GPU", "TARGET_INFO_GPU"),
+        (&[], "the capture names no GPU", "deviceProperties"),
+        (&[("GPU X", None)], "the memory bandwidth of GPU X", "Record with nsys"),
+        (&[("X", None), ("X", Some(9))], "the memory bandwidth of X", "build llmprof again"),
+        (&[("X", Some(8)), ("Y", Some(9))], "several models (X, Y)", "GPUs of one model"),
+    ] {
+        for has_work in [true, false] {
+            let stage = stage_on(gpus, has_work);
+            let missing: Vec<&String> = stage.missing.iter().filter(of_floor).collect();
+            assert!(missing[0].contains(why) && missing[0].contains(remedy), "{missing:?}");
+            let asks_for_model = missing.iter().any(|it| it.contains("--model-config"));
+            assert_eq!(asks_for_model, !has_work, "{missing:?}");
+            assert_eq!(missing.len(), if has_work { 1 } else { 2 }, "{missing:?}");
+            assert_eq!((stage.floor_ns, stage.bytes_ceiling), (None, None));
+        }
     }
+}
+
+#[test]
+fn the_bandwidth_of_a_capture_is_the_ceiling_of_a_device_that_no_table_has() {
+    // 100 bytes.
+    for (gpus, floor_ns) in [
+        (&[("X", Some(1_000_000_000))][..], 100),
+        (&[("X", Some(500_000_000)), ("X", Some(500_000_000))], 200),
+    ] {
+        let stage = stage_on(gpus, true);
+        assert_eq!(stage.bytes_ceiling.as_deref(), Some("capture"));
+        assert_eq!(stage.floor_ns, Some(floor_ns));
+        assert!(!stage.missing.iter().any(|it| it.contains("bandwidth")), "{:?}", stage.missing);
+    }
+    let mut case = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 0, 100, 0);
+    case.trace.timeline.as_mut().unwrap().target.gpus = gpus(&[("X", Some(9_000_000_000))]);
+    let stage = case.ledger().stages.remove(0);
+    assert_eq!(stage.bytes_ceiling.as_deref(), Some("datasheet"), "the table is preferred");
 }

@@ -14,6 +14,8 @@ use super::{
 
 /// Minimum of a maximum clock: a lower figure has another unit.
 const SLOWEST_MHZ: i64 = 100;
+/// Minimum of a bandwidth, bytes per second: a lower figure has another unit.
+const LEAST_BYTES_PER_S: i64 = 1_000_000_000;
 
 /// Reads host and GPUs. If there are several GPUs, the ones in `used` are kept, by the tool's
 /// numbers; all if none was used.
@@ -90,6 +92,9 @@ fn gpu(row: &Row) -> Result<Gpu> {
             .filter(|count| *count > 0)
             .and_then(|count| count.try_into().ok()),
         l2_bytes: number("l2_bytes")?.filter(|size| *size > 0).map(i64::cast_unsigned),
+        bytes_per_s: number("bytes_per_s")?
+            .filter(|rate| *rate >= LEAST_BYTES_PER_S)
+            .map(i64::cast_unsigned),
         warps_per_sm: number("warps_per_sm")?
             .filter(|count| *count > 0)
             .and_then(|count| count.try_into().ok()),

@@ -244,9 +244,10 @@ fn a_foreign_file_is_refused_with_its_name_and_the_reason() {
 
 const TARGET: &str = "create table TARGET_INFO_GPU (id int, name text, uuid text, totalMemory \
                       int, clockRate int, smCount int, computeMajor int,
-        computeMinor int);
-    insert into TARGET_INFO_GPU values (0, 'NVIDIA H100 NVL', 'aa', 100, 1785000000, 132, 9, 0), \
-    (1, 'NVIDIA A10', 'bb', 50, 0, 72, 8, 6);
+        computeMinor int, memoryBandwidth int);
+    insert into TARGET_INFO_GPU values (0, 'NVIDIA H100 NVL', 'aa', 100, 1785000000, 132, 9, 0, \
+    3938304000000), \
+    (1, 'NVIDIA A10', 'bb', 50, 0, 72, 8, 6, 600);
     create table TARGET_INFO_SYSTEM_ENV (name text, value text);
     insert into TARGET_INFO_SYSTEM_ENV values ('CpuDescription', 'Xeon'), ('CpuCores', '16'), \
     ('OsDescription', 'Ubuntu 24.04'),
@@ -272,7 +273,8 @@ fn the_host_and_the_gpus_that_kernels_ran_on_are_those_of_the_export() {
     assert_eq!(facts.map(|it| it.as_deref().unwrap()), expected);
     assert_eq!(target.cpus, Some(16));
     let other = trace(&[META, STRINGS, &KERNELS.replace("25, 0, 7", "25, 1, 7"), TARGET]).target;
-    assert_eq!(other.gpus.len(), 2, "kernels ran on both");
+    let bandwidths: Vec<_> = other.gpus.iter().map(|it| it.bytes_per_s).collect();
+    assert_eq!(bandwidths, [Some(3_938_304_000_000), None], "kernels ran on both");
 }
 
 #[test]

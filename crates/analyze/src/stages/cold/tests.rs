@@ -1,6 +1,10 @@
 //! Cold first instances of sketches.
 
-use llmprof_core::trace::{Trace, timeline::ApiCall};
+use llmprof_core::trace::{
+    Trace,
+    collectives::ProcessRank,
+    timeline::{ApiCall, tid_of},
+};
 
 use super::*;
 use crate::{analyze, kernels::tests::capture};
@@ -137,6 +141,45 @@ fn an_instance_without_a_time_of_its_own_is_not_cold_and_makes_no_other_cold() {
             assert_eq!(found, expected, "{first:?} {later:?}");
         }
     }
+}
+
+#[test]
+fn cold_instances_of_several_processes_are_named_by_their_process() {
+    const OTHER: i64 = 8 << 24;
+    let subjects = |is_other: bool, rank: Option<u32>| {
+        let mut lines = Vec::new();
+        for (tid, at, ns) in [(1, 0, 2_000), (1, 3_000, 100), (2, 500, 3_000), (2, 4_000, 100)] {
+            let (id, launch) = (10_000 * tid + at, at + 2);
+            lines.push(format!("range {tid} prefill {at}..{}", at + ns));
+            lines.push(format!("call {tid} {id} {}..{launch}", at + 1));
+            lines.push(format!("kernel {id} a {launch}..{} 7", launch + 50));
+        }
+        let mut trace = capture(&lines.join("\n"));
+        if is_other {
+            let moved = |tid: i64| if tid_of(tid) == 2 { OTHER | 2 } else { tid };
+            trace.ranges.iter_mut().for_each(|it| it.global_tid = moved(it.global_tid));
+            let calls = trace.cuda_calls.iter();
+            let calls = calls.map(|it| ApiCall { global_tid: moved(it.global_tid), ..it });
+            trace.cuda_calls = calls.collect();
+            trace.kernels = trace.kernels.map(|_, it| {
+                if it.correlation_id >= 20_000 {
+                    (it.global_pid, it.device) = (OTHER, 1);
+                }
+            });
+            let recorded = ProcessRank { rank, ..ProcessRank::default() };
+            trace.collectives.processes.insert(OTHER, recorded);
+        }
+        let trace = Trace { timeline: Some(trace), ..Trace::default() };
+        let found = analyze(&trace, None, None).findings;
+        let cold = found.iter().filter(|it| it.id == "cold_first_instance");
+        let subject = |message: &str| message.split_once(" was cold").unwrap().0.to_owned();
+        cold.map(|it| subject(&it.message)).collect::<Vec<_>>()
+    };
+    let first = "The first instance of prefill";
+    let two = |other: &str| [format!("{first} in process 7"), format!("{first} in {other}")];
+    assert_eq!(subjects(true, None), two("process 8"));
+    assert_eq!(subjects(true, Some(3)), two("rank 3"));
+    assert_eq!(subjects(false, None), [first], "threads of one process");
 }
 
 fn cold_of(sketch: &str) -> usize {

@@ -50,15 +50,15 @@ pub struct OutlierStep {
     pub host_call: Option<String>,
     /// The part of that idle time in it, milliseconds.
     pub host_call_ms: Option<f64>,
-    /// The longest call of the same function in a step: the median over the other steps,
-    /// milliseconds; `null` if they have none, and for operators and ranges.
+    /// The longest call of the same function in a step: the median over the other steps of its
+    /// process, milliseconds; `null` if fewer than three have one, and for operators and ranges.
     #[serde(default)]
     pub usual_call_ms: Option<f64>,
     /// Idle time of the GPU by cause, of the GPU that idles longest for the step's process.
     #[serde(default)]
     pub idle: Vec<IdleTime>,
-    /// Kernels that it launches one by one, while the other steps replay a graph; `null` for other
-    /// steps.
+    /// Kernels that it launches one by one, while the other steps of its process replay a graph;
+    /// `null` for other steps.
     #[serde(default)]
     pub single_launches: Option<u64>,
     /// Graphs that the host captures in it, if that takes most of the time above the median: calls
@@ -146,7 +146,7 @@ fn of_stage(
     let plain = |at: usize| OutlierStep {
         step: at as u64 + 1,
         ms: stage.steps[at].ms,
-        process_p50_ms: stage.is_by_process.then_some(stage.steps[at].p50_ms),
+        process_p50_ms: (!stage.processes.is_empty()).then_some(stage.steps[at].p50_ms),
         ..OutlierStep::default()
     };
     let mut found: Vec<OutlierStep> = stage.listed().map(plain).collect();
@@ -164,7 +164,8 @@ fn of_stage(
     let singly = launched_singly(trace, stage);
     for (it, (at, single_launches)) in found.iter_mut().zip(stage.listed().zip(singly)) {
         let call = it.host_call.as_deref();
-        it.usual_call_ms = call.and_then(|call| usual.get(call).copied());
+        let process = stage.steps[at].owner(Some(trace));
+        it.usual_call_ms = call.and_then(|call| usual.get(&(call, process)).copied());
         it.single_launches = single_launches;
         it.drafts = drafts_in(stage.steps[at].span, devices.capture);
     }

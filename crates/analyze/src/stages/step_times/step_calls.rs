@@ -60,13 +60,13 @@ pub fn in_gaps(trace: &Timeline, gaps: &[Option<LongestGap>]) -> Vec<Option<Call
     found.into_iter().map(|it| it.map(named)).collect()
 }
 
-/// Milliseconds of the longest call of each name in a step: the median over the steps that are not
-/// outliers and have one. A name that no call of the runtime has is absent.
+/// Milliseconds of the longest call of each name in a step, by name and process: the median over
+/// the steps of the process that are not outliers and have one. Absent if fewer than three have.
 pub fn usual_ms<'a>(
     trace: &Timeline,
     stage: &StageSteps,
     names: &[&'a str],
-) -> BTreeMap<&'a str, f64> {
+) -> BTreeMap<(&'a str, i64), f64> {
     if names.is_empty() {
         return BTreeMap::new();
     }
@@ -87,17 +87,17 @@ pub fn usual_ms<'a>(
             *ns = (*ns).max(call.end_ns - call.start_ns);
         }
     }
-    let usual = |(place, name): (usize, &&'a str)| {
-        let each = longest.range((place, 0)..(place + 1, 0)).map(|it| *it.1 as f64 / 1e6);
-        let each: Vec<f64> = each.collect();
-        let is_enough = each.len() >= LEAST_MEDIAN;
-        Some((*name, lower_median(each).filter(|_| is_enough)?))
-    };
-    names.iter().enumerate().filter_map(usual).collect()
+    let mut each: BTreeMap<(&'a str, i64), Vec<f64>> = BTreeMap::new();
+    for ((place, step), ns) in longest {
+        let process = stage.steps[step].owner(Some(trace));
+        each.entry((names[place], process)).or_default().push(ns as f64 / 1e6);
+    }
+    each.retain(|_, times| times.len() >= LEAST_MEDIAN);
+    each.into_iter().filter_map(|(of, times)| Some((of, lower_median(times)?))).collect()
 }
 
-/// Kernels that each outlier launched one by one, if it replayed no graph and most other steps
-/// replay one and launch far fewer kernels.
+/// Kernels that each outlier launched one by one, if it replayed no graph and most other steps of
+/// its process replay one and launch far fewer kernels.
 pub fn launched_singly(trace: &Timeline, stage: &StageSteps) -> Vec<Option<u64>> {
     let kinds = trace.call_kinds();
     if !kinds.contains(&CallKind::Graph) {
@@ -113,11 +113,13 @@ pub fn launched_singly(trace: &Timeline, stage: &StageSteps) -> Vec<Option<u64>>
             _ => launches[step].0 += 1,
         }
     }
-    let others: Vec<(u64, u64)> = stage.usual().map(|at| launches[at]).collect();
-    let replaying = others.iter().filter(|it| it.1 > 0).count();
-    let usual = lower_median(others.iter().map(|it| it.0 as f64)).unwrap_or(f64::MAX);
+    let owner = |at: usize| stage.steps[at].owner(Some(trace));
     let singly = |at: usize| {
         let (kernels, graphs) = launches[at];
+        let others = stage.usual().filter(|other| owner(*other) == owner(at));
+        let others: Vec<(u64, u64)> = others.map(|other| launches[other]).collect();
+        let replaying = others.iter().filter(|it| it.1 > 0).count();
+        let usual = lower_median(others.iter().map(|it| it.0 as f64)).unwrap_or(f64::MAX);
         let is_it = graphs == 0
             && 2 * replaying > others.len()
             && kernels > 0

@@ -81,7 +81,7 @@ fn steps_that_prepare_code_are_counted_and_not_their_gaps() {
         steps: steps.map(step).into(),
         ms: Spread::of([1.0; 3]).unwrap(),
         p50_ms: 1.0,
-        is_by_process: false,
+        processes: vec![],
         outliers: vec![],
     };
     let count = |gaps: &[(&str, u32, Interval)]| {
@@ -172,6 +172,69 @@ proptest! {
         times[0][0] = 4.0 * longer;
         let expected = vec![(Some(0), 4.0 * longer)];
         prop_assert_eq!(outliers_of(measured(&times)), (false, expected));
+    }
+}
+
+/// Times of the decode steps of processes, in a capture.
+fn times_of(processes: &[Vec<f64>]) -> StepTimes {
+    let steps = measured(processes);
+    let range = |it: &MeasuredStep| StageRange {
+        name: STEP.into(),
+        start_ns: it.span.0,
+        end_ns: it.span.1,
+        device_ns: Some((1e6 * it.ms) as i64),
+        warmup: false,
+        repeat: 0,
+        step: None,
+    };
+    let ranges: Vec<StageRange> = steps.iter().map(range).collect();
+    let places: Vec<i64> = steps.iter().filter_map(|it| it.process).collect();
+    let events = Events { ranges: ranges.iter().collect(), places: &places, ..Events::default() };
+    step_times(&events, None).remove(0)
+}
+
+#[test]
+fn the_median_of_processes_that_differ_is_of_the_slowest_and_halves_are_of_its_steps() {
+    let slow = "the slowest process's median";
+    let lower = "the slowest process's lower median";
+    for (processes, p50_ms, words, medians) in [
+        (vec![vec![1.0; 10], vec![3.0; 10]], 3.0, slow, vec![(1, 10, 3.0), (0, 10, 1.0)]),
+        (
+            vec![vec![1.0; 10], vec![3.0, 3.0, 20.0, 20.0]],
+            3.0,
+            lower,
+            vec![(1, 4, 3.0), (0, 10, 1.0)],
+        ),
+        (
+            vec![vec![1.0, 1.0, 5.0, 5.0], vec![30.0; 4], vec![90.0; 2]],
+            30.0,
+            slow,
+            vec![(1, 4, 30.0), (0, 4, 1.0)],
+        ),
+        (vec![vec![1.0; 4], vec![1.0; 4]], 1.0, "the median", vec![]),
+        (vec![vec![1.0, 1.0, 62.0, 56.0]], 1.0, "the lower median", vec![]),
+    ] {
+        let times = times_of(&processes);
+        let found = times.processes.iter().map(|it| (it.process, it.steps, it.p50_ms));
+        assert_eq!(found.collect::<Vec<_>>(), medians, "{processes:?}");
+        assert_eq!((times.p50_ms, times.median_word()), (p50_ms, words), "{processes:?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_median_is_of_a_process_whatever_the_numbers_of_steps(
+        counts in prop::collection::vec(3usize..40, 2..5),
+        slower in 1.2..6.0_f64,
+    ) {
+        let usual = |process: usize| 4.0 * slower.powi(process as i32);
+        let steps = |(process, count): (usize, &usize)| vec![usual(process); *count];
+        let times = times_of(&counts.iter().enumerate().map(steps).collect::<Vec<_>>());
+        prop_assert!((times.p50_ms - usual(counts.len() - 1)).abs() < 1e-4);
+        let found: Vec<u32> = times.processes.iter().map(|it| it.process).collect();
+        let slowest_first: Vec<u32> = (0..counts.len() as u32).rev().collect();
+        prop_assert_eq!(found, slowest_first);
+        prop_assert_eq!(times.outliers, 0);
     }
 }
 

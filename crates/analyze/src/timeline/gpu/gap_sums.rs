@@ -35,8 +35,12 @@ pub enum GapReason {
 /// Gaps of one reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GapSum {
+    /// Gaps that no other sum counts.
     pub count: u64,
+    /// Parts of gaps that another sum counts.
+    pub parts: u64,
     pub ns: i64,
+    /// The longest gap or part.
     pub longest_ns: i64,
 }
 
@@ -44,12 +48,15 @@ impl GapSum {
     /// Adds other gaps.
     pub fn append(&mut self, other: &Self) {
         self.count += other.count;
+        self.parts += other.parts;
         self.ns = self.ns.saturating_add(other.ns);
         self.longest_ns = self.longest_ns.max(other.longest_ns);
     }
 
-    pub fn add(&mut self, ns: i64) {
-        self.count += 1;
+    /// Adds the part of a gap that counts the gap, or another part of it.
+    pub fn add(&mut self, ns: i64, is_counted: bool) {
+        self.count += u64::from(is_counted);
+        self.parts += u64::from(!is_counted);
         self.ns = self.ns.saturating_add(ns);
         self.longest_ns = self.longest_ns.max(ns);
     }

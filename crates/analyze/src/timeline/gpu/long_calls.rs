@@ -115,16 +115,40 @@ impl<'a> LongCalls<'a> {
         self.names.len() as u32 - 1
     }
 
-    /// The call in which the host was for most of a gap until a launch, with its part of the gap.
-    pub fn before(&self, trace: &Timeline, launch: u32, gap: Interval) -> Option<(u32, Interval)> {
+    /// Adds the calls in which the host was in a gap until a launch, each with its part of the gap,
+    /// in order of time.
+    pub fn before(
+        &self,
+        trace: &Timeline,
+        launch: u32,
+        gap: Interval,
+        found: &mut Vec<(u32, Interval)>,
+    ) {
         let call = trace.cuda_calls.get(launch as usize);
-        self.inside(call.global_tid, (gap.0, call.start_ns.min(gap.1)))
+        self.divide(call.global_tid, (gap.0, call.start_ns.min(gap.1)), found);
     }
 
-    /// The call in which a thread was for most of a gap, with its part of the gap; else the loading
-    /// of code before whose end most of the gap lies, for code is chosen or built before that.
-    fn inside(&self, thread: i64, gap: Interval) -> Option<(u32, Interval)> {
-        self.long_call(thread, gap).or_else(|| self.load(thread, gap))
+    /// Adds the call in which a thread was for most of a gap, and in the same way the calls of the
+    /// time before and after it.
+    fn divide(&self, thread: i64, gap: Interval, found: &mut Vec<(u32, Interval)>) {
+        if !is_long(gap) {
+            return;
+        }
+        let mut left = vec![gap];
+        while let Some(part) = left.pop() {
+            if let Some((name, inside)) = self.inside(thread, part, gap) {
+                found.push((name, inside));
+                left.extend([(part.0, inside.0), (inside.1, part.1)]);
+            }
+        }
+        found.sort_unstable_by_key(|it| it.1);
+    }
+
+    /// The call in which a thread was for most of a part of a gap, with its time there; else the
+    /// loading of code before whose end most of the part lies, for code is chosen or built before
+    /// that.
+    fn inside(&self, thread: i64, part: Interval, gap: Interval) -> Option<(u32, Interval)> {
+        self.long_call(thread, part, gap).or_else(|| self.load(thread, part))
     }
 
     /// The last call in a gap that loads code.
@@ -136,22 +160,25 @@ impl<'a> LongCalls<'a> {
         (to - gap.0 >= (gap.1 - gap.0) / 2).then_some((*name, (gap.0, to)))
     }
 
-    /// The innermost call that takes most of a gap, and whose time is mostly this gap, with its
-    /// part of the gap. A call that launched work before and after does not delay by itself.
-    fn long_call(&self, thread: i64, gap: Interval) -> Option<(u32, Interval)> {
-        let calls = self.long.get(&thread).filter(|_| is_long(gap))?;
-        let overlap = |it: Interval| gap.1.min(it.1) - gap.0.max(it.0);
+    /// The innermost call that takes most of a part of a gap, and whose time is mostly this gap,
+    /// with its time in the part. A call that launched work before and after does not delay by
+    /// itself.
+    fn long_call(&self, thread: i64, part: Interval, gap: Interval) -> Option<(u32, Interval)> {
+        let calls = self.long.get(&thread).filter(|_| is_long(part))?;
         let length = |it: Interval| it.1 - it.0;
-        let before = calls.partition_point(|it| it.0.0 < gap.1);
+        let overlap = |it: Interval, of: Interval| of.1.min(it.1) - of.0.max(it.0);
+        let takes_most = |it: Interval| overlap(it, part) >= length(part) / 2;
+        let is_mostly_gap = |it: Interval| overlap(it, gap) >= length(it) / 2;
+        let before = calls.partition_point(|it| it.0.0 < part.1);
         calls[..before]
             .iter()
             .rev()
             // A call whose time is mostly this gap starts less than twice the gap before its end.
             .take_while(|(it, _)| it.0 >= gap.1 - 2 * length(gap) - 2)
             .take(MAX_COMPARED)
-            .filter(|(it, _)| overlap(*it) >= length(gap) / 2 && overlap(*it) >= length(*it) / 2)
+            .filter(|(it, _)| takes_most(*it) && is_mostly_gap(*it))
             .min_by_key(|(it, _)| length(*it))
-            .map(|(it, name)| (*name, (it.0.max(gap.0), it.1.min(gap.1))))
+            .map(|(it, name)| (*name, (it.0.max(part.0), it.1.min(part.1))))
     }
 
     pub fn into_names(self) -> Vec<String> {
@@ -184,7 +211,7 @@ mod tests {
     fn inside(sketch: &str, gap: Interval) -> Option<String> {
         let trace = capture(&format!("range 1 thread 0..1\n{sketch}"));
         let calls = LongCalls::of(&trace);
-        let found = calls.inside(trace.ranges[0].global_tid, gap);
+        let found = calls.inside(trace.ranges[0].global_tid, gap, gap);
         found.map(|it| calls.names[it.0 as usize].to_string())
     }
 
@@ -204,8 +231,10 @@ mod tests {
             let trace = capture(&format!("{ranges}\n{calls}\ncall 1 9 3000000..3000100"));
             let long = LongCalls::of(&trace);
             let launch = trace.cuda_calls.len() as u32 - 1;
-            let (number, part) = long.before(&trace, launch, (900_000, 3_100_000))?;
-            Some((long.names[number as usize].to_string(), part))
+            let mut found = Vec::new();
+            long.before(&trace, launch, (900_000, 3_100_000), &mut found);
+            let (number, part) = found.first()?;
+            Some((long.names[*number as usize].to_string(), *part))
         };
         let layers = "range 1 layer_0 1000000..2900000\nrange 1 layer_1 5000000..7000000";
         let part = (1_000_000, 2_900_000);
@@ -221,6 +250,38 @@ mod tests {
     }
 
     #[test]
+    fn the_time_before_and_after_a_call_is_divided_in_the_same_way() {
+        type Parts = &'static [(&'static str, Interval)];
+
+        let ms = 1_000_000;
+        let cases: [(&str, Parts); 6] = [
+            ("a 0..51 b 52..95", &[("a", (0, 51)), ("b", (52, 95))]),
+            ("a 1..20 b 21..47 c 47..99", &[("a", (1, 20)), ("b", (21, 47)), ("c", (47, 99))]),
+            ("a 0..51 all 0..100", &[("a", (0, 51)), ("all", (51, 100))]),
+            ("a 0..51 b 52..70", &[("a", (0, 51))]),
+            ("a 0..40 b 45..70", &[]),
+            ("a 0..51 b 60..250", &[("a", (0, 51))]),
+        ];
+        for (ranges, expected) in cases {
+            let words: Vec<&str> = ranges.split_whitespace().collect();
+            let line = |it: &[&str]| {
+                let (from, to) = it[1].split_once("..").unwrap();
+                format!("range 1 {} {from}000000..{to}000000", it[0])
+            };
+            let lines: Vec<String> = words.chunks(2).map(line).collect();
+            let trace = capture(&lines.join("\n"));
+            let calls = LongCalls::of(&trace);
+            let mut found = Vec::new();
+            calls.divide(trace.ranges[0].global_tid, (0, 100 * ms), &mut found);
+            let named = found.iter().map(|(number, part)| {
+                let name = calls.names[*number as usize].as_ref();
+                (name.strip_prefix(IN_RANGE).unwrap(), (part.0 / ms, part.1 / ms))
+            });
+            assert_eq!(named.collect::<Vec<_>>(), expected, "{ranges}");
+        }
+    }
+
+    #[test]
     fn a_gap_in_which_code_is_loaded_is_named_by_it_up_to_its_last_load() {
         let mut trace = capture(
             "range 1 thread 0..1\ncall 1 1 3000000..3100000\ncall 1 2 6000000..6200000
@@ -233,7 +294,7 @@ mod tests {
         let calls = LongCalls::of(&trace);
         let thread = trace.ranges[0].global_tid;
         let name = |gap| {
-            let (number, part) = calls.inside(thread, gap)?;
+            let (number, part) = calls.inside(thread, gap, gap)?;
             Some((calls.names[number as usize].as_ref(), part))
         };
         let load = "preparation of code for cuLibraryLoadData";

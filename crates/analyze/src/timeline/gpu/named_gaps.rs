@@ -1,7 +1,7 @@
 //! The parts of an idle gap by reason, with the long call of the host that a part is named by: the
 //! one division of the ledger's causes and of steps that take longer than others.
 
-use std::collections::BTreeMap;
+use std::{cmp::Reverse, collections::BTreeMap};
 
 use foldhash::HashSet;
 use llmprof_core::trace::{
@@ -28,6 +28,58 @@ const OTHER_GPU_PCT: i64 = 10;
 /// Work of each GPU of the processes that use several.
 type GpuWork = BTreeMap<i64, BTreeMap<u32, IntervalSet>>;
 
+/// Part of a gap.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GapPart {
+    pub reason: GapReason,
+    /// Number of the long call that it is named by.
+    pub call: Option<u32>,
+    pub ns: i64,
+    /// True for one part of each gap: the sums of this part count the gap.
+    pub is_counted: bool,
+}
+
+/// A gap in parts, one of each reason and long call.
+#[derive(Debug, Default)]
+pub struct DividedGap {
+    pub parts: Vec<GapPart>,
+    /// Long calls in which the host was before the launch, each with its part of the gap, in order
+    /// of time.
+    pub long_calls: Vec<(u32, Interval)>,
+}
+
+impl DividedGap {
+    fn add(&mut self, reason: GapReason, call: Option<u32>, ns: i64) {
+        let same = self.parts.iter_mut().find(|it| (it.reason, it.call) == (reason, call));
+        match same {
+            Some(part) => part.ns += ns,
+            None if ns > 0 => self.parts.push(GapPart { reason, call, ns, is_counted: false }),
+            None => {}
+        }
+    }
+
+    /// Time of a part of the gap in a long call; all of it in the call of a launch.
+    pub fn ns_in(&self, call: u32, span: Interval) -> i64 {
+        let mut of_call = self.long_calls.iter().filter(|it| it.0 == call).peekable();
+        if of_call.peek().is_none() {
+            return span.1 - span.0;
+        }
+        of_call.map(|(_, part)| (part.1.min(span.1) - part.0.max(span.0)).max(0)).sum()
+    }
+
+    /// Marks the part that counts the gap: the longest one of the reason with the most time.
+    fn mark_counted(&mut self) {
+        let time_of = |reason: GapReason| -> i64 {
+            self.parts.iter().filter(|it| it.reason == reason).map(|it| it.ns).sum()
+        };
+        let order = |(at, it): &(usize, &GapPart)| (time_of(it.reason), it.ns, Reverse(*at));
+        let counted = self.parts.iter().enumerate().max_by_key(order).map(|it| it.0);
+        if let Some(at) = counted {
+            self.parts[at].is_counted = true;
+        }
+    }
+}
+
 /// Divides gaps.
 pub struct GapNames<'a> {
     trace: &'a Timeline,
@@ -47,45 +99,35 @@ impl<'a> GapNames<'a> {
         Self { trace, graph_launches, long_calls, gpu_work: gpu_work(capture) }
     }
 
-    /// Calls `take` with each reason of a gap, the number of the long call that it is named by, and
-    /// its nanoseconds. Returns the long call in which the host was before the launch, with its
-    /// part of the gap.
-    pub fn divide(
-        &mut self,
-        gap: &IdleGap,
-        mut take: impl FnMut(GapReason, Option<u32>, i64),
-    ) -> Option<(u32, Interval)> {
-        let long_call = self.long_call(gap);
+    /// Divides a gap; `into` has its parts alone afterwards.
+    pub fn divide(&mut self, gap: &IdleGap, into: &mut DividedGap) {
+        into.parts.clear();
+        into.long_calls.clear();
+        self.find_long_calls(gap, &mut into.long_calls);
         let launching = self.long_launch(gap);
         let is_graph = gap.reasons.program.launch > 0 && self.launches_graph(gap);
         for (reason, ns) in reasons(gap) {
-            let (reason, call) = match (reason, long_call) {
-                (GapReason::Host, Some((call, part))) => {
-                    // The host is elsewhere before and after it.
-                    let inside = host_ns(gap, part).min(ns);
-                    let in_call = (GapReason::LongCall, Some(call), inside);
-                    let parts = [in_call, (GapReason::Host, None, ns - inside)].into_iter();
-                    parts.filter(|it| it.2 > 0).for_each(|it| take(it.0, it.1, it.2));
+            let (reason, call) = match reason {
+                GapReason::Host => {
+                    add_host(gap, ns, into);
                     continue;
                 }
-                (GapReason::Launch, _) if !is_graph && launching.is_some() => {
+                GapReason::Launch if !is_graph && launching.is_some() => {
                     (GapReason::LongCall, launching)
                 }
                 // A graph that was submitted in the gap starts some time after its call.
-                (GapReason::Launch | GapReason::Queued, _) if is_graph => {
-                    (GapReason::GraphLaunch, None)
-                }
+                GapReason::Launch | GapReason::Queued if is_graph => (GapReason::GraphLaunch, None),
                 // Kernels that follow each other start within microseconds.
-                (GapReason::InGraph | GapReason::Queued, _)
+                GapReason::InGraph | GapReason::Queued
                     if ns >= LONG_CALL_NS && !self.is_for_other_gpu(gap, ns) =>
                 {
                     (GapReason::Wait, None)
                 }
                 _ => (reason, None),
             };
-            take(reason, call, ns);
+            into.add(reason, call, ns);
         }
-        long_call
+        into.mark_counted();
     }
 
     /// True if another GPU works for the process in `ns` of the gap, before an unrecorded wait.
@@ -116,17 +158,32 @@ impl<'a> GapNames<'a> {
         })
     }
 
-    /// The long call in which the host was until it launched the work that ended the gap.
-    fn long_call(&self, gap: &IdleGap) -> Option<(u32, Interval)> {
+    /// The long calls in which the host was until it launched the work that ended the gap.
+    fn find_long_calls(&self, gap: &IdleGap, found: &mut Vec<(u32, Interval)>) {
         let IdleSplit { host, launch, .. } = gap.reasons.program;
-        let after = gap.after.filter(|it| host - launch >= LONG_CALL_NS && it.join.has_call())?;
-        self.long_calls.before(self.trace, after.join.call, (gap.from, gap.to))
+        let is_long = host - launch >= LONG_CALL_NS;
+        if let Some(after) = gap.after.filter(|it| is_long && it.join.has_call()) {
+            self.long_calls.before(self.trace, after.join.call, (gap.from, gap.to), found);
+        }
     }
 
     /// Names of the long calls, by their numbers.
     pub fn into_names(self) -> Vec<String> {
         self.long_calls.into_names()
     }
+}
+
+/// Adds `ns` of the host before the launch: the time in each long call, and the rest, in which the
+/// host is elsewhere.
+fn add_host(gap: &IdleGap, ns: i64, into: &mut DividedGap) {
+    let mut rest = ns;
+    for at in 0..into.long_calls.len() {
+        let (call, part) = into.long_calls[at];
+        let inside = host_ns(gap, part).min(rest);
+        into.add(GapReason::LongCall, Some(call), inside);
+        rest -= inside;
+    }
+    into.add(GapReason::Host, None, rest);
 }
 
 /// Time of the host in a part of a gap before its launch.

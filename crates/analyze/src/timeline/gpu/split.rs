@@ -24,9 +24,9 @@ use super::{
         open_at::OpenAt,
     },
     cells::{GpuCell, GpuCells},
-    idle_gap::LaneEvent,
+    idle_gap::{IdleGap, LaneEvent},
     launch_lengths::LaunchLengths,
-    named_gaps::GapNames,
+    named_gaps::{DividedGap, GapNames},
     step_idle::{StepIdle, StepIdleSums, WantedSteps},
 };
 pub use super::{
@@ -176,6 +176,8 @@ pub(super) struct SplitSums<'a> {
     /// The last work: most gaps follow it.
     last: Option<(DeviceWork, usize, WorkOf)>,
     gaps: GapNames<'a>,
+    /// The last gap.
+    divided: DividedGap,
     steps: StepIdleSums<'a>,
     /// By stage and work: lengths of its launches.
     lengths: HashMap<(usize, WorkOf), LaunchLengths>,
@@ -200,8 +202,8 @@ impl<'a> SplitSums<'a> {
         let stages = capture.stages.labels.iter().map(|_| StageSums::default()).collect();
         let gaps = GapNames::of(capture);
         let steps = StepIdleSums::new(&capture.stages.labels, wanted);
-        let (shared, idle, last, lengths, long_gaps) = Default::default();
-        Self { names, stages, shared, idle, last, gaps, steps, lengths, long_gaps }
+        let (shared, idle, last, divided, lengths, long_gaps) = Default::default();
+        Self { names, stages, shared, idle, last, gaps, divided, steps, lengths, long_gaps }
     }
 
     /// Adds an event; the windows of `cells` are set.
@@ -227,28 +229,29 @@ impl<'a> SplitSums<'a> {
                 }
                 self.shared[*cell].add(work, of, &cells[*cell].window, &mut stage.work);
             }
-            LaneEvent::Gap(gap) => {
-                let after = gap.before.as_ref().map(|work| match self.last {
-                    Some((kind, row, of)) if (kind, row) == (work.work, work.row) => of,
-                    _ => self.names.of(work),
-                });
-                let label = cells[gap.cell].label;
-                let sums = &mut self.stages[label].gaps;
-                let (idle, steps) = (&mut self.idle[gap.cell], &mut self.steps);
-                let long_call = self.gaps.divide(gap, |reason, call, ns| {
-                    let after = after.filter(|_| call.is_none());
-                    *idle.entry(reason).or_default() += ns;
-                    sums.entry(GapAfter { reason, after, call }).or_default().add(ns);
-                    steps.add_part((reason, call, ns));
-                });
-                let gpus = (cells.len() / self.stages.len()).max(1);
-                self.steps.add((label, gap.cell % gpus), gap, long_call);
-                if let Some((call, part)) = long_call {
-                    self.long_gaps.push((label, part, call));
-                }
-            }
+            LaneEvent::Gap(gap) => self.add_gap(cells, gap),
             LaneEvent::Unattributed(_) => {}
         }
+    }
+
+    fn add_gap(&mut self, cells: &[GpuCell], gap: &IdleGap) {
+        let after = gap.before.as_ref().map(|work| match self.last {
+            Some((kind, row, of)) if (kind, row) == (work.work, work.row) => of,
+            _ => self.names.of(work),
+        });
+        let label = cells[gap.cell].label;
+        self.gaps.divide(gap, &mut self.divided);
+        let (sums, idle) = (&mut self.stages[label].gaps, &mut self.idle[gap.cell]);
+        for it in &self.divided.parts {
+            let after = after.filter(|_| it.call.is_none());
+            let of = GapAfter { reason: it.reason, after, call: it.call };
+            *idle.entry(it.reason).or_default() += it.ns;
+            sums.entry(of).or_default().add(it.ns, it.is_counted);
+        }
+        let gpus = (cells.len() / self.stages.len()).max(1);
+        self.steps.add((label, gap.cell % gpus), gap, &self.divided);
+        let long = self.divided.long_calls.iter().map(|(call, part)| (label, *part, *call));
+        self.long_gaps.extend(long);
     }
 
     /// The measured stages, of these names, without those in which a graph of an unknown GPU ran.

@@ -8,6 +8,7 @@ use super::{
     super::interval::{Interval, IntervalSet},
     gap_sums::GapReason,
     idle_gap::IdleGap,
+    named_gaps::DividedGap,
 };
 
 /// A step whose idle time is wanted.
@@ -57,9 +58,6 @@ struct Sums {
 /// A process on one GPU in a stage: label, place of the GPU and process.
 type Place = (usize, usize, i64);
 
-/// Part of a gap: its reason, the long call that it is named by, and its nanoseconds.
-type GapPart = (GapReason, Option<u32>, i64);
-
 /// The idle time of outliers and of usual steps. Gaps of other processes are not theirs, and a part
 /// of a gap has its part of each reason.
 pub(super) struct StepIdleSums<'a> {
@@ -71,8 +69,6 @@ pub(super) struct StepIdleSums<'a> {
     in_usual: BTreeMap<Place, BTreeMap<GapReason, i64>>,
     /// By place of the step and of the GPU.
     of_step: BTreeMap<(usize, usize), Sums>,
-    /// Of the next gap.
-    parts: Vec<GapPart>,
 }
 
 impl<'a> StepIdleSums<'a> {
@@ -91,47 +87,25 @@ impl<'a> StepIdleSums<'a> {
             usual: sets.collect(),
             in_usual: BTreeMap::new(),
             of_step: BTreeMap::new(),
-            parts: Vec::new(),
         }
     }
 
-    /// Adds a part of the next gap.
-    pub fn add_part(&mut self, part: GapPart) {
-        if !self.outliers.is_empty() {
-            self.parts.push(part);
-        }
-    }
-
-    /// Adds a gap of the parts before, in a stage on a GPU, with the long call before its launch.
-    pub fn add(
-        &mut self,
-        (label, gpu): (usize, usize),
-        gap: &IdleGap,
-        long: Option<(u32, Interval)>,
-    ) {
-        let mut parts = std::mem::take(&mut self.parts);
+    /// Adds a gap in a stage on a GPU.
+    pub fn add(&mut self, (label, gpu): (usize, usize), gap: &IdleGap, divided: &DividedGap) {
         if let Some(process) = process_of_gap(gap).filter(|_| self.labels.contains(&Some(label))) {
-            self.add_parts((label, gpu, process), gap, &parts, long);
+            self.add_parts((label, gpu, process), gap, divided);
         }
-        parts.clear();
-        self.parts = parts;
     }
 
-    fn add_parts(
-        &mut self,
-        place: Place,
-        gap: &IdleGap,
-        parts: &[GapPart],
-        long: Option<(u32, Interval)>,
-    ) {
+    fn add_parts(&mut self, place: Place, gap: &IdleGap, divided: &DividedGap) {
         let (label, gpu, process) = place;
         let share = |ns: i64, inside: i64| part_of(ns, (inside, gap.to - gap.from));
         let of_usual =
             self.usual.get(&(label, process)).map_or(0, |it| it.overlap_ns(gap.from, gap.to));
         if of_usual > 0 {
             let total = self.in_usual.entry(place).or_default();
-            for (reason, _, ns) in parts {
-                *total.entry(*reason).or_default() += share(*ns, of_usual);
+            for it in &divided.parts {
+                *total.entry(it.reason).or_default() += share(it.ns, of_usual);
             }
         }
         for (at, step) in self.outliers.iter().enumerate() {
@@ -140,13 +114,11 @@ impl<'a> StepIdleSums<'a> {
                 continue;
             }
             let sums = self.of_step.entry((at, gpu)).or_default();
-            for (reason, call, ns) in parts {
-                *sums.reasons.entry(*reason).or_default() += share(*ns, span.1 - span.0);
-                if let Some(call) = call {
-                    // Only a part of the gap may be in the call.
-                    let inside = long.filter(|it| it.0 == *call).map_or(span, |it| it.1);
-                    let inside = inside.1.min(span.1) - inside.0.max(span.0);
-                    *sums.calls.entry(*call).or_default() += (*ns).min(inside.max(0));
+            for it in &divided.parts {
+                *sums.reasons.entry(it.reason).or_default() += share(it.ns, span.1 - span.0);
+                if let Some(call) = it.call {
+                    let inside = divided.ns_in(call, span);
+                    *sums.calls.entry(call).or_default() += it.ns.min(inside);
                 }
             }
             let length = |it: Interval| it.1 - it.0;

@@ -2,7 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::super::{stored_answer, unfounded};
+use super::{
+    super::{stored_answer, unfounded},
+    OutlierStep, StepTimes, singly,
+};
 
 /// The sentence on an outlier of 40 ms among 20 steps of 4 ms, after its time.
 fn causes(fields: &Value) -> String {
@@ -115,6 +118,53 @@ fn a_collective_kernel_waits_and_others_work() {
 }
 
 #[test]
+fn a_cause_is_of_the_outliers_that_were_looked_at() {
+    let text = |outliers: u64, works: &[Option<&str>]| {
+        let outlier = |(at, work): (usize, &Option<&str>)| {
+            json!({
+                "step": at + 1, "ms": 40.0 - at as f64, "host_call": null, "host_call_ms": null,
+                "longest_work": work, "longest_work_ms": work.map(|_| 36.0)
+            })
+        };
+        let longest: Vec<Value> = works.iter().enumerate().map(outlier).collect();
+        let report = json!({
+            "only_traced": true,
+            "stages": [{
+                "stage": "decode_all", "tokens": null, "tokens_per_s": null, "share_pct": null,
+                "ms": {"mean": 320.0, "std": null, "min": 320.0, "max": 320.0, "n": 1}
+            }],
+            "step_times": [{
+                "stage": "decode_all", "p50_ms": 4.0, "outliers": outliers, "excess_ms": 99.0,
+                "ms": {"mean": 16.0, "std": null, "min": 4.0, "max": 40.0, "n": 20},
+                "longest": longest
+            }]
+        });
+        let report = serde_json::to_vec(&report).unwrap();
+        assert_eq!(unfounded(&report).unwrap(), [""; 0]);
+        let answer = stored_answer(&report).unwrap().remove(0);
+        let all = answer.sentences.iter().map(|it| it.as_str().to_owned());
+        let outlier = all.into_iter().find(|it| it.contains("more than twice")).unwrap();
+        outlier.split_once(". ").unwrap().1.to_owned()
+    };
+    let (gemm, none) = (Some("gemm"), None);
+    let works = " the GPU works longer, most of all in gemm";
+    let times = |n: usize| ["36.0 ms"; 3][..n].join(", ");
+    for (outliers, longest, expected, n) in [
+        (1, vec![gemm], "In it", 1),
+        (3, vec![gemm; 3], "In them", 3),
+        (3, vec![gemm, none, none], "In 1 of them", 1),
+        (8, vec![gemm; 8], "In the 3 longest", 3),
+        (8, vec![gemm, none, gemm, gemm], "In 2 of the 3 longest", 2),
+    ] {
+        let expected = format!("{expected}{works} ({}).", times(n));
+        assert_eq!(text(outliers, &longest), expected, "{outliers} {longest:?}");
+    }
+    let unnamed = "No operator, range or call of the runtime explains";
+    assert_eq!(text(8, &[none; 8]), format!("{unnamed} the 3 longest."));
+    assert_eq!(text(2, &[none; 2]), format!("{unnamed} them."));
+}
+
+#[test]
 fn a_step_that_replays_no_graph_is_named_by_its_single_launches() {
     let mut fields = json!({"cause": "gap_host", "idle": [{"cause": "gap_host", "ms": 36.2}]});
     fields["single_launches"] = 409.into();
@@ -123,4 +173,29 @@ fn a_step_that_replays_no_graph_is_named_by_its_single_launches() {
         "In it the host launches 409 kernels one by one; the other steps replay a graph. In it \
          the GPU idles while the host prepares the next launch (36.2 ms)."
     );
+}
+
+#[test]
+fn single_launches_of_processes_that_differ_are_compared_with_the_steps_of_their_processes() {
+    for (outliers, which, numbers, of) in
+        [(1, "it", "409", "the process"), (2, "them", "409, 409", "their processes")]
+    {
+        let outlier = json!({
+            "step": 11, "ms": 40.0, "process_p50_ms": 4.0, "host_call": null,
+            "host_call_ms": null, "single_launches": 409
+        });
+        let steps: StepTimes = serde_json::from_value(json!({
+            "stage": "decode_all", "p50_ms": 4.0, "outliers": outliers, "excess_ms": 36.0,
+            "ms": {"mean": 5.8, "std": null, "min": 4.0, "max": 40.0, "n": 20},
+            "longest": vec![outlier; outliers]
+        }))
+        .unwrap();
+        let listed: Vec<(usize, &OutlierStep)> = steps.longest.iter().enumerate().collect();
+        let found = singly(&steps, &listed).unwrap();
+        let expected = format!(
+            " In {which} the host launches {numbers} kernels one by one; the other steps of {of} \
+             replay a graph."
+        );
+        assert_eq!(found.as_str(), expected);
+    }
 }

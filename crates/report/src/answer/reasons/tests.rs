@@ -221,6 +221,45 @@ fn idle_time_in_a_range_without_calls_is_the_ranges_and_has_no_advice_of_loading
 }
 
 #[test]
+fn ranges_that_have_most_of_the_time_are_named_before_calls() {
+    let of = |parts: &[(&str, u64)]| {
+        let name = |it: &str| match it.strip_prefix("call ") {
+            Some(call) => call.to_owned(),
+            None => format!("the range {it}"),
+        };
+        let member = |&(operator, ms): &(&str, u64)| {
+            json!({
+                "stage": "", "cause": "gap_long_call", "operator": name(operator), "kernel": null,
+                "grid": null, "block": null, "calls": 1.0, "ns": 1_000_000 * ms,
+                "share_pct": null, "pass": "nsys", "samples": 1, "evidence": "evidence",
+                "max_saving_ns": 1_000_000 * ms
+            })
+        };
+        let report = json!({
+            "only_traced": true, "ledger_stages": [stage("", 100, 1)],
+            "ledger": [row("", "gap_long_call", 100, 100.0)],
+            "ledger_members": parts.iter().map(member).collect::<Vec<_>>()
+        });
+        let report = serde_json::to_vec(&report).unwrap();
+        stored_answer(&report).unwrap().remove(0).reasons[0].text.to_string()
+    };
+    let in_both = "in ranges of the program and long calls";
+    let cases: [(&[(&str, u64)], String); 6] = [
+        (&[("load_*", 97), ("call tune", 3)], "in load_*, a range of the program".into()),
+        (&[("load_*", 93), ("call tune", 7)], format!("{in_both}, mostly in the range load_*")),
+        (&[("load_*", 40), ("call tune", 30), ("sort_*", 30)], in_both.into()),
+        (&[("load_*", 50), ("sort_*", 50)], "in ranges of the program".into()),
+        (&[("call tune", 50), ("load_*", 50)], "in a long call, or prepares code".into()),
+        (&[("call tune", 100)], "in a long call, or prepares code".into()),
+    ];
+    for (parts, place) in cases {
+        let text = of(parts);
+        let expected = format!(": the GPU idles while the host is {place}, and launches nothing.");
+        assert!(text.ends_with(&expected), "{parts:?}: {text}");
+    }
+}
+
+#[test]
 fn the_time_of_a_capture_without_stages_is_that_of_the_recording() {
     let found = reasons(&[stage("", 100, 1)], &[row("", "copies_and_casts", 96, 96.0)]);
     let (text, advice) = &found[0];
@@ -254,5 +293,28 @@ fn one_gap_between_steps_is_named_also_among_several_after_the_same_work() {
         let it = stored_answer(&report).unwrap().remove(0).reasons.remove(0);
         let text = it.text.to_string();
         assert_eq!(text.contains("most of it in one gap"), is_one, "{gaps} {longest_ms:?}: {text}");
+    }
+}
+
+#[test]
+fn a_saving_that_the_busiest_gpu_limits_is_no_bound_of_a_causes_mean_time() {
+    // The traced stage takes 0 or 2 ms longer, so its gaps of 8 ms are 6 ms at most.
+    for (traced_ms, saving_ms, begins) in [
+        (10, 8, "80 % of decode"),
+        (10, 3, "80 % of decode"),
+        (12, 6, "At most 60 % of decode"),
+        (12, 3, "At most 60 % of decode"),
+    ] {
+        let mut stage = stage("decode_all", 10, 4);
+        stage["traced_ns"] = (1_000_000 * traced_ms).into();
+        let mut gap = row("decode_all", "gap_host", 8, 80.0);
+        gap["max_saving_ns"] = (1_000_000 * saving_ms).into();
+        let report = json!({
+            "ledger_stages": [stage], "ledger": [gap], "ledger_members": [], "only_traced": true
+        });
+        let report = serde_json::to_vec(&report).unwrap();
+        assert_eq!(super::super::unfounded(&report).unwrap(), [""; 0]);
+        let it = stored_answer(&report).unwrap().remove(0).reasons.remove(0);
+        assert!(it.text.as_str().starts_with(begins), "{traced_ms} {saving_ms}: {}", it.text);
     }
 }

@@ -117,7 +117,7 @@ fn a_tile_has_a_median_with_the_base_of_its_rate() {
         let tile = tiles.iter().find(|it| it["label"] == "Per token").unwrap();
         ["value", "note"].map(|key| tile[key].as_str().unwrap().to_owned())
     };
-    let cut = "median of 23 steps, traced; whole decodes 125 tokens/s";
+    let cut = "median of 23 steps, traced; whole decodes 125 tokens/s on average";
     assert_eq!(tile(&[8.0]), ["7.30", cut], "steps of a cut decode, too");
     let noisy = "median of 3 instances, traced, 8.00 to 22.0 ms; decode 75.0 tokens/s on average";
     assert_eq!(tile(&[8.0, 10.0, 22.0]), ["10.0", noisy]);

@@ -80,6 +80,7 @@ mod tests {
             pass: "nsys".into(),
             counter: "calls".into(),
             samples: 1,
+            gap_parts: 0,
             max_saving_ns: 0,
             saving_rank: None,
         };

@@ -44,6 +44,22 @@ fn named(sketch: &str, name: &str) -> Timeline {
     trace
 }
 
+/// Moves the second thread of a sketch, with its kernels, to another process on another device.
+fn in_two_processes(mut trace: Timeline) -> Timeline {
+    let moved = |tid: i64| if tid_of(tid) == 2 { OTHER | 2 } else { tid };
+    let of_second = trace.cuda_calls.iter().filter(|it| tid_of(it.global_tid) == 2);
+    let ids: BTreeSet<i64> = of_second.map(|it| it.correlation_id).collect();
+    trace.ranges.iter_mut().for_each(|it| it.global_tid = moved(it.global_tid));
+    let calls = trace.cuda_calls.iter();
+    trace.cuda_calls = calls.map(|it| ApiCall { global_tid: moved(it.global_tid), ..it }).collect();
+    trace.kernels = trace.kernels.map(|_, it| {
+        if ids.contains(&it.correlation_id) {
+            (it.global_pid, it.device) = (OTHER, 1);
+        }
+    });
+    trace
+}
+
 fn outliers(trace: Timeline) -> Vec<OutlierStep> {
     let found = analyze(&Trace { timeline: Some(trace), ..Trace::default() }, None, None);
     found.step_times.into_iter().find(|it| it.stage == "decode_all").unwrap().longest
@@ -118,17 +134,7 @@ fn a_step_is_not_delayed_by_the_gaps_of_another_process() {
             at = to;
         }
     }
-    let mut trace = named(&lines.join("\n"), "");
-    let moved = |tid: i64| if tid_of(tid) == 2 { OTHER | 2 } else { tid };
-    trace.ranges.iter_mut().for_each(|it| it.global_tid = moved(it.global_tid));
-    let calls = trace.cuda_calls.iter();
-    trace.cuda_calls = calls.map(|it| ApiCall { global_tid: moved(it.global_tid), ..it }).collect();
-    trace.kernels = trace.kernels.map(|_, it| {
-        if it.correlation_id >= 200 {
-            (it.global_pid, it.device) = (OTHER, 1);
-        }
-    });
-    let found = outliers(trace);
+    let found = outliers(in_two_processes(named(&lines.join("\n"), "")));
     let mut named: Vec<_> =
         found.iter().map(|it| (it.host_call.as_deref(), it.longest_work.as_deref())).collect();
     named.sort_unstable();
@@ -155,6 +161,63 @@ fn a_step_that_launches_kernels_instead_of_the_graph_has_their_number() {
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!((found[0].step, found[0].single_launches), (4, Some(40)));
     assert_eq!(outliers(named(&sketch, "cudaLaunchKernel"))[0].single_launches, None);
+}
+
+#[test]
+fn the_usual_call_is_of_the_steps_own_process() {
+    // Steps of 4 ms in two processes, whose calls take 0.2 and 1 ms; the eleventh of the first is
+    // longer by its call.
+    let mut lines = Vec::new();
+    for (tid, call_us) in [(1, 200), (2, 1_000)] {
+        let mut at = 0;
+        for number in 0..20 {
+            let longer = if (tid, number) == (1, 10) { 36 * MS } else { 0 };
+            let call = (at + 300 * US, at + (300 + call_us) * US + longer);
+            let (launch, to) = (call.1 + 300 * US, at + 4 * MS + longer);
+            let id = 100 * tid + number;
+            lines.push(format!("range {tid} decode_step {at}..{to}"));
+            lines.push(format!("call {tid} {PLANTED} {}..{}", call.0, call.1));
+            lines.push(format!("call {tid} {id} {launch}..{}", launch + 5 * US));
+            lines.push(format!("kernel {id} k{tid} {}..{} 7", launch + 10 * US, to - 10 * US));
+            at = to;
+        }
+        lines.push(format!("range {tid} decode_all 0..{at}"));
+    }
+    let trace = named(&lines.join("\n"), "cudaStreamSynchronize");
+    let found = outliers(in_two_processes(trace));
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0].host_call.as_deref(), Some("cudaStreamSynchronize"));
+    assert_eq!(found[0].usual_call_ms, Some(0.2));
+}
+
+#[test]
+fn single_launches_are_compared_with_steps_of_the_same_process() {
+    // The first process replays a graph in five steps and launches 40 kernels in the fourth. The
+    // second replays none in its 30 steps of one kernel.
+    let mut lines = Vec::new();
+    for (tid, steps) in [(1, 6), (2, 30)] {
+        let mut at = 0;
+        for step in 0..steps {
+            let is_single = (tid, step) == (1, 3);
+            let (count, to) = if is_single { (40, at + 9 * MS) } else { (1, at + MS) };
+            lines.push(format!("range {tid} decode_step {at}..{to}"));
+            for kernel in 0..count {
+                let id = match (tid, is_single) {
+                    (1, true) => 100 + kernel,
+                    (1, false) => PLANTED + step,
+                    _ => 200 + step,
+                };
+                let launch = at + 200 * US * (kernel + 1);
+                lines.push(format!("call {tid} {id} {launch}..{}", launch + 5 * US));
+                lines.push(format!("kernel {id} k {}..{} 7", launch + 10 * US, launch + 60 * US));
+            }
+            at = to;
+        }
+        lines.push(format!("range {tid} decode_all 0..{at}"));
+    }
+    let found = outliers(in_two_processes(named(&lines.join("\n"), "cudaGraphLaunch")));
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0].single_launches, Some(40));
 }
 
 #[test]

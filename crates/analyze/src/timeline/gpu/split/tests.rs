@@ -47,7 +47,7 @@ fn overlapping_kernels_share_the_time_and_the_first_gets_the_remainder() {
     - a calls 1 ns 7 alone 5
     - b calls 1 ns 4 alone 2
     - c calls 1 ns 1 alone 0
-    Host 1 1 after
+    Host 0 1 after
     Host 1 18 after - b
     Launch 1 9 after
     ");
@@ -66,8 +66,8 @@ fn gaps_have_their_reason_and_the_work_before_them() {
     - b calls 1 ns 5 alone 5
     - c calls 1 ns 5 alone 5
     - d calls 1 ns 30 alone 30
-    Host 1 5 after
-    Host 1 10 after - b
+    Host 0 5 after
+    Host 0 10 after - b
     Launch 1 7 after
     Launch 1 15 after - b
     InGraph 1 5 after - a
@@ -104,9 +104,9 @@ fn launches_of_graphs_are_told_from_launches_of_kernels() {
     prefill windows 1 ns 100 other 0
     - a calls 1 ns 10 alone 10
     - b calls 1 ns 40 alone 40
-    Host 1 5 after
+    Host 0 5 after
     Host 1 10 after - a
-    Launch 1 10 after - a
+    Launch 0 10 after - a
     GraphLaunch 1 25 after
     ");
 }
@@ -118,7 +118,7 @@ fn work_of_other_stages_is_no_time_of_this_one() {
     insta::assert_snapshot!(lines(&capture(sketch)), @"
     prefill windows 1 ns 80 other 0
     - a calls 1 ns 70 alone 70
-    Host 1 1 after
+    Host 0 1 after
     Launch 1 9 after
     decode_all windows 1 ns 40 other 10
     - b calls 1 ns 10 alone 10
@@ -200,8 +200,8 @@ fn a_stream_that_waits_at_the_start_of_a_stage_was_blocked_before_its_first_laun
     prefill windows 1 ns 800000 other 0
     - a calls 1 ns 100000 alone 100000
     Host 1 400000 after
-    Launch 1 10000 after
-    Unrecorded 1 290000 after
+    Launch 0 10000 after
+    Unrecorded 0 290000 after
     ");
 }
 
@@ -275,4 +275,51 @@ fn a_gap_has_the_name_of_a_range_for_its_time_in_the_range_alone() {
         let found = [GapReason::LongCall, GapReason::Host, GapReason::Launch].map(of);
         assert_eq!(found, [inside, 9_000_000 - inside, 15], "{tune:?}");
     }
+}
+
+proptest! {
+    #[test]
+    fn each_gap_is_counted_once_and_its_parts_add_up(
+        gaps in prop::collection::vec((1i64..6_000_000, 0i64..6_000_000, 0i64..3_000_000), 1..12)
+    ) {
+        let (mut at, mut sketch, mut idle) = (0, String::new(), 0);
+        for (id, (before, launch, range)) in gaps.iter().enumerate() {
+            let (from, called) = (at, at + before);
+            at = called + launch;
+            sketch += &format!("range 1 tune {from}..{}\n", from + before.min(range));
+            sketch += &format!("call 1 {} {called}..{}\n", id + 1, at + 50);
+            sketch += &format!("kernel {} k {at}..{} 7\n", id + 1, at + 100);
+            idle += before + launch;
+            at += 100;
+        }
+        let sketch = format!("range 1 prefill 0..{at}\n{sketch}");
+        let splits = device_tables(&Capture::of(&capture(&sketch)), None, &WantedSteps::default());
+        let stage = &splits.1.stages[0];
+        prop_assert_eq!(stage.gaps.values().map(|it| it.count).sum::<u64>(), gaps.len() as u64);
+        prop_assert_eq!(stage.gaps.values().map(|it| it.ns).sum::<i64>(), idle);
+        let is_part = |it: &&GapSum| it.count == 0;
+        prop_assert!(stage.gaps.values().filter(is_part).all(|it| it.parts > 0 && it.ns > 0));
+    }
+}
+
+#[test]
+fn the_rest_of_a_gap_is_divided_too_and_is_a_part_of_it() {
+    let sketch = "range 1 prefill 0..100000000\nrange 1 load 0..51000000
+        range 1 fetch 52000000..95000000\ncall 1 1 96000000..96000010
+        kernel 1 a 96000015..100000000 7";
+    let splits = device_tables(&Capture::of(&capture(sketch)), None, &WantedSteps::default()).1;
+    let part = |(of, sum): (&GapAfter, &GapSum)| {
+        let call = of.call.map_or("", |it| splits.host_calls[it as usize].as_str());
+        (of.reason, call, (sum.count, sum.parts), sum.ns)
+    };
+    let mut found: Vec<_> = splits.stages[0].gaps.iter().map(part).collect();
+    found.sort_unstable_by_key(|it| std::cmp::Reverse(it.3));
+    let expected = [
+        (GapReason::LongCall, "the range load", (1, 0), 51_000_000),
+        (GapReason::LongCall, "the range fetch", (0, 1), 43_000_000),
+        (GapReason::Host, "", (0, 1), 2_000_000),
+        (GapReason::Launch, "", (0, 1), 15),
+    ];
+    assert_eq!(found, expected);
+    assert_eq!(splits.long_gaps.len(), 2);
 }

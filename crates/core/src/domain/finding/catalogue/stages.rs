@@ -26,7 +26,7 @@ findings! {
         advice: "Look for an operator that the records or the cost model lack.";
     NO_DATASHEET_PEAK = "no_datasheet_peak", [Info],
         fires_on: "no peak is known for the device and dtype",
-        advice: "Add the device to conf/devices.toml with its source.";
+        advice: "Add the device to conf/devices.toml with its source, and build llmprof again.";
     NO_MEASURED_PEAK = "no_measured_peak", [Info],
         fires_on: "the runner measured no ceiling",
         advice: "Let the run finish: ceilings are measured last.";
@@ -74,8 +74,8 @@ findings! {
         fires_on: "a capture without stages has kernels that were launched before its first call",
         advice: "Synchronise the device before the recording starts, or start it earlier.";
     DECODE_LAUNCH_BOUND = "decode_launch_bound", [Warning],
-        fires_on: "the GPU is idle during 30 % or more of the traced decode, and of the \
-                   unprofiled one where it was timed",
+        fires_on: "the GPU is idle during 30 % or more of the traced decode, without long calls \
+                   and the gaps of few outlier steps, and of the unprofiled one if it was timed",
         advice: "Replay decode as a CUDA or HIP graph, or fuse operators: the GPU waits for \
                  launches.",
         saving: "the GPU's idle time in decode";
