@@ -27,7 +27,7 @@ measure() {
 measure "llmprof analyze" "'$llmprof' analyze '$big' --out '$work/out' --format json"
 if command -v nsys >/dev/null; then
     # Names changed after 2022.4; that version projects ranges one by one, later ones sum them.
-    if nsys stats --help-reports 2>/dev/null | grep -q cuda_gpu_kern_sum; then
+    if nsys stats --help-reports 2>/dev/null | grep cuda_gpu_kern_sum >/dev/null; then
         names="cuda_gpu_kern_sum cuda_api_sum nvtx_gpu_proj_sum nvtx_kern_sum"
     else
         names="gpukernsum cudaapisum nvtxgpuproj nvtxkernsum"

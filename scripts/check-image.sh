@@ -134,7 +134,7 @@ state() { call "http://127.0.0.1:$port/runs/$id" | grep -o '"state": *"[a-z]*"' 
 ended() { case $(state) in succeeded|failed|partial|cancelled) ;; *) false ;; esac; }
 wait_for "the run" 240 ended
 [ "$(state)" = succeeded ] || { call "http://127.0.0.1:$port/runs/$id"; logs; exit 1; }
-call --header 'Accept: text/markdown' "http://127.0.0.1:$port/runs/$id/report" | grep -q 'Per-Stage Timings' ||
+call --header 'Accept: text/markdown' "http://127.0.0.1:$port/runs/$id/report" | grep 'Per-Stage Timings' >/dev/null ||
     { report "the report has no timings" >&2; exit 1; }
 stop
 code=0

@@ -25,7 +25,7 @@ mirror() {
         awk -v codename="$1" '$1 == "Debian" && $2 == codename && $3 == "main" { print $4; exit }'
 }
 
-has_candidate() { LC_ALL=C apt-cache policy "$package" | grep -q 'Candidate: [^(]'; }
+has_candidate() { LC_ALL=C apt-cache policy "$package" | grep 'Candidate: [^(]' >/dev/null; }
 
 add_non_free() {
     . /etc/os-release

@@ -22,7 +22,7 @@ if installed; then
 fi
 [ "$(id -u)" -eq 0 ] || die "installing slurm-wlm needs root: run it with sudo"
 command -v apt-get >/dev/null || die "no apt-get: install Slurm and munge by other means"
-LC_ALL=C apt-cache policy slurm-wlm | grep -q 'Candidate: [^(]' || apt-get update -q
+LC_ALL=C apt-cache policy slurm-wlm | grep 'Candidate: [^(]' >/dev/null || apt-get update -q
 report "installing slurm-wlm and munge"
 DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends slurm-wlm munge
 installed || die "the packages are installed, but a program is missing"

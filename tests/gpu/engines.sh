@@ -156,7 +156,7 @@ stages = [sorted(name for name in it if name.startswith("stage ")) for it in see
 assert stages[0] == stages[1] == stages[2], f"the windows have other stages: {stages}"
 assert not gpus or stages[0], "no stage was found in the windows"
 PYTHON
-if grep -lzs "LLMPROF_RUN_ID=$session" /proc/[0-9]*/environ | grep -q .; then
+if grep -lzs "LLMPROF_RUN_ID=$session" /proc/[0-9]*/environ | grep . >/dev/null; then
     echo "a process of the session is left" >&2
     exit 1
 fi

@@ -50,6 +50,33 @@ async fn texts_are_compressed_and_bundles_ranges_and_events_are_not() {
 }
 
 #[tokio::test]
+async fn a_request_is_answered_whatever_encodings_it_refuses() {
+    let api = Api::new().await;
+    for (accepted, encoding) in [
+        ("gzip;q=0, identity;q=0", ""),
+        ("identity;q=0", ""),
+        ("*;q=0", ""),
+        ("identity;q=0, *;q=0", ""),
+        ("identity;q=0.00001, *;q=0", ""),
+        ("br, IDENTITY; Q=0.000", ""),
+        ("br", ""),
+        (",;=", ""),
+        ("", ""),
+        ("identity, gzip;q=0.5", ""),
+        ("gzip, identity;q=0", "gzip"),
+        ("zstd, *;q=0", "zstd"),
+    ] {
+        let headers = [("accept-encoding", accepted), ("content-type", "application/json")];
+        let contract = api.ask(Method::GET, "/openapi.json", &headers, "").await;
+        let found = contract.header(header::CONTENT_ENCODING);
+        assert_eq!((contract.status.as_u16(), found), (200, encoding), "{accepted:?}");
+        let run = json!({ "model": "llama-tiny" }).to_string();
+        let queued = api.ask(Method::POST, "/runs", &headers, run).await;
+        assert_eq!(queued.status, 202, "{accepted:?}: {}", queued.text());
+    }
+}
+
+#[tokio::test]
 async fn errors_do_not_name_types_of_the_program() {
     let api = Api::new().await;
     for body in [

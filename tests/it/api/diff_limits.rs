@@ -73,6 +73,51 @@ fn a_limit_judges_the_time_from_one_step_of_an_engine_to_the_next() -> Result<()
     )
 }
 
+#[test]
+fn commands_without_stages_are_compared_by_their_wall_times() -> Result<()> {
+    let [run, _] = slower_pair()?;
+    let [quick, slow] = [100.0, 200.0].map(|ms| without_stages(&run, Some(ms)));
+    let no_times = without_stages(&run, None);
+    check_limits(
+        &[("quick", &quick), ("slow", &slow), ("none", &no_times)],
+        &[
+            ("quick", "slow", Some("slower=3%"), 1, "whole repeat +100"),
+            ("slow", "quick", Some("slower=3%"), 0, "passed: nothing is slower by 3 %"),
+            ("none", "none", Some("slower=3%"), 2, "neither run has times of stages; `llmprof"),
+        ],
+    )?;
+    let folder = tempfile::tempdir()?;
+    fs::write(folder.path().join("none"), no_times.to_string())?;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_llmprof"));
+    command.args(["diff", "none", "none", "--fail-on", "slower=3%"]).current_dir(&folder);
+    let output = command.output()?;
+    let (stdout, stderr) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
+    assert!(!stderr.contains("more repeats"), "{stderr}");
+    assert!(stdout.contains("No verdict: neither run has times of stages"), "{stdout}");
+    Ok(())
+}
+
+/// A report without stages, of a command with this wall time.
+fn without_stages(run: &Value, wall_ms: Option<f64>) -> Value {
+    let mut run = run.clone();
+    for list in ["stages", "stage_notes", "step_times", "step_batches", "ledger", "ledger_stages"] {
+        run[list] = json!([]);
+    }
+    for list in ["ledger_members", "operator_repeats", "kernels_topk"] {
+        run[list] = json!([]);
+    }
+    run["aggregates"]["per_token_ms"] = Value::Null;
+    run["aggregates"]["wall_ms"] = Value::Null;
+    if let Some(ms) = wall_ms {
+        let wall = json!({ "mean": ms, "std": 0.5, "min": ms - 1.0, "max": ms + 1.0, "n": 5 });
+        run["aggregates"]["command"] = json!({
+            "of": "process", "plain_ms": wall, "plain_p50_ms": ms, "traced_ms": null,
+            "ready_ms": null,
+        });
+    }
+    run
+}
+
 /// Two reports, the limit, and the expected exit code with a part of the message.
 type LimitCase<'a> = (&'a str, &'a str, Option<&'a str>, i32, &'a str);
 

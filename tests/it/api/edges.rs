@@ -157,6 +157,44 @@ async fn a_name_with_a_control_character_is_refused_wherever_it_is_stored() {
 }
 
 #[tokio::test]
+async fn a_label_that_no_filter_can_name_is_refused_wherever_it_is_stored() {
+    let api = Api::new().await;
+    for label in ["a,b", ",", "a,"] {
+        for (path, body) in [
+            ("/baselines", json!({ "name": "main", "label": label })),
+            ("/runs", json!({ "model": MODEL, "labels": ["x", label] })),
+        ] {
+            let answer = send(&api, Method::POST, path, &body).await;
+            assert_eq!(answer.error(), (422, "invalid_request".to_owned()), "{path} {label:?}");
+            let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+            assert!(message.contains("contains a comma"), "{path}: {message}");
+        }
+    }
+    let headers = [("content-type", "application/octet-stream")];
+    let upload = api.ask(Method::POST, "/captures?name=a.json&label=a,b", &headers, "{}").await;
+    assert!(upload.text().contains("contains a comma"), "{}", upload.text());
+    assert_eq!(api.get("/baselines").await.json()["baselines"], json!([]));
+    assert_eq!(api.get("/runs").await.json()["runs"], json!([]));
+}
+
+#[tokio::test]
+async fn a_filter_without_a_label_is_refused() {
+    let api = Api::new().await;
+    api.submit(json!({ "labels": ["x"] })).await;
+    for query in ["labels=,,,", "labels=", "labels=%20,", "label=", "label=%20", "label=&labels=x"]
+    {
+        let answer = api.get(&format!("/runs?{query}")).await;
+        assert_eq!(answer.status.as_u16(), 400, "{query}: {}", answer.text());
+        assert!(answer.text().contains("no label in the filter"), "{}", answer.text());
+    }
+    for query in ["label=x", "labels=x", "labels=x,", "label=x&labels=x"] {
+        let listed = api.get(&format!("/runs?{query}")).await.json();
+        assert_eq!(listed["runs"].as_array().map(Vec::len), Some(1), "{query}");
+    }
+    assert_eq!(api.get("/?label=").await.status.as_u16(), 200, "the form of the page is empty");
+}
+
+#[tokio::test]
 async fn each_label_of_a_filter_counts_or_the_filter_is_refused() {
     let api = Api::new().await;
     let labels: Vec<String> = (0..17).map(|at| format!("l{at}")).collect();

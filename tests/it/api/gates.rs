@@ -183,9 +183,12 @@ async fn the_exit_code_of_a_gate_is_its_verdict_in_every_format() {
     }
     let (code, _) = gate_command(&service, &["--run", &slow, "--accept", "a known trade"]);
     assert_eq!(code, Some(0));
-    for refused in [&["--run", "x"][..], &["--run", &slow, "--fail-on", "size=3"]] {
+    for (refused, start) in [
+        (&["--run", "x"][..], "llmprof: invalid run \"x\""),
+        (&["--run", &slow, "--fail-on", "size=3"], "llmprof: the service answered 4"),
+    ] {
         let (code, text) = gate_command(&service, refused);
-        assert!(code == Some(3) && text.starts_with("llmprof: the service answered 4"), "{text}");
+        assert!(code == Some(3) && text.starts_with(start), "{text}");
     }
 }
 

@@ -6,11 +6,16 @@ use axum::{
     body::Body,
     http::{Method, StatusCode},
 };
+use llmprof_core::domain::state::RunState;
+use llmprof_report::headline;
 use llmprof_service::{config::TokenPolicy, store::Role};
 use serde_json::{Value, json};
 
 use super::access::{api, token};
-use crate::api::router::{Answer, Api};
+use crate::api::{
+    diff::golden,
+    router::{Answer, Api},
+};
 
 const HEADERS: [(&str, &str); 2] =
     [("content-type", "application/json"), ("accept", "application/json, text/event-stream")];
@@ -200,4 +205,140 @@ async fn an_agent_takes_the_place_of_its_calls_alone() {
     let api = api(|access| access.concurrent_requests = 1).await;
     let found = call(&api, "", "find_runs", json!({})).await;
     assert_eq!(found["result"]["structuredContent"]["runs"], json!([]));
+}
+
+/// A run that ended with this report.
+async fn reported(api: &Api, mut report: Value) -> String {
+    let id = api.submit(json!({})).await;
+    let run = api.start().await;
+    report["run_id"] = json!(id);
+    let text = report.to_string();
+    let point = headline::point(&serde_json::from_value(report).unwrap());
+    let files = [("report.json", text.as_str())];
+    api.end_in_series(&run, RunState::Succeeded, &files, Some(Box::new(point))).await;
+    id
+}
+
+/// Changes of a run of three repeats, each with the places of ttft, tpot, wall and tokens_per_s.
+fn kinds_of_runs() -> Vec<(Value, [&'static str; 4])> {
+    let [ttft, tpot, wall, rate] = [
+        "aggregates medians.ttft_ms.p50",
+        "aggregates medians.tpot_ms.p50",
+        "aggregates medians.wall_ms.p50",
+        "aggregates medians.tokens_per_s.p50",
+    ];
+    let ms = json!({ "mean": 2.1, "std": 0.1, "min": 2.0, "max": 2.3, "n": 4 });
+    let latency = |metric: &str| {
+        json!({ "pass": "unprofiled", "metric": metric, "n": 9, "mean_ms": 9.0, "p50_ms": 3.0,
+            "p90_ms": 4.0, "p99_ms": 5.0, "max_ms": 70.0 })
+    };
+    let latencies = [latency("time_to_first_token"), latency("time_per_output_token")];
+    let of_requests = "request_latency p50_ms";
+    vec![
+        (json!({}), [ttft, tpot, wall, rate]),
+        (
+            json!({ "/aggregates/medians": null }),
+            [
+                "aggregates first_token_ms.mean",
+                "aggregates per_token_ms.mean",
+                "aggregates wall_ms.mean",
+                "aggregates tokens_per_s.mean",
+            ],
+        ),
+        (json!({ "/only_traced": true }), [ttft, "step_times p50_ms", wall, rate]),
+        (
+            json!({ "/step_batches": [{ "class": "decode", "requests": 4, "steps": 4, "ms": ms,
+                "p50_ms": 2.0, "period_ms": 2.5 }] }),
+            [ttft, "step_batches period_ms", wall, rate],
+        ),
+        (
+            json!({ "/aggregates/command": { "of": "process", "plain_ms": ms,
+                "plain_p50_ms": 2.2 } }),
+            [ttft, tpot, "aggregates command.plain_p50_ms", rate],
+        ),
+        (
+            json!({ "/aggregates/command": { "of": "process", "plain_ms": ms } }),
+            [ttft, tpot, "aggregates command.plain_ms.mean", rate],
+        ),
+        (
+            json!({ "/request_latency": latencies, "/aggregates/loads": [{ "pass": "unprofiled",
+                "repeat": 0, "complete": 9, "failed": 0, "output_tokens": 90, "ms": 450.0 }] }),
+            [of_requests, of_requests, wall, "request_loads tokens_per_s"],
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn the_source_of_a_headline_figure_is_the_record_that_stands_for_the_kind_of_run() {
+    let api = Api::new().await;
+    for (changes, places) in kinds_of_runs() {
+        let mut report = golden("cpu-report.json").unwrap();
+        for (pointer, value) in changes.as_object().unwrap() {
+            let (parent, name) = pointer.rsplit_once('/').unwrap();
+            report.pointer_mut(parent).unwrap()[name] = value.clone();
+        }
+        let id = reported(&api, report).await;
+        let listed = call(&api, "", "find_runs", json!({})).await;
+        let runs = listed["result"]["structuredContent"]["runs"].as_array().unwrap();
+        let stated = &runs.iter().find(|it| it["run_id"] == id.as_str()).unwrap()["headline"];
+        for (name, place) in ["ttft", "tpot", "wall", "tokens_per_s"].into_iter().zip(places) {
+            let cell = json!({ "run_id": id, "table": "aggregates", "column": name });
+            let answer = call(&api, "", "source_of_figure", cell).await;
+            let found = &answer["result"]["structuredContent"];
+            let figure = &found["figure"];
+            assert!(figure["value"].is_number(), "{changes}: {answer}");
+            assert_eq!(figure["value"], stated[name], "{changes}: {name}");
+            let (table, column) = (&figure["table"], &figure["column"]);
+            assert_eq!(format!("{table} {column}").replace('"', ""), place, "{changes}: {name}");
+            let formula = found["formula"].as_str().unwrap();
+            let is_mean = place.ends_with(".mean");
+            let is_median = !is_mean && place != "request_loads tokens_per_s";
+            assert_eq!(formula.contains("median"), is_median, "{place}: {formula}");
+            let text = answer["result"]["content"][0]["text"].as_str().unwrap();
+            assert_eq!(text.contains("has means only"), is_mean, "{text}");
+            assert_ne!(found["counts"], json!({}), "{found}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_absent_median_names_the_record_that_has_the_figure_and_samples_are_in_its_formula() {
+    let api = Api::new().await;
+    let mut report = golden("cpu-report.json").unwrap();
+    let ms = json!({ "mean": 2.0, "std": null, "min": 2.0, "max": 2.0, "n": 1 });
+    let two = json!({ "mean": 2.0, "std": 0.0, "min": 2.0, "max": 2.0, "n": 2 });
+    report["aggregates"]["command"] = json!({ "of": "process", "plain_ms": two,
+        "plain_p50_ms": 2.0 });
+    report["aggregates"]["medians"]["wall_ms"] = Value::Null;
+    report["aggregates"]["medians"]["tokens_per_s"] = Value::Null;
+    let sample = |at: u32| {
+        json!({ "sample": at, "prompt_tokens": 8, "image_tokens": 0, "images": 0, "wall_ms": ms,
+            "slowest": false })
+    };
+    report["samples"] = json!([sample(0), sample(1)]);
+    let of_samples = reported(&api, report.clone()).await;
+    let batch = |class: &str, requests: u32| {
+        json!({ "class": class, "requests": requests, "steps": 4, "ms": ms,
+            "p50_ms": 2.0 })
+    };
+    report["step_batches"] = json!([batch("decode", 4), batch("decode", 8), batch("prefill", 1)]);
+    let engine = reported(&api, report.clone()).await;
+    report.as_object_mut().unwrap().remove("step_batches");
+    report["aggregates"]["medians"] = Value::Null;
+    let earlier = reported(&api, report).await;
+    for (id, column, expected) in [
+        (&of_samples, "medians.wall_ms", "wall of this run is command.plain_p50_ms of aggregates"),
+        (&of_samples, "medians.ttft_ms", "time of prefill; each repeat is all 2 samples"),
+        (&of_samples, "tpot", "decode steps; each repeat is all 2 samples"),
+        (&of_samples, "command.plain_p50_ms", "whole command; of two repeats, their mean"),
+        (&of_samples, "tokens_per_s", "it is a mean, and the run has no median"),
+        (&engine, "ttft", "its requests wait before it"),
+        (&engine, "tpot", "table step_batches has them by number of requests"),
+        (&earlier, "medians.ttft_ms", "a report of an earlier version has means only"),
+    ] {
+        let cell = json!({ "run_id": id, "table": "aggregates", "column": column });
+        let answer = call(&api, "", "source_of_figure", cell).await;
+        let text = answer["result"]["content"][0]["text"].as_str().unwrap();
+        assert!(text.contains(expected) && !text.contains("unknown"), "{column}: {text}");
+    }
 }

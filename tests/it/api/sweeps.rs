@@ -71,6 +71,7 @@ async fn a_point_that_cannot_run_is_a_gap_with_its_reason() {
     assert_eq!(service.json("/sweeps").await["sweeps"][0]["sweep_id"], json!(id));
     let page = service.get(&format!("/ui/sweeps/{id}")).await.text().await.unwrap();
     assert!(page.contains("exceed the context") && page.contains("/pause"), "{page}");
+    assert!(page.contains("First token (median), ms</th>") && page.contains("s (median)</th>"));
 }
 
 #[tokio::test]

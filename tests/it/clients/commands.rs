@@ -264,6 +264,11 @@ fn captures_are_uploaded_checked_and_followed() {
     assert_eq!(listed["runs"][0]["kind"], "import");
     fs::write(folder.path().join("a.sqlite"), "no database").unwrap();
     with(&["upload", "a.sqlite"]).assert_refused(&["422", "a.sqlite"]);
+    for name in ["a\nb.sqlite", "\u{1b}[31mc.sqlite"] {
+        fs::write(folder.path().join(name), "no database").unwrap();
+        let plain: String = name.chars().filter(|it| !it.is_control()).collect();
+        with(&["upload", name]).assert_refused(&["422", &plain]);
+    }
     with(&["upload", "missing.sqlite"]).assert_refused(&["cannot read missing.sqlite"]);
 }
 

@@ -75,7 +75,14 @@ async fn an_expired_token_and_a_missing_one_state_the_remedy() {
     ]);
     std::fs::write(folder.path().join("token"), format!("{secret}\n")).unwrap();
     run(list().args(["--token-file", "token"])).assert_refused(&["refused the token of token"]);
-    run(list().args(["--token-file", "nothing"])).assert_refused(&["cannot read --token-file"]);
+    for (file, why) in [
+        ("nothing", "No such file"),
+        ("/dev/zero", "not a regular file"),
+        (".", "not a regular file"),
+    ] {
+        let cannot = format!("--token-file: cannot read {file}: {why}");
+        run(list().args(["--token-file", file])).assert_refused(&[&cannot]);
+    }
     std::fs::write(folder.path().join("token"), "").unwrap();
     run(list().args(["--token-file", "token"])).assert_refused(&["does not contain one token"]);
 }
@@ -214,6 +221,18 @@ async fn a_download_that_is_cut_resumes_and_another_file_in_its_place_is_refused
     run(&mut command(folder.path(), &changed.url, &["fetch", &id]))
         .assert_refused(&["differs from its SHA-256"]);
     assert!(!folder.path().join(&id).join("a").exists());
+}
+
+#[test]
+fn a_gate_refuses_a_run_that_is_not_an_id_before_any_request() {
+    let fake = FakeServer::start("", |_, _| response("200 OK", "application/json", "{}"));
+    let folder = tempdir().unwrap();
+    for id in ["..", "", "x/y", "../models", "latest"] {
+        let gate = ["gate", "--baseline", "main", "--run", ID, "--run", id];
+        run(&mut command(folder.path(), &fake.url, &gate))
+            .assert_refused(&[&format!("invalid run {id:?}")]);
+    }
+    assert!(fake.requests("").is_empty());
 }
 
 #[tokio::test]

@@ -149,9 +149,11 @@ async fn unusable_manifests_of_this_machine_are_refused_in_one_line_with_a_remed
     }
     for arguments in [
         &["submit", "--model", "deepseek-ocr-tiny", "--prompt", "x", "--image", "/dev/zero"][..],
+        &["submit", "--model", "deepseek-ocr-tiny", "--prompt", "x", "--image", "pipe.yaml"],
         &["upload", "pipe.yaml"],
         &["upload", "/dev/zero"],
         &["diff", "--fail-on", "slower=3%", "/dev/zero", "page.png"],
+        &["diff", "--fail-on", "slower=3%", "pipe.yaml", "page.png"],
     ] {
         run(&mut command(folder.path(), &service.base, arguments))
             .assert_refused(&["not a regular file"]);

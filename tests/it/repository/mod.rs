@@ -12,5 +12,6 @@ pub mod kernels;
 mod modules;
 mod owners;
 mod packages;
+mod scripts;
 pub mod sources;
 mod unbounded_work;

@@ -7,21 +7,10 @@ use std::{
 
 use regex::Regex;
 
-use super::sources::root;
+use super::sources::{root, rust_files};
 
 /// Names of files that declare the modules of their folder.
 const ROOTS: [&str; 3] = ["lib.rs", "main.rs", "mod.rs"];
-
-fn files(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            files(&path, found);
-        } else if path.extension().is_some_and(|it| it == "rs") {
-            found.push(path);
-        }
-    }
-}
 
 /// True if a file next to it, or that of its folder, declares the module of a file.
 fn is_declared(file: &Path) -> bool {
@@ -38,12 +27,10 @@ fn is_declared(file: &Path) -> bool {
 
 #[test]
 fn every_file_of_code_is_a_module_that_another_file_declares() {
-    let mut found = Vec::new();
-    for package in fs::read_dir(root().join("crates")).unwrap() {
-        files(&package.unwrap().path().join("src"), &mut found);
-    }
-    files(&root().join("tests/it"), &mut found);
-    files(&root().join("tests/simulator"), &mut found);
+    let packages = fs::read_dir(root().join("crates")).unwrap();
+    let folders = packages.map(|it| it.unwrap().path().join("src"));
+    let tests = ["tests/it", "tests/simulator"].map(|it| root().join(it));
+    let found: Vec<PathBuf> = folders.chain(tests).flat_map(|it| rust_files(&it)).collect();
     assert!(found.len() > 1000, "only {} files found", found.len());
     let is_root = |file: &Path| ["lib.rs", "main.rs"].iter().any(|it| file.ends_with(it));
     let lost: Vec<&PathBuf> = found.iter().filter(|it| !is_root(it) && !is_declared(it)).collect();

@@ -79,7 +79,6 @@ const OTHER_FILES: &[&str] = &[
     "cli/src/command/backup.rs",
     "cli/src/command/client/download.rs",
     // Arguments that may be pipes.
-    "cli/src/command/client/mod.rs",
     "cli/src/command/client/submit.rs",
     "cli/src/command/local_file.rs",
 ];

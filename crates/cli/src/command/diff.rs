@@ -85,7 +85,9 @@ fn compare(options: &DiffOptions) -> Result<ExitCode> {
         "llmprof: {}",
         [vec![summary], judged.reasons, judged.dropped].concat().join("; ")
     ));
-    if judged.verdict == GateVerdict::Inconclusive {
+    // More repeats measure no time that is absent; the reason has the remedy.
+    let is_measured = !diff.diff.comparable || !diff.diff.stages.is_empty();
+    if judged.verdict == GateVerdict::Inconclusive && is_measured {
         terminal::print_notice(format_args!(
             "llmprof: {}",
             remedy(diff.diff.comparable, is_submitted(&diff, &options.a))

@@ -16,7 +16,7 @@ use llmprof_report::gate::{GateFigure, GateReport};
 use serde_json::{Map, Value, json};
 
 use super::{
-    client::{BAD_INPUT, ServerOptions, ServiceClient, submit::read_object, terminal},
+    client::{BAD_INPUT, ServerOptions, ServiceClient, run_path, submit::read_object, terminal},
     serve,
 };
 
@@ -147,20 +147,33 @@ fn remedy(report: &GateReport) -> Option<String> {
         );
         remedies.push("raise `repeats` of the submission".into());
         let found = open.iter().filter_map(|it| it.detectable_pct).reduce(f64::max);
-        remedies.extend(found.map(|pct| {
-            format!("or raise the threshold of --fail-on: these runs show changes from {pct:.1} %")
-        }));
+        remedies.extend(found.map(last_remedy));
     }
     Some(remedies.join("; "))
+}
+
+/// The remedy if nothing else decides, by the smallest change that the runs show, percent.
+fn last_remedy(pct: f64) -> String {
+    let max = THRESHOLD_PCT.end();
+    if pct <= *max {
+        return format!(
+            "or raise the threshold of --fail-on: these runs show changes from {pct:.1} %"
+        );
+    }
+    format!(
+        "or make the runs equal to each other (`llmprof doctor` checks the host): they show \
+         changes from {pct:.1} %, and a threshold is at most {max} %"
+    )
 }
 
 /// Gates the runs, and adds repeats while they may decide.
 async fn decide(options: &GateOptions) -> Result<GateReport> {
     let thresholds = thresholds(&options.fail_on)?;
+    let paths = options.run.iter().map(|run| run_path(run)).collect::<Result<Vec<_>>>()?;
     let client = ServiceClient::new(&options.service)?;
     let mut runs = options.run.clone();
-    for run in &runs {
-        client.get(&format!("/runs/{run}")).await?;
+    for (run, path) in runs.iter().zip(&paths) {
+        client.get(path).await?;
         client.wait_for_end(run).await?;
     }
     let submission = match &options.submit {
@@ -173,8 +186,8 @@ async fn decide(options: &GateOptions) -> Result<GateReport> {
             body
         }
         None => {
-            let first = runs.first().context("no run")?;
-            submission_of(&client.get(&format!("/runs/{first}")).await?["spec"])?
+            let first = paths.first().context("no run")?;
+            submission_of(&client.get(first).await?["spec"])?
         }
     };
     let repeated = repeat_of(submission);
@@ -262,6 +275,21 @@ mod tests {
             assert!(thresholds(invalid).is_err(), "{invalid:?}");
         }
     }
+
+    #[test]
+    fn no_remedy_is_a_threshold_that_is_refused() {
+        for pct in [0.5, 3.0, 1000.0] {
+            let remedy = last_remedy(pct);
+            assert!(remedy.contains("raise the threshold"), "{remedy}");
+            thresholds(&format!("slower={pct:.1}%")).unwrap();
+        }
+        for pct in [1000.1, 5091.9] {
+            let remedy = last_remedy(pct);
+            assert!(!remedy.contains("raise") && remedy.ends_with("at most 1000 %"), "{remedy}");
+            assert!(thresholds(&format!("slower={pct}%")).is_err(), "{pct}");
+        }
+    }
+
     #[test]
     fn a_repeat_is_the_same_request_without_labels() {
         let submission = json!({ "model": "m", "revision": "r2", "labels": ["main", "nightly"] });

@@ -1,5 +1,6 @@
 //! Files that arguments name, read within a limit. A device such as `/dev/zero` has no end. A pipe
-//! is read as a file is; captures and uploads need a length, which it lacks.
+//! is read for short texts alone, which a shell passes as `<(command)`: captures, reports, images
+//! and uploads need a length, and without a writer the program would wait forever.
 
 use std::{
     fs::{self, File, Metadata},
@@ -29,27 +30,34 @@ pub fn check_kind(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Reads a regular file or a pipe of at most `max` bytes.
+/// Reads a regular file of at most `max` bytes.
 pub fn read(path: &Path, max: u64) -> Result<Vec<u8>> {
-    let shown = path.display();
-    let cannot = || format!("cannot read {shown}");
-    let about = fs::metadata(path).with_context(cannot)?;
-    let file = if about.file_type().is_fifo() {
-        File::open(path) // waits for the writer
-    } else {
-        check(&about, max).with_context(cannot)?;
-        open_named(path)
+    let read = || -> Result<Vec<u8>> {
+        check(&fs::metadata(path)?, max)?;
+        bounded(open_named(path)?, max)
     };
-    // The file may grow, and files of the kernel have no size.
-    let (mut bytes, file) = (Vec::new(), file.with_context(cannot)?);
-    file.take(max + 1).read_to_end(&mut bytes).with_context(cannot)?;
-    ensure!(bytes.len() as u64 <= max, "cannot read {shown}: larger than {max} bytes");
-    Ok(bytes)
+    read().with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// Reads a regular file or a pipe of UTF-8 with at most `max` bytes.
 pub fn read_text(path: &Path, max: u64) -> Result<String> {
-    String::from_utf8(read(path, max)?).with_context(|| format!("cannot read {}", path.display()))
+    let cannot = || format!("cannot read {}", path.display());
+    let is_pipe = fs::metadata(path).is_ok_and(|about| about.file_type().is_fifo());
+    let bytes = if is_pipe {
+        let pipe = File::open(path).with_context(cannot)?; // waits for the writer
+        bounded(pipe, max).with_context(cannot)?
+    } else {
+        read(path, max)?
+    };
+    String::from_utf8(bytes).with_context(cannot)
+}
+
+/// Reads at most `max` bytes: the file may grow, and a pipe has no size.
+fn bounded(file: File, max: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(max + 1).read_to_end(&mut bytes)?;
+    ensure!(bytes.len() as u64 <= max, "larger than {max} bytes");
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -59,16 +67,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_or_a_pipe_is_read_within_the_limit() {
+    fn a_file_is_read_within_the_limit_and_a_pipe_only_as_a_text() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         mkfifo(&at("pipe"), Mode::S_IRWXU).unwrap();
         fs::write(at("file"), "12345").unwrap();
         let error = |path: &Path, max| format!("{:#}", read(path, max).unwrap_err());
-        for path in ["/dev/zero".into(), folder.path().to_owned()] {
+        for path in ["/dev/zero".into(), folder.path().to_owned(), at("pipe")] {
             let refused = error(&path, 10);
             assert_eq!(refused, format!("cannot read {}: not a regular file", path.display()));
         }
+        let device = format!("{:#}", read_text(Path::new("/dev/zero"), 10).unwrap_err());
+        assert_eq!(device, "cannot read /dev/zero: not a regular file");
         assert!(error(&at("file"), 4).ends_with("5 bytes; at most 4 are accepted"));
         assert!(error(Path::new("/proc/self/status"), 4).ends_with("larger than 4 bytes"));
         assert!(error(&at("absent"), 4).contains("No such file"));

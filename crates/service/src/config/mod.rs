@@ -8,7 +8,11 @@ mod models;
 mod presets;
 mod targets;
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+};
 
 use llmprof_core::domain::{
     device_peaks::{Devices, DevicesError},
@@ -25,6 +29,8 @@ pub use targets::{example_targets, targets};
 
 const DEFAULTS: &str = include_str!("../../../../conf/default.toml");
 const DEVICES: &str = include_str!("../../../../conf/devices.toml");
+/// Maximum size of a file; a device such as `/dev/zero` has no end.
+const MAX_FILE: u64 = 16 << 20;
 /// Prefix of environment variables that are settings.
 const PREFIX: &str = "LLMPROF__";
 /// Old keys of settings, with the new ones.
@@ -41,7 +47,7 @@ const RENAMED: &[(&str, &str)] = &[
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("cannot read {path}")]
-    Read { path: PathBuf, source: std::io::Error },
+    Read { path: PathBuf, source: io::Error },
     #[error("{origin} is not valid TOML")]
     Syntax { origin: String, source: toml::de::Error },
     #[error("{origin}: {setting}")]
@@ -363,7 +369,13 @@ fn merge(base: &mut Settings, over: Settings, origin: &str) -> Result<(), Config
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {
-    std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })
+    let mut text = String::new();
+    let read = File::open(path).and_then(|it| it.take(MAX_FILE + 1).read_to_string(&mut text));
+    let read = read.and_then(|bytes| match bytes as u64 > MAX_FILE {
+        true => Err(io::Error::other(format!("larger than {MAX_FILE} bytes"))),
+        false => Ok(text),
+    });
+    read.map_err(|source| ConfigError::Read { path: path.into(), source })
 }
 
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, ConfigError> {

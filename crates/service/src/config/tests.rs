@@ -24,6 +24,13 @@ fn the_environment_overrides_the_defaults() {
 }
 
 #[test]
+fn a_file_without_an_end_is_refused() {
+    let error = Config::load_with(Some(Path::new("/dev/zero")), std::iter::empty()).unwrap_err();
+    let expected = format!("cannot read /dev/zero: larger than {MAX_FILE} bytes");
+    assert_eq!(llmprof_core::chain(&error), expected);
+}
+
+#[test]
 fn a_list_in_the_environment_is_toml() {
     let config = load(&[("LLMPROF__WORKER__DEVICES", r#"["cpu"]"#)]).unwrap();
     assert_eq!(config.worker.devices, ["cpu"]);

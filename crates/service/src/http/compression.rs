@@ -4,6 +4,7 @@
 //! must leave as they occur.
 
 use axum::{
+    extract::Request,
     http::{Extensions, HeaderMap, HeaderValue, StatusCode, Version, header},
     response::Response,
 };
@@ -17,6 +18,8 @@ use tower_http::{
 
 /// Bytes below which compression saves no packet.
 const MIN_BYTES: u64 = 1024;
+/// The unencoded form with the least preference.
+const IDENTITY_LAST: &str = "identity;q=0.001";
 
 type IsCompressible = fn(StatusCode, Version, &HeaderMap, &Extensions) -> bool;
 
@@ -38,6 +41,34 @@ fn is_compressible(status: StatusCode, _: Version, headers: &HeaderMap, _: &Exte
     (is_text || is_data) && !is_part
 }
 
+/// Adds the unencoded form to the encodings that a client accepts, with the least preference. A
+/// client that refuses it and all others would get 406 from the layer, after its request was
+/// executed.
+pub async fn accept_identity(mut request: Request) -> Request {
+    if !request.headers().contains_key(header::ACCEPT_ENCODING) {
+        return request;
+    }
+    let values = request.headers().get_all(header::ACCEPT_ENCODING).iter();
+    let codings = values.filter_map(|value| value.to_str().ok()).flat_map(|text| text.split(','));
+    let accepted: Vec<&str> = codings
+        .map(str::trim)
+        .filter(|coding| !coding.is_empty() && !refuses_identity(coding))
+        .chain([IDENTITY_LAST])
+        .collect();
+    if let Ok(accepted) = HeaderValue::try_from(accepted.join(", ")) {
+        request.headers_mut().insert(header::ACCEPT_ENCODING, accepted);
+    }
+    request
+}
+
+/// Returns true for `identity;q=0`.
+fn refuses_identity(coding: &str) -> bool {
+    let (name, weight) = coding.split_once(';').unwrap_or((coding, "q=1"));
+    let weight = weight.trim().get(2..).map(|it| it.trim().parse::<f32>());
+    let is_accepted = matches!(weight, Some(Ok(weight)) if weight > 0.0);
+    name.trim().eq_ignore_ascii_case("identity") && !is_accepted
+}
+
 /// Weakens the ETag of a compressed response: its bytes differ from the file's, so that a range of
 /// the file cannot continue it.
 pub async fn weaken_etag(mut response: Response) -> Response {
@@ -56,6 +87,16 @@ pub async fn weaken_etag(mut response: Response) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_weight_of_zero_refuses_the_unencoded_form() {
+        for refused in ["identity;q=0", "Identity; Q=0.000", "identity;q=", "identity;"] {
+            assert!(refuses_identity(refused), "{refused}");
+        }
+        for kept in ["identity", "identity;q=1", "identity; q=0.1", "gzip;q=0", "*;q=0", ""] {
+            assert!(!refuses_identity(kept), "{kept}");
+        }
+    }
 
     #[test]
     fn texts_are_compressed_and_streams_ranges_and_archives_are_not() {

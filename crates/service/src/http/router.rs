@@ -155,6 +155,7 @@ pub fn router(app: App) -> Router {
         .layer(middleware::from_fn(ui::render_errors))
         .layer(compression::layer())
         .layer(middleware::map_response(compression::weaken_etag))
+        .layer(middleware::map_request(compression::accept_identity))
         .layer(middleware::from_fn_with_state(metrics, metrics::measure))
         .layer(option_layer((!origins.is_empty()).then(|| cors(origins))))
         .layer(middleware::from_fn(request_id::identify))

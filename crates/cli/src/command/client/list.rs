@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Args;
 use llmprof_core::domain::json_numbers::Within;
 use serde_json::Value;
@@ -66,6 +66,8 @@ async fn list(client: &ServiceClient, options: &ListOptions) -> Result<ExitCode>
     ];
     query.extend(filters.into_iter().filter_map(|(name, value)| Some((name, value.clone()?))));
     if !options.label.is_empty() {
+        let is_blank = options.label.iter().any(|label| label.trim().is_empty());
+        ensure!(!is_blank, "--label is empty; name a label, or omit the option");
         query.push(("labels", options.label.join(",")));
     }
     let request = client.http.get(client.url("/runs")).query(&query);

@@ -21,9 +21,9 @@ pub mod terminal;
 pub mod upload;
 pub mod watch;
 
-use std::{fs, future::Future, path::PathBuf, process::ExitCode, time::Duration};
+use std::{future::Future, path::PathBuf, process::ExitCode, time::Duration};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use reqwest::{
     RequestBuilder, Response, Url,
@@ -33,7 +33,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use self::answers::RunAnswer;
-use super::serve;
+use super::{local_file, serve};
 
 /// Variable with the URL of the service.
 const SERVER: &str = "LLMPROF_SERVER";
@@ -47,6 +47,8 @@ pub const BAD_INPUT: u8 = 3;
 /// Exit code after Ctrl-C, as of a shell.
 pub const INTERRUPTED: u8 = 130;
 
+/// Maximum size of a file with a token, bytes.
+const MAX_TOKEN: u64 = 64 << 10;
 /// Time in which a connection must be made.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time in which a short answer must arrive.
@@ -237,8 +239,7 @@ fn is_loopback(url: &Url) -> bool {
 
 fn read_token(file: Option<&PathBuf>) -> Result<(TokenSource, Option<String>)> {
     if let Some(path) = file {
-        let text = fs::read_to_string(path)
-            .map_err(|error| anyhow!("cannot read --token-file {}: {error}", path.display()))?;
+        let text = local_file::read_text(path, MAX_TOKEN).context("--token-file")?;
         let secret = text.trim();
         if secret.is_empty() || secret.contains(char::is_whitespace) {
             bail!("--token-file {} does not contain one token", path.display());

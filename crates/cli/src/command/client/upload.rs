@@ -5,6 +5,7 @@ use std::{path::Path, process::ExitCode};
 use anyhow::{Context as _, Result};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use llmprof_core::domain::file_name::plain_name;
 use llmprof_service::{artifact::packed::open_named, runtime};
 use reqwest::{
     Body,
@@ -169,6 +170,8 @@ pub(super) async fn part(path: &Path, bar: &ProgressBar) -> Result<Part> {
         }
         read
     });
-    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    // A control character in a name makes the form malformed.
+    let name = plain_name(&name);
     Ok(Part::stream_with_length(Body::wrap_stream(stream), bytes).file_name(name))
 }

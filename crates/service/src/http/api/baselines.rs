@@ -5,7 +5,7 @@ use llmprof_core::domain::ids::RunId;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::runs::{self, example};
+use super::runs::{self, check_label, example};
 use crate::{
     http::{
         auth::access::Caller,
@@ -18,7 +18,7 @@ use crate::{
         },
         extract::{
             body::{MAX_BODY, parse_object, read_json},
-            bounds::{check_length, check_text},
+            bounds::check_length,
         },
         state::App,
     },
@@ -27,7 +27,6 @@ use crate::{
 
 /// Settings in a list.
 const MAX_LISTED: u32 = 200;
-const MAX_LABEL: usize = 64;
 
 /// Sets a baseline by hand (`run_id`) or by rule (`label`: the newest succeeded run of a series
 /// with this label); neither removes the name.
@@ -39,7 +38,7 @@ pub struct SetBaseline {
     #[serde(default)]
     pub run_id: Option<RunId>,
     #[serde(default)]
-    #[schema(min_length = 1, max_length = 64, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
+    #[schema(min_length = 1, max_length = 64, pattern = r"^[^,\u0000-\u001f\u007f-\u009f]+$")]
     pub label: Option<String>,
 }
 
@@ -117,7 +116,7 @@ pub(crate) async fn apply(app: &App, caller: &Caller, body: &[u8]) -> Result<(),
     let it: SetBaseline = parse_object(body)?;
     check_name(&it.name)?;
     if let Some(label) = &it.label {
-        check_text("label", label, 1..=MAX_LABEL)?;
+        check_label("label", label)?;
     }
     if it.run_id.is_some() && it.label.is_some() {
         let message = "run_id and label: set one of them";

@@ -112,7 +112,7 @@ impl HomeQuery {
         Ok(Filter {
             state: parse_name("state", &self.state)?,
             model: non_empty(&self.model),
-            labels: list::labels(None, Some(&self.label))?,
+            labels: list::labels(None, non_empty(&self.label).as_deref())?,
             mode: non_empty(&self.mode),
             owner: non_empty(&self.owner),
             device: non_empty(&self.device),

@@ -10,7 +10,7 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
 };
 use llmprof_analyze::sweep::{OperatorBound, SweepResults, SweepRow, number, number_axes};
-use llmprof_core::domain::command::ParamValue;
+use llmprof_core::domain::{command::ParamValue, headline::FigureName};
 use llmprof_report::charts::sweep::{ChartLine, ChartPoint, lines, tradeoff};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -29,6 +29,15 @@ use crate::http::{
 
 /// Axes of the form.
 const FORM_AXES: [&str; 4] = ["batch", "prompt_tokens", "new_tokens", "dtype"];
+
+/// Headline figures of a point.
+const FIGURES: [FigureName; 5] = [
+    FigureName::Ttft,
+    FigureName::Tpot,
+    FigureName::TokensPerS,
+    FigureName::Energy,
+    FigureName::Mfu,
+];
 
 /// Labels of the fields.
 pub(super) const LABELS: &forms::Labels = &[
@@ -197,6 +206,8 @@ struct SweepPage<'a> {
     axes: Vec<&'a str>,
     results: &'a SweepResults,
     rows: Vec<PageRow<'a>>,
+    /// Headings of the headline figures, in the order of their columns.
+    headings: [&'static str; 5],
     stages: Vec<&'a str>,
     tradeoff: String,
     charts: Vec<StageChart>,
@@ -251,6 +262,7 @@ pub async fn show(
         may_change: caller.may_change(sweep.owner.as_deref()),
         axes: sweep.request.axes.keys().map(String::as_str).collect(),
         rows: rows.collect(),
+        headings: FIGURES.map(FigureName::heading),
         tradeoff: draw_tradeoff(&results),
         charts: draw_stages(&results, &stages),
         operators: results.operators.iter().take(PAGE_BOUNDS).map(PageBound::of).collect(),
@@ -278,7 +290,7 @@ fn draw_tradeoff(results: &SweepResults) -> String {
         Some(ChartPoint { x, y, tooltip, link: link(row), on_front: row.on_front })
     };
     let points: Vec<ChartPoint> = results.rows.iter().filter_map(point).collect();
-    let axes = ("Median time per output token, ms", "Tokens per second");
+    let axes = ("Median time per output token, ms", "Median tokens per second");
     tradeoff("tradeoff", "Throughput against latency", axes, &points)
 }
 

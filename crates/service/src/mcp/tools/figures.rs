@@ -2,6 +2,8 @@
 //!
 //! As in specs/formulas.md. A figure without an entry has no formula here: none is made up.
 
+use llmprof_core::domain::headline::FigureName;
+
 use crate::mcp::{arguments::invalid, service_api::ApiRefusal};
 
 /// The pass that measured a figure.
@@ -65,18 +67,10 @@ pub fn source(table: &str, column: &str) -> FigureSource {
 
 /// The formula of a column of a table, and of a ledger by its cause.
 pub fn formula(table: &str, column: &str, cause: Option<&str>) -> Option<&'static str> {
-    let is_ledger = table == "ledger" || table == "ledger_members";
+    if table == "ledger" || table == "ledger_members" {
+        return of_ledger(column, cause);
+    }
     match (table, column) {
-        _ if is_ledger && matches!(column, "ns" | "step_ns") => of_cause(cause?),
-        _ if is_ledger && column == "max_saving_ns" => Some(
-            "the cause's time, at most the time in which the kernel ran alone; a kernel that stays \
-             saves at most its time above its launches, and all gaps at most the idle time that \
-             the unprofiled pass can have; if ranks wait for one another, on the rank with the \
-             most",
-        ),
-        _ if is_ledger && column == "share_pct" => {
-            Some("100 x time of the cause / measured time of the stage")
-        }
         ("ledger_stages", "floor_ns") => Some(
             "sum over operators of max(FLOPs / ceiling of the dtype, necessary bytes / bandwidth), \
              each at most the time of its kernels",
@@ -117,26 +111,42 @@ pub fn formula(table: &str, column: &str, cause: Option<&str>) -> Option<&'stati
             Some("sum over launches of end - start on the device")
         }
         ("kernels" | "kernels_full", "mean_ms") => Some("total_ms / calls"),
-        ("aggregates", _) => of_aggregate(column),
+        ("step_times", "p50_ms") => Some(
+            "median of the steps' times; of an even number, the shorter of the two in the middle; \
+             of the slowest process, if the processes differ",
+        ),
+        ("step_batches", "p50_ms") => Some(
+            "median of the steps' times; of an even number, the shorter of the two in the middle",
+        ),
+        ("step_batches", "period_ms") => Some(
+            "median of the times from the end of a step's work to the end of the next step's; of \
+             an even number, the shorter of the two in the middle",
+        ),
+        ("request_latency", "p50_ms") => Some("median over the requests of the pass's loads"),
+        ("request_loads", "tokens_per_s") => {
+            Some("1000 x output_tokens / ms; of several loads, the sums over them")
+        }
+        ("aggregates", _) => aggregate_path(column)?.formula,
         _ => None,
     }
 }
 
-/// The formula of a figure of the aggregates.
-fn of_aggregate(path: &str) -> Option<&'static str> {
-    Some(match path {
-        "first_token_ms" => "mean over repeats of the time of prefill",
-        "per_token_ms" => "time of decode / decode steps; the mean is all time / all steps",
-        "wall_ms" => "mean over repeats, from the start of the first stage to the end of the last",
-        "tokens_per_s" => "mean over repeats of all generated tokens / wall time",
-        "medians.ttft_ms" => "median over repeats of the time of prefill",
-        "medians.tpot_ms" => "median over repeats of the time of decode / decode steps",
-        "medians.wall_ms" => {
-            "median over repeats, from the start of the first stage to the end of the last"
+/// The formula of a column of a ledger or of its members.
+fn of_ledger(column: &str, cause: Option<&str>) -> Option<&'static str> {
+    match column {
+        "ns" | "step_ns" => of_cause(cause?),
+        "max_saving_ns" => Some(
+            "the cause's time, at most the time in which the kernel ran alone; a kernel that stays \
+             saves at most its time above its launches, and all gaps at most the idle time that \
+             the unprofiled pass can have; if ranks wait for one another, on the rank with the \
+             most",
+        ),
+        "gap_parts" => {
+            Some("parts of gaps that the cause or member with most of the gap's time counts")
         }
-        "medians.tokens_per_s" => "median over repeats of all generated tokens / wall time",
-        _ => return None,
-    })
+        "share_pct" => Some("100 x time of the cause / measured time of the stage"),
+        _ => None,
+    }
 }
 
 /// The formula of a cause's time.
@@ -179,7 +189,7 @@ fn of_cause(cause: &str) -> Option<&'static str> {
         }
         "gap_unknown" => "idle time of the GPU before work whose launch is not recorded",
         "gap_long_call" => {
-            "idle time of the GPU in which the host was inside one call of at least 1 ms that \
+            "idle time of the GPU in which the host was inside calls of at least 1 ms that \
              launched nothing"
         }
         "gap_host" | "gap_launch" | "gap_graph_launch" | "gap_sync" | "gap_copy" => {
@@ -193,40 +203,121 @@ fn of_cause(cause: &str) -> Option<&'static str> {
     })
 }
 
-/// Figures of the aggregates, as paths in the report.
-const AGGREGATES: [&str; 9] = [
-    "first_token_ms",
-    "per_token_ms",
-    "wall_ms",
-    "tokens_per_s",
-    "decode_tokens_per_s",
-    "medians.ttft_ms",
-    "medians.tpot_ms",
-    "medians.wall_ms",
-    "medians.tokens_per_s",
+/// A figure of the aggregates.
+#[derive(Debug, PartialEq, Eq)]
+pub struct AggregatePath {
+    /// Path in the report.
+    path: &'static str,
+    /// The headline figure that it can stand for.
+    pub headline: Option<FigureName>,
+    formula: Option<&'static str>,
+}
+
+impl AggregatePath {
+    /// Path of the record that has the number of repeats.
+    pub fn record(&self) -> &'static str {
+        if self.path == "command.plain_p50_ms" { "command.plain_ms" } else { self.path }
+    }
+
+    /// The end of a path to the single value of this record.
+    fn statistic(&self) -> &'static str {
+        match (self.path.starts_with("medians."), self.path.contains("p50")) {
+            (true, _) => ".p50",
+            (false, true) => "",
+            (false, false) => ".mean",
+        }
+    }
+}
+
+const fn path(path: &'static str, headline: FigureName, formula: &'static str) -> AggregatePath {
+    AggregatePath { path, headline: Some(headline), formula: Some(formula) }
+}
+
+static AGGREGATES: [AggregatePath; 11] = [
+    path("first_token_ms", FigureName::Ttft, "mean over repeats of the time of prefill"),
+    path(
+        "per_token_ms",
+        FigureName::Tpot,
+        "time of decode / decode steps; the mean is all time / all steps",
+    ),
+    path(
+        "wall_ms",
+        FigureName::Wall,
+        "mean over repeats, from the start of the first stage to the end of the last",
+    ),
+    path(
+        "tokens_per_s",
+        FigureName::TokensPerS,
+        "mean over repeats of all generated tokens / wall time",
+    ),
+    AggregatePath { path: "decode_tokens_per_s", headline: None, formula: None },
+    path("medians.ttft_ms", FigureName::Ttft, "median over repeats of the time of prefill"),
+    path(
+        "medians.tpot_ms",
+        FigureName::Tpot,
+        "median over repeats of the time of decode / decode steps",
+    ),
+    path(
+        "medians.wall_ms",
+        FigureName::Wall,
+        "median over repeats, from the start of the first stage to the end of the last",
+    ),
+    path(
+        "medians.tokens_per_s",
+        FigureName::TokensPerS,
+        "median over repeats of all generated tokens / wall time",
+    ),
+    path(
+        "command.plain_ms",
+        FigureName::Wall,
+        "mean over the unprofiled repeats of the wall time of the whole command",
+    ),
+    path(
+        "command.plain_p50_ms",
+        FigureName::Wall,
+        "median over the unprofiled repeats of the wall time of the whole command",
+    ),
 ];
 
-/// The path of a figure among the aggregates. The source of a headline figure depends on the run.
-pub fn aggregate_path(figure: &str) -> Result<&'static str, ApiRefusal> {
-    if let Some(path) = AGGREGATES.into_iter().find(|it| *it == figure) {
-        return Ok(path);
-    }
-    Err(invalid(match figure {
-        "ttft" => "ttft is a median: medians.ttft_ms of aggregates, or of a load p50_ms of \
-             request_latency; its mean is first_token_ms of aggregates"
-            .to_owned(),
-        "tpot" => "tpot is a median: medians.tpot_ms of aggregates, of a load p50_ms of \
-             request_latency, or of an engine period_ms or p50_ms of step_batches; its mean is \
-             per_token_ms of aggregates"
-            .to_owned(),
-        "wall" => "wall is a median: medians.wall_ms of aggregates, or of a command \
-             aggregates.command.plain_p50_ms of the report; its mean is wall_ms of aggregates"
-            .to_owned(),
-        _ => {
-            let known = AGGREGATES.join(", ");
-            format!("table aggregates has no column {figure:.60?}; it has {known}")
+/// A figure that an agent requests of the aggregates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AggregateFigure {
+    /// A headline figure, whose source depends on the run.
+    Headline(FigureName),
+    Path(&'static AggregatePath),
+}
+
+/// The figure of a path, which may end with its statistic: `medians.ttft_ms.p50`.
+fn aggregate_path(figure: &str) -> Option<&'static AggregatePath> {
+    let is_it = |it: &&AggregatePath| {
+        let rest = figure.strip_prefix(it.path);
+        rest.is_some_and(|rest| rest.is_empty() || rest == it.statistic())
+    };
+    AGGREGATES.iter().find(is_it)
+}
+
+/// The figure of this name among the aggregates.
+pub fn aggregate_figure(figure: &str) -> Result<AggregateFigure, ApiRefusal> {
+    let records = match figure.parse() {
+        Ok(
+            name
+            @ (FigureName::Ttft | FigureName::Tpot | FigureName::Wall | FigureName::TokensPerS),
+        ) => return Ok(AggregateFigure::Headline(name)),
+        Ok(FigureName::GpuBusy) => "table stage_gpu and ms.mean of table stages",
+        Ok(FigureName::Mfu) => "datasheet_pct of table mfu",
+        Ok(FigureName::Energy) => "energy_j of table power.stages",
+        Err(_) => {
+            let unknown = || {
+                let known: Vec<&str> = AGGREGATES.iter().map(|it| it.path).collect();
+                invalid(format!(
+                    "table aggregates has no column {figure:.60?}; it has ttft, tpot, wall, {}",
+                    known.join(", ")
+                ))
+            };
+            return aggregate_path(figure).map(AggregateFigure::Path).ok_or_else(unknown);
         }
-    }))
+    };
+    Err(invalid(format!("{figure} is computed over the stages; request {records}")))
 }
 
 #[cfg(test)]
@@ -244,17 +335,27 @@ mod tests {
 
     #[test]
     fn a_median_among_the_aggregates_is_never_answered_by_the_mean() {
-        for figure in ["ttft", "tpot", "wall"] {
-            let refusal = aggregate_path(figure).unwrap_err().message;
-            let path = format!("medians.{figure}_ms");
-            assert!(refusal.contains(&format!("{path} of aggregates")), "{refusal}");
-            assert_eq!(aggregate_path(&path), Ok(path.as_str()));
+        for it in AGGREGATES.iter().filter(|it| it.headline.is_some()) {
+            let is_median = it.path.starts_with("medians.") || it.path.contains("p50");
+            let formula = formula("aggregates", it.path, None).unwrap();
+            assert_eq!(formula.contains("median"), is_median, "{}", it.path);
         }
-        for path in AGGREGATES.into_iter().filter(|it| *it != "decode_tokens_per_s") {
-            let formula = formula("aggregates", path, None).unwrap();
-            assert_eq!(formula.contains("median"), path.starts_with("medians."), "{path}");
+        let formula_of = |column| formula("aggregates", column, None);
+        assert_eq!(formula_of("medians.ttft_ms.p50"), formula_of("medians.ttft_ms"));
+        assert_eq!(formula_of("tokens_per_s.mean"), formula_of("tokens_per_s"));
+        for absent in ["medians", "stage_ms", "first_token_ms.p50", "medians.ttft_ms.mean"] {
+            assert!(aggregate_figure(absent).is_err(), "{absent}");
         }
-        assert!(aggregate_path("medians").is_err() && aggregate_path("stage_ms").is_err());
+    }
+
+    #[test]
+    fn every_headline_figure_is_found_by_its_name_or_its_table_is_named() {
+        for name in FigureName::ALL {
+            match aggregate_figure(name.as_str()) {
+                Ok(found) => assert_eq!(found, AggregateFigure::Headline(*name)),
+                Err(refusal) => assert!(refusal.message.contains("table "), "{refusal}"),
+            }
+        }
     }
 
     #[test]

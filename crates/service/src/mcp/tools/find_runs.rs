@@ -68,8 +68,9 @@ pub fn tool() -> Tool {
         "Find runs",
         "Lists runs, newest first, with their headline figures in ms (medians; ttft: time to \
          first token, tpot: time per output token, wall: whole repeat), and change_pct against \
-         the previous comparable run. A figure that is absent was not measured. Use it to find the \
-         run_ids for ledger and compare_runs.",
+         the previous comparable run. A figure that is absent was not measured; source_of_figure \
+         has the source of ttft, tpot, wall and tokens_per_s (table aggregates). Use it to find \
+         the run_ids for ledger and compare_runs.",
         Effect::Reads,
     )
 }

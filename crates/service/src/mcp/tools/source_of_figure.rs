@@ -1,5 +1,10 @@
 //! Tool `source_of_figure`: the pass, files, formula and number of samples behind one cell.
 
+use llmprof_core::domain::headline::FigureName;
+use llmprof_report::{
+    headline::source::{HeadlineSource, why_unstated},
+    profile::LLMProfileReport,
+};
 use rmcp::{
     model::Tool,
     schemars::{self, JsonSchema},
@@ -9,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Effect,
-    figures::{FigureSource, aggregate_path, formula, source},
+    figures::{AggregateFigure, FigureSource, aggregate_figure, formula, source},
     items, known, of,
     table::{rows, table_path},
     text,
@@ -17,11 +22,13 @@ use super::{
 use crate::mcp::{
     answer::ToolAnswer,
     arguments::{invalid, run_path},
-    service_api::{ApiCall, ApiRefusal, ServiceApi, read},
+    service_api::{ApiCall, ApiRefusal, ServiceApi, read, unreadable},
 };
 
 /// Columns that hold a number of launches, samples, repeats or gaps.
-const COUNTS: [&str; 9] = [
+const COUNTS: [&str; 11] = [
+    "n",
+    "loads",
     "samples",
     "calls",
     "launch_ns.count",
@@ -33,8 +40,12 @@ const COUNTS: [&str; 9] = [
     "evidence_pct",
 ];
 /// Columns that name the row.
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 18] = [
     "stage",
+    "metric",
+    "requests",
+    "process",
+    "context_mean",
     "cause",
     "operator",
     "path",
@@ -57,8 +68,9 @@ pub struct Arguments {
     /// Id of the run
     #[schemars(length(max = 40), example = &"019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10")]
     run_id: String,
-    /// Table of the figure, or `aggregates` for first_token_ms, per_token_ms, wall_ms, tokens_per_s
-    /// and the medians over repeats, as medians.ttft_ms
+    /// Table of the figure, or `aggregates` for ttft, tpot, wall and tokens_per_s as find_runs has
+    /// them, for means (first_token_ms, tokens_per_s.mean) and medians over repeats
+    /// (medians.ttft_ms)
     #[schemars(length(max = 100), example = &"ledger")]
     table: String,
     /// Column of the figure
@@ -72,10 +84,35 @@ pub struct Arguments {
 
 /// A figure with its row.
 struct Figure {
+    /// The table and column that have it.
+    table: String,
+    column: String,
     value: Value,
     row: Map<String, Value>,
     matching: u64,
     target: String,
+    /// Samples of the run.
+    samples: usize,
+    /// True if a run with an unprofiled pass has this figure of its traced pass.
+    is_traced: bool,
+    /// Reason of its absence, or a remark on it.
+    note: Option<String>,
+}
+
+impl Figure {
+    /// Parts of a median's formula that depend on the run.
+    fn remarks(&self) -> String {
+        let mut remarks = String::new();
+        let is_over_samples = self.column.starts_with("medians.");
+        let is_median = is_over_samples || self.column.starts_with("command.plain_p50");
+        if self.samples > 1 && is_over_samples {
+            remarks = format!("; each repeat is all {} samples", self.samples);
+        }
+        if is_median && self.row.get("ms.n") == Some(&Value::from(2)) {
+            remarks.push_str("; of two repeats, their mean");
+        }
+        remarks
+    }
 }
 
 pub fn tool() -> Tool {
@@ -92,17 +129,14 @@ pub fn tool() -> Tool {
 
 pub async fn call(api: &impl ServiceApi, arguments: Arguments) -> Result<ToolAnswer, ApiRefusal> {
     let run = run_path(&arguments.run_id)?;
-    let (table, column) = (arguments.table.as_str(), arguments.column.as_str());
-    let (figure, column) = match table {
-        "aggregates" => {
-            let path = aggregate_path(column)?;
-            (aggregate(api, &run, path).await?, path)
-        }
-        _ => (cell(api, &arguments).await?, column),
+    let figure = match arguments.table.as_str() {
+        "aggregates" => aggregate(api, &run, &arguments.column).await?,
+        _ => cell(api, &arguments).await?,
     };
+    let (table, column) = (figure.table.as_str(), figure.column.as_str());
     let listed: Value = read(api, ApiCall::get(format!("{run}/artifacts"))).await?;
     let files = items(&listed["artifacts"]);
-    let has_baseline = files.iter().any(|it| it["step"] == "baseline");
+    let has_baseline = !figure.is_traced && files.iter().any(|it| it["step"] == "baseline");
     let steps = steps(table, column, &figure.row, has_baseline);
     let files: Vec<Value> = files
         .iter()
@@ -115,13 +149,19 @@ pub async fn call(api: &impl ServiceApi, arguments: Arguments) -> Result<ToolAns
         .collect();
     let mut answer = ToolAnswer::default();
     let cause = figure.row.get("cause").and_then(Value::as_str);
-    let formula = formula(table, column, cause);
+    let formula = formula(table, column, cause).map(|it| format!("{it}{}", figure.remarks()));
     let found: Vec<&str> =
         steps.iter().map(String::as_str).filter(|step| has(&files, step)).collect();
-    answer.line(match figure.value.is_null() {
-        true => format!("{table}.{column} is unknown in this row; ledger states how to measure it"),
-        false => format!("{table}.{column} = {}", figure.value),
+    answer.line(match (figure.value.is_null(), &figure.note) {
+        (true, Some(why)) => format!("{table}.{column} is absent: {why}"),
+        (true, None) => {
+            format!("{table}.{column} is unknown in this row; ledger states how to measure it")
+        }
+        (false, _) => format!("{table}.{column} = {}", figure.value),
     });
+    if let Some(note) = figure.note.as_ref().filter(|_| !figure.value.is_null()) {
+        answer.line(note.as_str());
+    }
     answer.line(match found.is_empty() {
         true if steps.is_empty() => {
             "no pass measured it: it is of the request or the host, or computed from them"
@@ -130,7 +170,7 @@ pub async fn call(api: &impl ServiceApi, arguments: Arguments) -> Result<ToolAns
         true => "no file of the pass is listed".to_owned(),
         false => format!("pass: {}", found.join(", ")),
     });
-    if let Some(formula) = formula {
+    if let Some(formula) = &formula {
         answer.line(format!("formula: {formula}"));
     }
     if figure.matching > 1 {
@@ -209,22 +249,70 @@ async fn cell(api: &impl ServiceApi, arguments: &Arguments) -> Result<Figure, Ap
         return Err(invalid(format!("no row of table {table} matches; drop a condition of where")));
     };
     let value = row.get(column).cloned().unwrap_or_default();
-    Ok(Figure { value, row, matching: found.total, target })
+    let (table, column) = (table.clone(), column.clone());
+    let (matching, samples, is_traced, note) = (found.total, 1, false, None);
+    Ok(Figure { table, column, value, row, matching, target, samples, is_traced, note })
 }
 
-/// A figure over all stages, which the report has outside its tables.
-async fn aggregate(api: &impl ServiceApi, run: &str, path: &str) -> Result<Figure, ApiRefusal> {
-    /// The part of a report with such figures.
-    #[derive(Deserialize)]
-    struct Report {
-        aggregates: Value,
-    }
+/// A figure over all stages, which the report has outside its tables, or a headline figure.
+async fn aggregate(
+    api: &impl ServiceApi,
+    run: &str,
+    requested: &str,
+) -> Result<Figure, ApiRefusal> {
+    let kind = aggregate_figure(requested)?;
     let target = format!("{run}/report");
-    let report: Report = read(api, ApiCall::get(&*target)).await?;
-    let figure = path.split('.').fold(&report.aggregates, |at, name| &at[name]).clone();
-    let mut row = Map::new();
-    row.insert("ms.n".into(), figure["n"].clone());
-    Ok(Figure { value: figure, row, matching: 1, target })
+    let text = api.call(ApiCall::get(&*target)).await?;
+    let report: LLMProfileReport =
+        serde_json::from_slice(&text).map_err(|error| unreadable(&target, &error))?;
+    let all: Value = serde_json::from_slice(&text).map_err(|error| unreadable(&target, &error))?;
+    let at = |path: &str| path.split('.').fold(&all["aggregates"], |at, name| &at[name]).clone();
+    let figure = |table: &str, column: &str, value, row: Map<String, Value>| Figure {
+        // Loads, whose row names the pass, and commands are timed without a profiler.
+        is_traced: report.only_traced
+            && !row.contains_key("pass")
+            && !column.starts_with("command."),
+        table: table.to_owned(),
+        column: column.to_owned(),
+        value,
+        row,
+        matching: 1,
+        target: target.clone(),
+        samples: report.samples.len(),
+        note: None,
+    };
+    let name = match kind {
+        AggregateFigure::Headline(name) => name,
+        AggregateFigure::Path(path) => {
+            let value = at(requested);
+            let mut row = Map::new();
+            row.insert("ms.n".into(), at(path.record())["n"].clone());
+            let found = figure("aggregates", requested, value, row);
+            let headline = path.headline.filter(|_| found.value.is_null());
+            let stated = headline.and_then(|it| Some((it, HeadlineSource::of(&report, it)?)));
+            let note = stated.map(|(name, source)| place(name, &source));
+            return Ok(Figure { note, ..found });
+        }
+    };
+    Ok(match HeadlineSource::of(&report, name) {
+        Some(it) => {
+            let note = Some(place(name, &it));
+            Figure { note, ..figure(it.table, it.column, it.value.into(), it.row) }
+        }
+        None => {
+            let found = figure("aggregates", requested, Value::Null, Map::new());
+            Figure { note: why_unstated(&report, name), ..found }
+        }
+    })
+}
+
+/// Remark on the figures of a report without medians.
+const MEANS_ONLY: &str = "; a report of an earlier version has means only";
+
+/// The record that has a headline figure.
+fn place(name: FigureName, source: &HeadlineSource) -> String {
+    let remark = if source.is_mean() { MEANS_ONLY } else { "" };
+    format!("{name} of this run is {} of {}{remark}", source.column, source.table)
 }
 
 #[cfg(test)]

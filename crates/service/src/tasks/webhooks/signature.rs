@@ -2,7 +2,11 @@
 //!
 //! The secret appears in no log and in no error.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+};
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use hmac::{Hmac, KeyInit, Mac};
@@ -12,13 +16,15 @@ use sha2::Sha256;
 const PREFIX: &str = "whsec_";
 const MIN_BYTES: usize = 24;
 const MAX_BYTES: usize = 64;
+/// Bytes of the file that are read.
+const MAX_FILE: u64 = 4096;
 
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     #[error("setting webhooks.secret_file is empty; messages are signed, so it must name a file")]
     NoFile,
     #[error("setting webhooks.secret_file: cannot read {}", path.display())]
-    Read { path: PathBuf, source: std::io::Error },
+    Read { path: PathBuf, source: io::Error },
     #[error(
         "setting webhooks.secret_file: {} is not a secret of Standard Webhooks; write {PREFIX} and \
          the base64 of {MIN_BYTES} to {MAX_BYTES} random bytes",
@@ -37,7 +43,8 @@ impl WebhookSecret {
         if path.as_os_str().is_empty() {
             return Err(SecretError::NoFile);
         }
-        let text = std::fs::read_to_string(path)
+        let text = File::open(path)
+            .and_then(|file| io::read_to_string(file.take(MAX_FILE)))
             .map_err(|source| SecretError::Read { path: path.to_owned(), source })?;
         Self::parse(&text).ok_or_else(|| SecretError::Format { path: path.to_owned() })
     }
@@ -70,6 +77,12 @@ mod tests {
         let signature =
             secret.sign("msg_p5jXN8AQM9LWM0D4loKWxJek", "1614265330", r#"{"test": 2432232314}"#);
         assert_eq!(signature, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
+    }
+
+    #[test]
+    fn a_file_without_an_end_is_not_a_secret() {
+        let refused = WebhookSecret::read(Path::new("/dev/zero")).err().unwrap().to_string();
+        assert!(refused.contains("/dev/zero is not a secret"), "{refused}");
     }
 
     #[test]

@@ -3,7 +3,10 @@
 use std::{fs, io, path::Path};
 
 use llmprof_core::{
-    domain::import::{CaptureKind, Import, ImportedFile},
+    domain::{
+        file_name::plain_name,
+        import::{CaptureKind, Import, ImportedFile},
+    },
     layout,
 };
 use tokio::sync::oneshot;
@@ -13,7 +16,7 @@ use crate::{
     artifact::import_staging::{CapturesInspection, InspectedFile, IntakeError, UploadedFile},
     http::{
         error::{ApiError, ErrorCode},
-        extract::upload::{ReceivedFile, plain_name},
+        extract::upload::ReceivedFile,
         state::Intake,
     },
 };

@@ -95,7 +95,21 @@ pub(crate) fn deduplicated(labels: Vec<Label>) -> Vec<String> {
 /// Checks labels against the bounds of their schema.
 pub(crate) fn check_labels(labels: &[Label]) -> Result<(), ApiError> {
     check_range("labels", labels.len(), 0..=MAX_LABELS)?;
-    labels.iter().try_for_each(|Label(label)| check_text("a label", label, 1..=MAX_LABEL))
+    labels.iter().try_for_each(|Label(label)| check_label("a label", label))
+}
+
+/// Checks a label of a run against the bounds of its schema. Filters list labels separated by
+/// commas, so a label with one would never be found.
+pub(crate) fn check_label(name: &str, label: &str) -> Result<(), ApiError> {
+    check_text(name, label, 1..=MAX_LABEL)?;
+    if !label.contains(',') {
+        return Ok(());
+    }
+    let message = format!(
+        "{name} {label:?} contains a comma, which separates labels in a filter; send two labels, \
+         or write another character"
+    );
+    Err(ApiError::new(ErrorCode::InvalidRequest, message))
 }
 
 /// Refuses an invalid device, and one without a worker.

@@ -40,8 +40,10 @@ pub struct RunListQuery {
     /// Only runs of this name: of a model, a command or a capture.
     name: Option<String>,
     /// Only runs with this label.
+    #[param(pattern = r"\S")]
     label: Option<String>,
     /// Only runs with all of these labels, at most 16, separated by commas.
+    #[param(pattern = r"[^,\s]")]
     labels: Option<String>,
     /// Only runs in this mode.
     mode: Option<String>,
@@ -101,11 +103,19 @@ pub async fn list(
     Ok(Json(page(&app, &filter, query.cursor.as_deref(), limit).await?))
 }
 
-/// The labels of a filter: one, and a list separated by commas.
+/// The labels of a filter: one, and a list separated by commas. A filter without a label is an
+/// error: it would list all runs.
 pub(crate) fn labels(label: Option<String>, list: Option<&str>) -> Result<Vec<String>, ApiError> {
-    let listed = list.unwrap_or_default().split(',').map(str::trim).map(str::to_owned);
-    let labels: Vec<String> =
-        label.into_iter().chain(listed).filter(|label| !label.is_empty()).collect();
+    let listed = list.map(|list| -> Vec<String> {
+        let labels = list.split(',').map(str::trim).filter(|label| !label.is_empty());
+        labels.map(str::to_owned).collect()
+    });
+    let is_blank = label.as_ref().is_some_and(|label| label.trim().is_empty());
+    if is_blank || listed.as_ref().is_some_and(Vec::is_empty) {
+        let message = "no label in the filter; name one, or omit label and labels";
+        return Err(ApiError::new(ErrorCode::InvalidParameter, message));
+    }
+    let labels: Vec<String> = label.into_iter().chain(listed.into_iter().flatten()).collect();
     if labels.len() > MAX_LABELS {
         let message = format!("{} labels in the filter; at most {MAX_LABELS}", labels.len());
         return Err(ApiError::new(ErrorCode::InvalidParameter, message));

@@ -17,7 +17,8 @@ mod submit_model;
 mod submit_session;
 
 pub(crate) use checks::{
-    check_device, check_labels, check_revision, check_sampling, deduplicated, input_error,
+    check_device, check_label, check_labels, check_revision, check_sampling, deduplicated,
+    input_error,
 };
 pub(crate) use submit_command::{check_gpu_count, find_command};
 pub(crate) use submit_inputs::read_inline;

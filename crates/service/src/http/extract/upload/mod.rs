@@ -15,6 +15,7 @@ use std::{
 };
 
 use axum::body::{Body, Bytes};
+use llmprof_core::domain::file_name::plain_name;
 use sha2::{Digest, Sha256};
 use tokio::{
     fs::File,
@@ -81,13 +82,6 @@ pub struct Upload {
     /// Bytes received at the last check of the free disk space.
     checked_bytes: u64,
     deadline: Instant,
-}
-
-/// The last component of a path of any system, without control characters, at most 200 characters.
-pub fn plain_name(name: &str) -> String {
-    let last = name.rsplit(['/', '\\']).next().unwrap_or_default();
-    let kept: String = last.chars().filter(|c| !c.is_control()).take(200).collect();
-    if matches!(kept.trim(), "." | "..") { String::new() } else { kept }
 }
 
 /// Sets a field of a form that may be given once, in its query or as a part.
@@ -289,24 +283,6 @@ async fn too_slow(pace: &mut UploadPace, since: &mut Instant, deadline: Instant)
         }
         if *since >= deadline {
             return format!("the upload took more than {} seconds", MAX_TIME.as_secs());
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_plain_name_is_never_a_path() {
-        for (name, plain) in [
-            ("a.sqlite", "a.sqlite"),
-            ("../../etc/passwd", "passwd"),
-            ("C:\\captures\\b.sqlite", "b.sqlite"),
-            ("..", ""),
-            ("a\nb\u{7f}", "ab"),
-        ] {
-            assert_eq!(plain_name(name), plain);
         }
     }
 }
