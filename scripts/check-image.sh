@@ -85,7 +85,11 @@ if "${run[@]}" --rm "$image" --version >"$data/try" 2>&1; then
 else
     engine=chroot
     report "podman starts no container here ($(tail -1 "$data/try")): using chroot"
-    unmount() { kill "$service" 2>/dev/null || true; podman image unmount "$image" >/dev/null; }
+    # unshare ignores SIGTERM, and its child ends with it.
+    unmount() {
+        { pkill -KILL -P "$service"; kill -KILL "$service"; } 2>/dev/null || true
+        podman image unmount "$image" >/dev/null
+    }
     trap 'unmount; cleanup' EXIT
     files=$(podman image mount "$image")
     config() { podman image inspect --format "{{range .Config.$1}}{{println .}}{{end}}" "$image"; }
