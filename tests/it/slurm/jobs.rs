@@ -22,7 +22,7 @@ use crate::{
 const SMALL: &str =
     r#"{ "repeats": 1, "warmup": 0, "max_new_tokens": 2, "inputs_manifest": "inputs-small.yaml" }"#;
 
-fn small() -> Value {
+pub fn small() -> Value {
     serde_json::from_str(SMALL).unwrap()
 }
 
@@ -176,26 +176,6 @@ async fn a_service_that_was_killed_finds_its_jobs_again_and_those_that_ended_mea
         bench.assert_succeeded_once(&service, id).await;
     }
     assert_eq!(bench.ledger().1, 3);
-}
-
-#[tokio::test]
-async fn a_lost_answer_makes_no_second_job() {
-    let Some(mut bench) = Bench::new().await else { return };
-    bench.runner(&bench.counted());
-    // An sbatch that submits and reports that it could not reach the controller.
-    let bin = bench.data.path().join("bin");
-    fs::create_dir(&bin).unwrap();
-    let lost = format!(
-        "/usr/bin/sbatch \"$@\" >/dev/null; [ -e {0} ] && exit; touch {0}; \
-         echo 'Unable to contact slurm controller' >&2; exit 1",
-        bench.data.path().join("lost").display()
-    );
-    fs::rename(script(&bin, &lost), bin.join("sbatch")).unwrap();
-    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
-    let service = Service::spawn(bench.command().env("PATH", path), bench.data.path());
-    let id = service.submit(small()).await;
-    bench.assert_succeeded_once(&service, &id).await;
-    assert_eq!(bench.ledger().1, 1);
 }
 
 #[tokio::test]

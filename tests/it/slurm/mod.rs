@@ -1,5 +1,6 @@
 //! Runs as jobs of Slurm.
 
+mod answers;
 pub mod bench;
 pub mod cluster;
 pub mod exhausted;

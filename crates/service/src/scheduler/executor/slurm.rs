@@ -185,6 +185,8 @@ impl SlurmExecutor {
                 }
                 found.job.clone()
             }
+            // It ended since the result was looked for: a job writes its result before it ends.
+            (None, None) if !is_first && has_result(dir, spec.attempt) => return Ok(()),
             (None, None) => self.sbatch(&collecting).await?,
         };
         self.track(spec.id, |run| run.job = Some(job.clone()));
@@ -201,6 +203,11 @@ impl SlurmExecutor {
         self.track(job.run, |run| run.jobs.push(number.clone()));
         Ok(number)
     }
+}
+
+/// True if the attempt has a result, and was not interrupted.
+fn has_result(dir: &Path, attempt: u32) -> bool {
+    matches!(job_spec::result(dir, attempt), Ok(Some(result)) if !result.interrupted)
 }
 
 fn slurm_error(source: SlurmError) -> ExecutorError {
