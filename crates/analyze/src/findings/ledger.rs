@@ -124,8 +124,7 @@ fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
         .with("pass", &row.pass)
         .with("counters", &row.counter)
         .with("samples", row.samples);
-    for (at, (name, ns, evidence)) in kernels(analysis, row).into_iter().enumerate() {
-        let text = format!("{name}, {} ms: {evidence}", figure(Nanos(ns).as_ms()));
+    for (at, text) in kernels(analysis, row).into_iter().enumerate() {
         found = found.with(&format!("kernel ({})", at + 1), text);
     }
     if !at_most.is_empty() {
@@ -274,18 +273,28 @@ pub fn advice(ledger: &Ledger, row: &LedgerRow, is_sampled: bool) -> Option<&'st
     of_work.or_else(|| catalogue::named(&format!("ledger_{}", row.cause.as_str()))?.advice)
 }
 
-/// The largest kernels of a row with their time, and the evidence of their largest member.
-fn kernels<'a>(analysis: &'a Analysis, row: &'a LedgerRow) -> Vec<(String, i64, &'a str)> {
-    let mut by_name: BTreeMap<String, (i64, &str)> = BTreeMap::new();
+/// The largest kernels of a row with their time, and the evidence of their largest member, whose
+/// time is another one if the kernel has several.
+fn kernels(analysis: &Analysis, row: &LedgerRow) -> Vec<String> {
+    let mut by_name: BTreeMap<&str, (i64, Vec<&LedgerMember>)> = BTreeMap::new();
     for it in analysis.ledger.members(&row.stage, row.cause) {
-        let name = it.kernel.clone().or_else(|| it.operator.clone());
-        let name = name.unwrap_or_else(|| "start of the stage".into());
-        by_name.entry(name).or_insert((0, it.evidence.as_str())).0 += it.ns;
+        let name = it.kernel.as_deref().or(it.operator.as_deref()).unwrap_or("start of the stage");
+        let (ns, members) = by_name.entry(name).or_default();
+        *ns += it.ns;
+        members.push(it);
     }
-    let mut all: Vec<_> = by_name.into_iter().map(|(name, it)| (name, it.0, it.1)).collect();
-    all.sort_by_key(|it| std::cmp::Reverse(it.1));
-    all.truncate(LISTED_KERNELS);
-    all
+    let mut all: Vec<_> = by_name.into_iter().collect();
+    all.sort_by_key(|(_, (ns, _))| std::cmp::Reverse(*ns));
+    let ms = |ns: i64| figure(Nanos(ns).as_ms());
+    let text = |(name, (ns, members)): &(&str, (i64, Vec<&LedgerMember>))| {
+        let largest = members.iter().max_by_key(|it| it.ns)?;
+        let of_largest = match members.len() {
+            1 => String::new(),
+            _ => format!("; its largest operator and grid, {} ms", ms(largest.ns)),
+        };
+        Some(format!("{name}, {} ms{of_largest}: {}", ms(*ns), largest.evidence))
+    };
+    all.iter().take(LISTED_KERNELS).filter_map(text).collect()
 }
 
 fn unexplained(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
@@ -299,8 +308,7 @@ fn unexplained(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         );
         let mut found = Finding::new(catalogue::LEDGER_UNEXPLAINED, message)
             .with("ms", format!("{:.3}", Nanos(row.ns).as_ms()));
-        for (at, (name, ns, evidence)) in kernels(analysis, row).into_iter().enumerate() {
-            let text = format!("{name}, {} ms: {evidence}", figure(Nanos(ns).as_ms()));
+        for (at, text) in kernels(analysis, row).into_iter().enumerate() {
             found = found.with(&format!("kernel ({})", at + 1), text);
         }
         Some(found)

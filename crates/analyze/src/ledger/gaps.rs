@@ -22,7 +22,7 @@ const LONGEST_MEANS: f64 = 2.0;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CauseRanges<'a> {
     /// The range with the most time.
-    pub largest: &'a str,
+    largest: &'a str,
     /// Its part of the cause's time, and the part of all ranges: 0 to 1.
     largest_part: f64,
     part: f64,
@@ -73,9 +73,9 @@ impl Ledger {
     }
 }
 
-/// Number, mean and longest of gaps on all GPUs, over the instances of their stage, with a noun: of
-/// all gaps that have time of the cause, and of this time alone. Gaps of which it is never the
-/// largest part are called so.
+/// Number, mean and longest of a cause's gaps on all GPUs, over the instances of a stage, with
+/// their noun. All gaps with time of the cause are counted, and only this time. If each gap has
+/// more time of another cause, the text calls the cause a part of them.
 pub fn gaps_text(
     cause: LedgerCause,
     call: Option<&str>,
@@ -86,10 +86,14 @@ pub fn gaps_text(
     let all = gaps.count + gaps.parts;
     let mean_us = ratio(gaps.ns as f64 / 1e3, all as f64).unwrap_or(0.0);
     let longest_us = gaps.longest_ns as f64 / 1e3;
+    let (all_us, longest) = (gaps.ns as f64 / 1e3, length(longest_us));
     // A mean does not stand for one long gap.
-    let mean = match longest_us > LONGEST_MEANS * mean_us {
-        true => format!("{} on average, the longest {}", length(mean_us), length(longest_us)),
-        false => format!("{} on average", length(mean_us)),
+    let mean = if longest_us <= LONGEST_MEANS * mean_us {
+        format!("{} on average", length(mean_us))
+    } else if 2.0 * longest_us > all_us {
+        format!("the longest {longest} of {}", length(all_us))
+    } else {
+        format!("{} on average, the longest {longest}", length(mean_us))
     };
     let starts = |text: &str| call.is_some_and(|call| call.starts_with(text));
     let place = match cause {
@@ -127,12 +131,13 @@ mod tests {
         let of_ten = "10 gaps after this work over 10 instances";
         let of = |longest_ns| text((10, 0), 30_000_000, longest_ns);
         assert_eq!(of(3_000_000), format!("{of_ten}, 3.00 ms on average"));
-        assert_eq!(of(29_100_000), format!("{of_ten}, 3.00 ms on average, the longest 29.1 ms"));
+        assert_eq!(of(14_900_000), format!("{of_ten}, 3.00 ms on average, the longest 14.9 ms"));
+        assert_eq!(of(29_100_000), format!("{of_ten}, the longest 29.1 ms of 30.0 ms"));
         assert_eq!(text((1, 0), 29_100_000, 29_100_000), "one gap after this work, 29.1 ms");
     }
 
     #[test]
-    fn gaps_of_which_a_cause_is_never_the_largest_part_are_called_parts() {
+    fn gaps_that_all_have_more_time_of_another_cause_are_called_parts() {
         let place = "after this work over 10 instances, 1.00 ms on average";
         for (gaps, expected) in [
             ((0, 1), "a part of one gap after this work, 1.00 ms".to_owned()),

@@ -81,7 +81,8 @@ fn each_cause_of_the_ledger_is_one_finding_with_its_kernels() {
         assert_eq!((saving.ms, saving.pct, saving.stage.as_str()), (Some(2.0), 20.0, DECODE));
         // A saving of the busiest GPU does not bound the mean time.
         assert!(found.message.starts_with("30 % of decode, 3.00 ms: "), "{}", found.message);
-        assert_eq!(found.evidence["kernel (1)"], "a, 2.00 ms: figures", "kernels are grouped");
+        let grouped = "a, 2.00 ms; its largest operator and grid, 1.00 ms: figures";
+        assert_eq!(found.evidence["kernel (1)"], grouped);
         assert_eq!(found.evidence["kernel (2)"], "b, 1.00 ms: figures");
     }
     let mut small = with_cause(LedgerCause::Unexplained, 0);
