@@ -53,7 +53,7 @@ pub struct ModelWork<'a> {
     samples: Vec<WorkSample<'a>>,
     /// The samples are not the work of these stages.
     loads: Option<&'a StepLoads>,
-    /// True if steps speculate, those of an engine or inferred ones.
+    /// True if steps of an engine, or inferred steps, speculate.
     speculates: bool,
 }
 

@@ -1,7 +1,6 @@
 //! Compressed responses: texts for clients that accept them, and nothing else.
 
 use axum::http::{Method, header};
-use llmprof_core::domain::state::RunState;
 use serde_json::{Value, json};
 
 use super::router::Api;
@@ -9,10 +8,8 @@ use super::router::Api;
 #[tokio::test]
 async fn texts_are_compressed_and_bundles_ranges_and_events_are_not() {
     let api = Api::new().await;
-    let id = api.submit(json!({})).await;
-    let run = api.start().await;
     let log = "0123456789\n".repeat(1000);
-    api.end(&run, RunState::Succeeded, &[("a.log", &log)]).await;
+    let id = api.ended_with(&[("a.log", &log)]).await;
     let get =
         async |path: &str, headers: &[(&str, &str)]| api.ask(Method::GET, path, headers, "").await;
     let file = format!("/runs/{id}/artifacts/a.log");

@@ -5,7 +5,6 @@ use axum::{
     body::Body,
     http::{Method, Request, header},
 };
-use llmprof_core::domain::state::RunState;
 use serde_json::{Value, json};
 
 use crate::api::router::{Answer, Api, MODEL};
@@ -16,10 +15,8 @@ const ODD_ENCODED: &str = "r%C3%A9sum%C3%A9%20%231%3F%25.txt";
 
 async fn with_odd_files() -> (Api, String) {
     let api = Api::new().await;
-    let id = api.submit(json!({})).await;
-    let run = api.start().await;
     let files = [(ODD, "odd"), ("baseline/out/a b;\".bin", "binary"), ("report.md", "# report")];
-    api.end(&run, RunState::Succeeded, &files).await;
+    let id = api.ended_with(&files).await;
     (api, id)
 }
 
@@ -229,10 +226,8 @@ async fn one_of_several_deletions_of_a_run_deletes_it() {
 #[tokio::test]
 async fn a_download_under_way_ends_whole_though_its_run_is_deleted() {
     let api = Api::new().await;
-    let id = api.submit(json!({})).await;
-    let run = api.start().await;
     let text = "0123456789".repeat(500_000);
-    api.end(&run, RunState::Succeeded, &[("logs/long.log", &text)]).await;
+    let id = api.ended_with(&[("logs/long.log", &text)]).await;
     let request = Request::get(format!("/runs/{id}/artifacts/logs/long.log"));
     let started = api.start_response(request.body(Body::empty()).unwrap()).await;
     let deleted = api.ask(Method::DELETE, &format!("/runs/{id}"), &[], Body::empty()).await;

@@ -227,9 +227,7 @@ async fn a_promised_saving_shows_the_later_run_that_realised_it() {
 async fn savings_of_earlier_versions_are_read_from_sealed_reports() {
     let api = Api::new().await;
     let report = include_str!("../../golden/gpu-report.json");
-    let id = api.submit(json!({})).await;
-    let run = api.start().await;
-    api.end(&run, RunState::Succeeded, &[("report.json", report)]).await;
+    let id = api.ended_with(&[("report.json", report)]).await;
     let mut paused = command(api.data(), &Setup::default());
     let service = Service::spawn(paused.env("LLMPROF__WORKER__PAUSED", "true"), api.data());
     service.first_series().await;

@@ -327,9 +327,6 @@ impl Api {
 
     /// A run that succeeded, with reports and a log.
     pub async fn ended(&self) -> String {
-        let id = self.submit(json!({})).await;
-        let run = self.start().await;
-        assert_eq!(run.id.to_string(), id);
         let files = [
             ("report.html", "<!doctype html><p>report"),
             ("report.md", "# report"),
@@ -337,7 +334,15 @@ impl Api {
             ("logs/baseline.stderr.log", "0123456789"),
             ("nsys/run.sqlite", "SQLite"),
         ];
-        self.end(&run, RunState::Succeeded, &files).await;
+        self.ended_with(&files).await
+    }
+
+    /// A run that succeeded, with `files`: path and text.
+    pub async fn ended_with(&self, files: &[(&str, &str)]) -> String {
+        let id = self.submit(json!({})).await;
+        let run = self.start().await;
+        assert_eq!(run.id.to_string(), id);
+        self.end(&run, RunState::Succeeded, files).await;
         id
     }
 }

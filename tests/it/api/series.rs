@@ -303,13 +303,9 @@ async fn a_deleted_run_leaves_its_series_and_a_series_ends_with_its_last_run() {
 #[tokio::test]
 async fn a_run_that_ended_before_gets_its_point_from_its_report() {
     let api = Api::new().await;
-    let id = api.submit(json!({})).await;
-    let run = api.start().await;
     let report = include_str!("../../golden/cpu-report.json");
-    api.end(&run, RunState::Succeeded, &[("report.json", report)]).await;
-    let unreadable = api.submit(json!({})).await;
-    let run = api.start().await;
-    api.end(&run, RunState::Succeeded, &[("report.json", "{")]).await;
+    let id = api.ended_with(&[("report.json", report)]).await;
+    let unreadable = api.ended_with(&[("report.json", "{")]).await;
     assert_eq!(api.store.runs_without_point(9).await.unwrap().len(), 2);
     let mut paused = command(api.data(), &Setup::default());
     let service = Service::spawn(paused.env("LLMPROF__WORKER__PAUSED", "true"), api.data());

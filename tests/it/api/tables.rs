@@ -3,7 +3,7 @@
 use std::fs;
 
 use axum::http::{Method, header};
-use llmprof_core::{domain::state::RunState, layout};
+use llmprof_core::layout;
 use llmprof_report::tables::{CSV_FILES, TABLES_VERSION};
 use serde_json::{Value, json};
 
@@ -13,19 +13,11 @@ const OLD_REPORT: &str = include_str!("../../fixtures/v0_1/report.json");
 const OLD_KERNELS: &str = include_str!("../../fixtures/v0_1/kernels.json");
 const OLD_TABLES: &str = include_str!("../../fixtures/v0_1/tables.jsonl");
 
-/// An ended run with these files.
-async fn ended(api: &Api, files: &[(&str, &str)]) -> String {
-    let id = api.submit(json!({})).await;
-    let run = api.start().await;
-    api.end(&run, RunState::Succeeded, files).await;
-    id
-}
-
 /// An ended run with the tables of a run with kernels.
 async fn with_kernels(api: &Api) -> String {
     let run = ReportInput::with_kernels();
     let (report, tables) = (run.file(layout::REPORT_JSON), run.file(layout::TABLES));
-    ended(api, &[("report.json", &report), ("tables.jsonl", &tables)]).await
+    api.ended_with(&[("report.json", &report), ("tables.jsonl", &tables)]).await
 }
 
 #[tokio::test]
@@ -98,7 +90,7 @@ async fn every_csv_file_of_a_run_has_the_bytes_of_its_table_over_http() {
     let api = Api::new().await;
     let run = ReportInput::with_all_tables();
     let tables = run.file(layout::TABLES);
-    let id = ended(&api, &[("tables.jsonl", &tables)]).await;
+    let id = api.ended_with(&[("tables.jsonl", &tables)]).await;
     for (file, table) in CSV_FILES {
         let answer = api.get(&format!("/runs/{id}/tables/{table}?format=csv")).await;
         assert_eq!(answer.text(), run.file(file), "{file} and {table}");
@@ -184,7 +176,7 @@ async fn tables_of_an_earlier_version_are_served_under_current_names() {
     let api = Api::new().await;
     let files =
         [("report.json", OLD_REPORT), ("kernels.json", OLD_KERNELS), ("tables.jsonl", OLD_TABLES)];
-    let id = ended(&api, &files).await;
+    let id = api.ended_with(&files).await;
     let report = api.get(&format!("/runs/{id}/artifacts/report.json")).await;
     assert_eq!(report.text(), OLD_REPORT, "sealed files keep their bytes");
 

@@ -12,7 +12,7 @@ use super::sources::{root, rust_files};
 /// Names of files that declare the modules of their folder.
 const ROOTS: [&str; 3] = ["lib.rs", "main.rs", "mod.rs"];
 
-/// True if a file next to it, or that of its folder, declares the module of a file.
+/// True if a file next to `file`, or the file of its folder, declares the module of `file`.
 fn is_declared(file: &Path) -> bool {
     let folder = file.parent().unwrap();
     let is_folder = file.ends_with("mod.rs");

@@ -4,7 +4,6 @@
 use std::{io::Read, path::Path, process::Command};
 
 use fantoccini::key::Key;
-use llmprof_core::domain::state::RunState;
 use serde_json::json;
 
 use super::driver::Browser;
@@ -327,8 +326,6 @@ async fn pages_are_accessible_in_both_color_schemes_and_on_phones() {
 
 /// A run that ended with a real report and tables.
 async fn real_run(api: &Api) -> String {
-    let id = api.submit(json!({})).await;
-    let run = api.start().await;
     let golden = include_str!("../../golden/gpu-report.json");
     let tables = include_str!("../../golden/gpu-tables.jsonl");
     let report = include_str!("../../golden/gpu-report.html");
@@ -339,8 +336,7 @@ async fn real_run(api: &Api) -> String {
         ("tables.jsonl", tables),
         ("power.svg", power),
     ];
-    api.end(&run, RunState::Succeeded, &files).await;
-    id
+    api.ended_with(&files).await
 }
 
 fn token(data: &Path) -> String {

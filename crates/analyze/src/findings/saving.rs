@@ -321,7 +321,7 @@ mod tests {
         for (call, of_gpus, long_ms, idle_ms) in [
             ((0, 8_000), [(8_010, 9_990), (8_020, 8_120)], 80.0, 0.0),
             ((0, 8_000), [(8_010, 9_990), (8_020, 9_980)], 80.0, 0.0),
-            // The call stalls GPU 1 alone.
+            // The call stalls only GPU 1.
             ((1_000, 9_000), [(10, 6_000), (9_010, 9_900)], 0.0, 40.0),
         ] {
             let mut lines = Vec::new();

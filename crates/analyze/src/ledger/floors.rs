@@ -240,8 +240,8 @@ impl Floors {
         let flops_rate = rates.flops.get(&rates.dtype);
         if flops_rate.is_none() {
             floors.missing.push(format!(
-                "No ceiling of products in {} is known: floors are those of bytes alone. To have \
-                 it, {ADD_DEVICE}.",
+                "The peak of products in {} is unknown: floors count bytes only. To have it, \
+                 {ADD_DEVICE}.",
                 rates.dtype
             ));
         }

@@ -7,7 +7,7 @@ use crate::{
 };
 
 impl StageRows<'_> {
-    /// Adds the reasons to those of the floors.
+    /// Appends the reasons to `missing`, which has the reasons of the floors already.
     pub fn add_missing(&self, sums: &StageSums, is_of_amd: bool, missing: &mut Vec<String>) {
         // Counters are read from ncu, which knows no GPU of AMD.
         let of = |nvidia: &'static str, amd: &'static str| if is_of_amd { amd } else { nvidia };

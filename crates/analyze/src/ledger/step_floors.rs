@@ -61,12 +61,14 @@ fn step_work(row: &StepBatch, work: &ModelWork) -> Result<Vec<ModuleCost>, Strin
         steps: row.steps,
     };
     let (requests, context) = load.decode().map_err(unknown)?;
-    match () {
-        () if row.has_unrecorded_waits => Err(WAITS.into()),
-        // A part of the device's time of each step.
-        () if row.busy_pct.is_none() => Err(NO_DEVICE_TIME.into()),
-        () => Ok(work.decode_step(requests, context.unwrap_or(1))),
+    if row.has_unrecorded_waits {
+        return Err(WAITS.into());
     }
+    // A part of the device's time of each step.
+    if row.busy_pct.is_none() {
+        return Err(NO_DEVICE_TIME.into());
+    }
+    Ok(work.decode_step(requests, context.unwrap_or(1)))
 }
 
 /// The work of the whole model on one GPU, or the reason why it is unknown.

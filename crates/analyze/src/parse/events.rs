@@ -17,8 +17,7 @@ use llmprof_core::{
     trace::event::{EVENT_SCHEMA, Event},
 };
 
-use super::ParseError;
-use crate::parse::stored;
+use super::{ParseError, capture_path::file_name, stored};
 
 /// Longest line of an event: a thousand times the longest that the runner writes.
 const MAX_LINE: u64 = 4 << 20;
@@ -106,10 +105,9 @@ impl EventLog {
     }
 
     fn gap(&mut self, path: &Path, id: FindingId, gap: &str) {
-        let file = path.file_name().unwrap_or_default().to_string_lossy();
         let message = format!("The events of {} {gap}.", pass_of(path));
-        self.findings
-            .push(Finding::new(id, message).with("file", file).with("events", self.events.len()));
+        let finding = Finding::new(id, message).with("file", file_name(path));
+        self.findings.push(finding.with("events", self.events.len()));
     }
 }
 

@@ -54,8 +54,8 @@ fn fault(dir: &Path, path: &str) -> Option<String> {
     })
 }
 
-/// Returns true for a path that cannot leave the folder.
-fn is_inside(path: &str) -> bool {
+/// Returns true for a path, as a manifest lists it, that cannot leave the folder of the run.
+pub fn is_inside(path: &str) -> bool {
     let mut parts = Path::new(path).components();
     !path.is_empty() && parts.all(|it| matches!(it, Component::Normal(_)))
 }

@@ -61,7 +61,7 @@ impl CommandTiming {
     }
 
     /// The wall time that stands for the command, milliseconds, and the name of the figure. Reports
-    /// of earlier versions have the mean alone.
+    /// of earlier versions have only the mean.
     pub fn wall_ms(&self) -> Option<(f64, &'static str)> {
         let Spread { mean, n, .. } = self.plain_ms?;
         Some(self.plain_p50_ms.map_or((mean, "mean"), |ms| (ms, statistic(n))))

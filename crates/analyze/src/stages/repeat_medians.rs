@@ -1,6 +1,6 @@
 //! Figures that stand for a run in lists, series and gates and at the head of its page: each the
-//! median over the repeats. Of an even number it is the lower median, as of steps; of two repeats
-//! it is their mean, and is called the mean. Of rates it is the higher median, the rate of the
+//! median over the repeats. For an even number it is the lower median, as for steps; for two
+//! repeats it is their mean, and is called the mean. A rate is the higher median: the rate of the
 //! repeat with the median time.
 //!
 //! A repeat of several samples is all of them: its time is the mean over the samples, so that a

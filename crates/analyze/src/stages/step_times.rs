@@ -251,13 +251,9 @@ impl<'a> StageSteps<'a> {
         Some(Self { stage, range, steps, ms, p50_ms, processes, outliers })
     }
 
-    fn is_outlier(&self, at: usize) -> bool {
-        self.steps[at].is_outlier()
-    }
-
     /// Places of the steps that are not outliers.
     fn usual(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.steps.len()).filter(|at| !self.is_outlier(*at))
+        (0..self.steps.len()).filter(|at| !self.steps[*at].is_outlier())
     }
 
     /// Number of steps of the process of one step that are not outliers.

@@ -46,7 +46,8 @@ pub struct SweepRow {
     pub tpot_ms: Option<f64>,
     /// Median wall time, milliseconds.
     pub wall_ms: Option<f64>,
-    /// Output tokens per second of a whole repeat, the median over repeats.
+    /// Output tokens per second of a whole repeat, the median over repeats; of a load, all of its
+    /// output tokens over its time.
     pub tokens_per_s: Option<f64>,
     /// Joules per output token.
     pub energy_j: Option<f64>,

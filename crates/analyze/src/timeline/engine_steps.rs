@@ -216,8 +216,8 @@ pub fn engine_steps(capture: &Capture) -> Vec<EngineStepRecord> {
         let excluded = capture.stages.excluded_in(step.place, range);
         let excluded_ms = |it: Interval| Nanos(excluded.overlap_ns(it.0, it.1)).as_ms();
         let waited = excluded.outside(span).map(|it| waits.overlap_ns(it.0, it.1));
-        let mut record = record(at, origin, step, (&work, span));
-        record.process = pid_of(capture.trace.collectives.owner(step.place));
+        let owner = capture.trace.collectives.owner(step.place);
+        let mut record = record((at, origin), (step, owner), (&work, span));
         record.unrecorded_wait_ms = Nanos(waited.sum()).as_ms();
         record.period_ms = period_ms;
         record.host_ms -= excluded_ms(range);
@@ -270,9 +270,8 @@ pub(super) fn concurrent(steps: &[Step]) -> BTreeSet<i64> {
 }
 
 fn record(
-    at: usize,
-    origin: i64,
-    step: &Step,
+    (at, origin): (usize, i64),
+    (step, owner): (&Step, i64),
     (work, span): (&DeviceWork, Interval),
 ) -> EngineStepRecord {
     let ms = |ns: i64| Nanos(ns).as_ms();
@@ -286,7 +285,7 @@ fn record(
         class: step.class,
         mode: step.mode.clone(),
         evidence: step.evidence.clone(),
-        process: pid_of(step.place),
+        process: pid_of(owner),
         is_warmup: false,
         state: StepState::Whole,
         start_ms: ms(step.start_ns - origin),

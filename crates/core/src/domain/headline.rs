@@ -19,7 +19,7 @@ named_values! {
         Tpot = "tpot",
         /// Wall time of a whole repeat of a model or command.
         Wall = "wall",
-        /// Output tokens per second of a whole repeat.
+        /// Output tokens per second of a whole repeat, or of a load.
         TokensPerS = "tokens_per_s",
         /// Share of the stages' time in which the GPU was busy.
         GpuBusy = "gpu_busy",
@@ -92,7 +92,7 @@ pub struct Headline {
     /// Time to first token, milliseconds: the median over repeats or requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttft: Option<f64>,
-    /// Time per output token, milliseconds: the median over repeats, requests or an engine's steps.
+    /// Time per output token, milliseconds: the median over repeats, requests or decode steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tpot: Option<f64>,
     /// Wall time of a whole repeat of a model or command, milliseconds: the median over repeats.

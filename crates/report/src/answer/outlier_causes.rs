@@ -76,7 +76,8 @@ pub fn sentences(records: &AnswerRecords, steps: &StepTimes) -> Cited {
     all
 }
 
-/// True if a call, work, single launches or the cause of its idle time explain an outlier.
+/// True if a call, work, captures of graphs, single launches or the cause of its idle time explain
+/// an outlier.
 pub fn is_explained(it: &OutlierStep) -> bool {
     it.host_call.is_some()
         || it.longest_work.is_some()

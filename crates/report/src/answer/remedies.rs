@@ -39,7 +39,7 @@ pub struct Remedy<'a> {
 }
 
 impl Remedy<'_> {
-    /// The advice, or `before`, the name of that of a reason before this one.
+    /// The advice, or `before`: the name of the same advice in an earlier reason.
     pub fn text(self, before: Option<&'static str>) -> Cited {
         match (before, self.saving) {
             (None, None) => Cited::name(self.advice),

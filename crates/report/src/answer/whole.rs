@@ -194,6 +194,14 @@ pub fn unknown(records: &AnswerRecords) -> Option<String> {
     ))
 }
 
+/// Sums over the ranges that one rule names.
+struct RangeGroup<'a> {
+    names: &'a RangeNames,
+    ns: i64,
+    projected_ns: i64,
+    gpu_ops: u64,
+}
+
 /// The ranges of most time that can be a stage, as a rule can name them: numbered ones by their
 /// pattern, none of a library, none that launches little of the work or takes a small part of the
 /// recording (on the host or on the GPU), and none whose name is too long to be shown.
@@ -202,27 +210,27 @@ fn longest_ranges(ranges: &[RangeSum], work: u64, window_ms: f64) -> Vec<String>
     let candidates: Vec<&RangeSum> = ranges.iter().filter(is_candidate).collect();
     let named = candidates.iter().map(|it| (it.domain.as_str(), it.name.as_str()));
     let (groups, group_of) = RangeNames::grouped(named);
-    let mut sums: Vec<(i64, u64, &RangeNames)> = groups.iter().map(|it| (0, 0, it)).collect();
-    let mut on_gpu = vec![0_i64; sums.len()];
+    let group = |names| RangeGroup { names, ns: 0, projected_ns: 0, gpu_ops: 0 };
+    let mut sums: Vec<RangeGroup> = groups.iter().map(group).collect();
     for (it, at) in candidates.iter().zip(group_of) {
-        sums[at].0 = sums[at].0.saturating_add(it.ns.total);
-        sums[at].1 = sums[at].1.saturating_add(it.gpu_ops);
-        let projected = it.projected_ns.as_ref().map_or(0, |ns| ns.total);
-        on_gpu[at] = on_gpu[at].saturating_add(projected);
+        let sum = &mut sums[at];
+        let projected_ns = it.projected_ns.as_ref().map_or(0, |ns| ns.total);
+        sum.ns = sum.ns.saturating_add(it.ns.total);
+        sum.projected_ns = sum.projected_ns.saturating_add(projected_ns);
+        sum.gpu_ops = sum.gpu_ops.saturating_add(it.gpu_ops);
     }
-    let mut on_gpu = on_gpu.into_iter();
     sums.retain(|it| {
-        let ns = it.0.max(on_gpu.next().unwrap_or(0));
+        let ns = it.ns.max(it.projected_ns);
         percent(Nanos(ns).as_ms(), window_ms).is_none_or(|it| it >= RECORDING_PCT)
     });
     // Without launches in any range, other threads launch the work of all.
     if ranges.iter().any(|it| it.gpu_ops > 0) {
         let is_much = |ops: u64| percent(ops as f64, work as f64).is_none_or(|it| it >= STAGE_PCT);
-        sums.retain(|it| is_much(it.1));
+        sums.retain(|it| is_much(it.gpu_ops));
     }
-    sums.sort_by_key(|it| Reverse(it.0));
+    sums.sort_by_key(|it| Reverse(it.ns));
     let is_shown = |it: &&RangeNames| short_name(&it.text()) == it.text();
-    let named = sums.iter().map(|it| it.2).filter(is_shown);
+    let named = sums.iter().map(|it| it.names).filter(is_shown);
     named.take(RANGES).map(RangeNames::in_sentence).collect()
 }
 

@@ -167,10 +167,7 @@ impl Headline {
     fn wall(&self) -> Option<Tile> {
         let it = self.aggregates.command.as_ref().filter(|_| self.request_latency.is_empty())?;
         let (ms, (wall_ms, word)) = (it.plain_ms?, it.wall_ms()?);
-        let note = match ms.n {
-            1 => "one repeat".to_owned(),
-            n => format!("{word} of {}{}", quantity(n.into(), "repeat"), range(ms.min, ms.max)),
-        };
+        let note = format!("{}{}", over(word, ms.n, "repeat"), range(ms.min, ms.max));
         Some(Tile { label: "Wall time", value: figure(wall_ms), unit: "ms", note })
     }
 
@@ -230,10 +227,7 @@ impl Headline {
             }
             StatedTime::Repeats(it) => {
                 let noun = if self.only_traced { "instance" } else { "repeat" };
-                let of = match it.n {
-                    1 => format!("one {noun}"),
-                    n => format!("{} of {}", it.word(), quantity(n.into(), noun)),
-                };
+                let of = over(it.word(), it.n, noun);
                 format!("{of}{samples}{traced}{}", range(it.min, it.max))
             }
             StatedTime::Mean(it) => {
@@ -377,6 +371,14 @@ impl Headline {
     }
 }
 
+/// The name of a figure with the number of repeats or instances that it is over.
+fn over(word: &str, n: u32, noun: &str) -> String {
+    match n {
+        1 => format!("one {noun}"),
+        n => format!("{word} of {}", quantity(n.into(), noun)),
+    }
+}
+
 /// The least and the longest time, unless they read the same.
 fn range(min: f64, max: f64) -> String {
     let [min, max] = [figure(min), figure(max)];
@@ -389,4 +391,4 @@ fn number(share: f64) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

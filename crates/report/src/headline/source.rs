@@ -133,9 +133,11 @@ fn of_time(time: StatedTime, paths: &Paths) -> HeadlineSource {
 fn of_command(aggregates: &Aggregates) -> Option<HeadlineSource> {
     let command = aggregates.command.as_ref()?;
     let n = command.plain_ms.map(|it| it.n);
-    let median = command.plain_p50_ms.map(|ms| (ms, "command.plain_p50_ms"));
-    let mean = || command.plain_ms.map(|it| (it.mean, "command.plain_ms.mean"));
-    let (value, column) = median.or_else(mean)?;
+    let (value, _) = command.wall_ms()?;
+    let column = match command.plain_p50_ms {
+        Some(_) => "command.plain_p50_ms",
+        None => "command.plain_ms.mean",
+    };
     Some(HeadlineSource::of_aggregates(value, column, n))
 }
 

@@ -22,7 +22,7 @@ use crate::{format::figure, waits::Waits};
 
 /// The records that have these times.
 pub struct TimeRecords<'a> {
-    /// `None` in a report of an earlier version, which has the means alone.
+    /// `None` in a report of an earlier version, which has only means.
     pub medians: Option<RepeatMedians>,
     pub first_token_ms: Option<Spread>,
     pub per_token_ms: Option<Spread>,

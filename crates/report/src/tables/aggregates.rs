@@ -157,30 +157,17 @@ fn devices(analysis: &Analysis) -> Vec<Row> {
 
 #[cfg(test)]
 mod tests {
-    use llmprof_analyze::samples::{SampleTiming, Samples};
-
     use super::*;
+    use crate::tables::samples::tests::samples_of;
 
-    /// Prefills of `repeats` repeats of each of `samples` samples, the last of which is slow.
+    /// Table of `samples` samples with `repeats` repeats each; the last prefill and step are slow.
     fn table(samples: u32, repeats: u32) -> ReportTable {
-        let wall_ms = Spread::of([1.0]).unwrap();
-        let row = |sample| SampleTiming {
-            sample,
-            prompt_tokens: 8,
-            image_tokens: 0,
-            images: 0,
-            prefill_ms: None,
-            decode_ms: None,
-            wall_ms,
-            slowest: false,
-        };
         let times = |n: u32| (1..=n).map(move |at| if at == n { 90.0 } else { 8.0 });
         let mut analysis = Analysis::default();
         analysis.stages.repeats = samples * repeats;
         analysis.stages.first_token_ms = Spread::of(times(samples * repeats));
         analysis.stages.step_ms = Spread::of(times(samples * repeats));
-        let listed = 0..if samples > 1 { samples } else { 0 };
-        analysis.samples = Samples { rows: listed.map(row).collect(), ..Samples::default() };
+        analysis.samples = samples_of(samples);
         analysis.samples.medians.ttft_ms = RepeatMedian::of(times(repeats));
         aggregates(&analysis)
     }

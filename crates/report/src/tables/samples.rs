@@ -104,10 +104,26 @@ pub fn samples(analysis: &Analysis) -> ReportTable {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use llmprof_analyze::{samples::Samples, stats::Spread};
 
     use super::*;
+
+    /// The samples of a run with `number` samples; without rows for a run with one.
+    pub(crate) fn samples_of(number: u32) -> Samples {
+        let row = |sample| SampleTiming {
+            sample,
+            prompt_tokens: 8,
+            image_tokens: 0,
+            images: 0,
+            prefill_ms: None,
+            decode_ms: None,
+            wall_ms: Spread::of([1.0]).unwrap(),
+            slowest: false,
+        };
+        let rows = if number > 1 { (0..number).map(row).collect() } else { vec![] };
+        Samples { rows, ..Samples::default() }
+    }
 
     #[test]
     fn repeats_are_counted_for_each_sample() {
@@ -117,19 +133,7 @@ mod tests {
             (3, 3, (1, " of each of 3 samples")),
             (2, 5, (5, "")),
         ] {
-            let row = |sample| SampleTiming {
-                sample,
-                prompt_tokens: 8,
-                image_tokens: 0,
-                images: 0,
-                prefill_ms: None,
-                decode_ms: None,
-                wall_ms: Spread::of([1.0]).unwrap(),
-                slowest: false,
-            };
-            let rows = (0..samples).map(row).collect();
-            let samples = Samples { rows, ..Samples::default() };
-            let analysis = Analysis { samples, ..Analysis::default() };
+            let analysis = Analysis { samples: samples_of(samples), ..Analysis::default() };
             let (each, words) = of_each_sample(&analysis, repeats);
             assert_eq!((each, words.as_str()), expected);
         }

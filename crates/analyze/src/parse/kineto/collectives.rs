@@ -1,8 +1,9 @@
 //! Collective operations of one file, by the operator `record_param_comms` that recorded their
 //! parameters, or by the kernel's own copy of them.
 //!
-//! Versions differ in the place of each field: of `Seq` the operator has it first. Kernels of sends
-//! and receives, as those of an all-to-all, may have neither: [`launched`] finds their operators.
+//! PyTorch's versions record a field in different places; the operator was the first to have `Seq`.
+//! Kernels of sends and receives, as in an all-to-all, may have neither: [`launched`] finds their
+//! operators.
 
 mod launched;
 

@@ -81,7 +81,7 @@ pub fn usual_ms<'a>(
     let mut longest: BTreeMap<(usize, usize), i64> = BTreeMap::new();
     for (_, site, call) in trace.cuda_calls.at_sites(&is_wanted) {
         let step = steps.at(process_of(call.global_tid), call.start_ns);
-        let step = step.filter(|it| !stage.is_outlier(*it));
+        let step = step.filter(|it| !stage.steps[*it].is_outlier());
         if let Some((place, step)) = places[site as usize].zip(step) {
             let ns = longest.entry((place, step)).or_default();
             *ns = (*ns).max(call.end_ns - call.start_ns);

@@ -117,7 +117,7 @@ pub struct WindowSplits {
     pub host_calls: Vec<String>,
     /// Their parts of gaps, in order of time on each GPU.
     pub long_gaps: Vec<LongGap>,
-    /// Of the wanted outliers, in their order.
+    /// Idle time of each wanted outlier, in the order of the outliers.
     pub step_idle: Vec<StepIdle>,
 }
 

@@ -62,7 +62,7 @@ type Place = (usize, usize, i64);
 /// of a gap has its part of each reason.
 pub(super) struct StepIdleSums<'a> {
     outliers: &'a [WantedStep<'a>],
-    /// Of the outliers.
+    /// Place of each outlier's stage among the labels; `None` if no label is its stage.
     labels: Vec<Option<usize>>,
     /// By label and process.
     usual: BTreeMap<(usize, i64), IntervalSet>,

@@ -2,13 +2,14 @@
 
 use std::{
     io::IsTerminal,
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use llmprof_analyze::parse::sealed::is_inside;
 use llmprof_report::format::bytes;
 use serde_json::json;
 
@@ -122,8 +123,7 @@ fn select(listed: Vec<ArtifactAnswer>, patterns: &[String]) -> Result<Vec<Artifa
 
 /// A path of a service that stays inside the folder of the download.
 fn safe_path(path: &str) -> Result<&Path> {
-    let inside = Path::new(path).components().all(|it| matches!(it, Component::Normal(_)));
-    if path.is_empty() || !inside || path.chars().any(char::is_control) {
+    if !is_inside(path) || path.chars().any(char::is_control) {
         bail!("the service lists a file outside the folder of the run: {path:?}");
     }
     Ok(Path::new(path))

@@ -7,6 +7,15 @@ use super::{
     OutlierStep, StepTimes, singly,
 };
 
+/// The sentence on the outliers of a report.
+fn sentence(report: &Value) -> String {
+    let report = serde_json::to_vec(report).unwrap();
+    assert_eq!(unfounded(&report).unwrap(), [""; 0]);
+    let answer = stored_answer(&report).unwrap().remove(0);
+    let outliers = answer.sentences.iter().find(|it| it.as_str().contains("more than twice"));
+    outliers.unwrap().as_str().to_owned()
+}
+
 /// The sentence on an outlier of 40 ms among 20 steps of 4 ms, after its time.
 fn causes(fields: &Value) -> String {
     let mut longest = json!({"step": 11, "ms": 40.0, "host_call": null, "host_call_ms": null});
@@ -29,12 +38,7 @@ fn causes(fields: &Value) -> String {
             "longest": [longest]
         }]
     });
-    let report = serde_json::to_vec(&report).unwrap();
-    assert_eq!(unfounded(&report).unwrap(), [""; 0]);
-    let answer = stored_answer(&report).unwrap().remove(0);
-    let all = answer.sentences.iter().map(|it| it.as_str().to_owned());
-    let outlier = all.into_iter().find(|it| it.contains("more than twice")).unwrap();
-    outlier.rsplit_once("40.0 ms. ").unwrap().1.to_owned()
+    sentence(&report).rsplit_once("40.0 ms. ").unwrap().1.to_owned()
 }
 
 #[test]
@@ -139,12 +143,7 @@ fn a_cause_is_of_the_outliers_that_were_looked_at() {
                 "longest": longest
             }]
         });
-        let report = serde_json::to_vec(&report).unwrap();
-        assert_eq!(unfounded(&report).unwrap(), [""; 0]);
-        let answer = stored_answer(&report).unwrap().remove(0);
-        let all = answer.sentences.iter().map(|it| it.as_str().to_owned());
-        let outlier = all.into_iter().find(|it| it.contains("more than twice")).unwrap();
-        outlier.split_once(". ").unwrap().1.to_owned()
+        sentence(&report).split_once(". ").unwrap().1.to_owned()
     };
     let (gemm, none) = (Some("gemm"), None);
     let works = " the GPU works longer, most of all in gemm";

@@ -153,7 +153,7 @@ fn largest_part(stage: &Value, cause: &str, operator: &str, gpus: u64) -> (Strin
     largest_of(stage, (cause, 40), operator, gpus)
 }
 
-/// The same of a cause of `ms`, of which the largest part takes 40.
+/// The first reason of such a report, whose cause takes `ms` and its largest part 40 ms.
 fn largest_of(
     stage: &Value,
     (cause, ms): (&str, u64),

@@ -3,7 +3,7 @@
 use llmprof_analyze::stages::repeat_medians::RepeatMedian;
 
 use super::*;
-use crate::stored_tiles;
+use crate::charts::tiles::tests::tile;
 
 /// A report on whole and cut decodes, each with its time and steps, and on all their steps.
 fn report(whole: &[(f64, u64)], cut: &[(f64, u64)], steps: &[(u64, f64)]) -> serde_json::Value {
@@ -106,21 +106,17 @@ fn a_rate_of_whole_decodes_is_named_next_to_a_median_of_all_steps() {
 
 #[test]
 fn a_tile_has_a_median_with_the_base_of_its_rate() {
-    let tile = |times: &[f64]| {
+    let per_token = |times: &[f64]| {
         let decodes: Vec<(f64, u64)> = times.iter().map(|ms| (12.0 * ms, 12)).collect();
         let mut report = report(&decodes, &[(80.0, 11)], &[(12, 7.3), (11, 7.5)]);
         let tpot_ms = RepeatMedian::of(times.iter().copied());
         report["aggregates"]["medians"] = json!({ "tpot_ms": tpot_ms });
-        let tiles = stored_tiles(&serde_json::to_vec(&report).unwrap()).unwrap();
-        let tiles = serde_json::to_value(tiles).unwrap();
-        let tiles = tiles.as_array().unwrap();
-        let tile = tiles.iter().find(|it| it["label"] == "Per token").unwrap();
-        ["value", "note"].map(|key| tile[key].as_str().unwrap().to_owned())
+        tile(&report, "Per token")
     };
     let cut = "median of 23 steps, traced; whole decodes 125 tokens/s on average";
-    assert_eq!(tile(&[8.0]), ["7.30", cut], "steps of a cut decode, too");
+    assert_eq!(per_token(&[8.0]), ["7.30", cut], "steps of a cut decode, too");
     let noisy = "median of 3 instances, traced, 8.00 to 22.0 ms; decode 75.0 tokens/s on average";
-    assert_eq!(tile(&[8.0, 10.0, 22.0]), ["10.0", noisy]);
+    assert_eq!(per_token(&[8.0, 10.0, 22.0]), ["10.0", noisy]);
 }
 
 #[test]

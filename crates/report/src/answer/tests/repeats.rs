@@ -5,7 +5,7 @@ use llmprof_analyze::{stages::repeat_medians::RepeatMedian, stats::lower_median}
 use serde_json::Value;
 
 use super::*;
-use crate::stored_tiles;
+use crate::charts::tiles::tests::tile;
 
 /// Decode steps of each repeat, of one token.
 const STEPS: u64 = 10;
@@ -59,14 +59,6 @@ fn sentence(report: &Value, start: &str) -> String {
     let answer = stored_answer(&serde_json::to_vec(report).unwrap()).unwrap().remove(0);
     let found = answer.sentences.iter().find(|it| it.as_str().starts_with(start));
     found.unwrap_or_else(|| panic!("{:?}", answer.sentences)).as_str().to_owned()
-}
-
-/// Value and note of a tile.
-fn tile(report: &Value, label: &str) -> [String; 2] {
-    let tiles = stored_tiles(&serde_json::to_vec(report).unwrap()).unwrap();
-    let tiles = serde_json::to_value(tiles).unwrap();
-    let tile = tiles.as_array().unwrap().iter().find(|it| it["label"] == label).unwrap();
-    ["value", "note"].map(|key| tile[key].as_str().unwrap().to_owned())
 }
 
 #[test]

@@ -4,6 +4,14 @@ use serde_json::{Value, json};
 
 use super::*;
 
+/// Value and note of a tile of a report.
+pub(crate) fn tile(report: &Value, label: &str) -> [String; 2] {
+    let tiles = stored_tiles(&serde_json::to_vec(report).unwrap()).unwrap();
+    let tiles = serde_json::to_value(tiles).unwrap();
+    let tile = tiles.as_array().unwrap().iter().find(|it| it["label"] == label).unwrap();
+    ["value", "note"].map(|key| tile[key].as_str().unwrap().to_owned())
+}
+
 /// The work of a stage on so many GPUs, in a window of 100 ms; 0 in a report of an earlier version.
 fn gpu(stage: &str, devices: u64, busy_ms: f64) -> Value {
     json!({"stage": stage, "devices": devices, "instances": 1, "window_ms": 100.0,
@@ -26,11 +34,7 @@ fn busy(gpus: &[Value]) -> [String; 2] {
         }],
         "stage_gpu": gpus
     });
-    let tiles = stored_tiles(&serde_json::to_vec(&report).unwrap()).unwrap();
-    let tiles = serde_json::to_value(tiles).unwrap();
-    let is_busy = |it: &&Value| it["label"] == "GPU busy";
-    let tile = tiles.as_array().unwrap().iter().find(is_busy).unwrap();
-    ["value", "note"].map(|key| tile[key].as_str().unwrap().to_owned())
+    tile(&report, "GPU busy")
 }
 
 #[test]

@@ -55,7 +55,7 @@ pub(super) fn lack_calls(capture: &Capture, step: &ComparedStep, edges: [bool; 2
         let at = starts.partition_point(|start| *start < it.times.0);
         starts.get(at).is_some_and(|start| *start < it.times.1)
     };
-    // Number of others by name, and of those with a call.
+    // By name: number of other spans, and number of other spans with a call.
     let mut others: BTreeMap<SpanName, (usize, usize)> = BTreeMap::new();
     let is_recorded = |it: &NamedSpan| first <= it.times.0 && it.times.1 <= last;
     for it in own().filter(|it| is_recorded(it) && names.contains(&it.name)) {

@@ -22,7 +22,8 @@ use crate::{
     },
 };
 
-const MAX_LABELS: usize = 16;
+/// Maximum labels of a run, and of a filter.
+pub(super) const MAX_LABELS: usize = 16;
 const MAX_LABEL: usize = 64;
 
 /// Checks the settings that both forms of a submission have.

@@ -9,7 +9,7 @@ use llmprof_core::domain::{
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::{RunList, RunSummary, example};
+use super::{RunList, RunSummary, checks::MAX_LABELS, example};
 use crate::{
     http::{
         error::{
@@ -21,8 +21,6 @@ use crate::{
     },
     store::Filter,
 };
-
-const MAX_LABELS: usize = 16;
 
 /// Filter and page of a list of runs.
 #[derive(Debug, Clone, Deserialize, IntoParams)]
