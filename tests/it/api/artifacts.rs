@@ -305,6 +305,20 @@ async fn a_run_that_is_deleted_while_it_is_read_is_not_found() {
 }
 
 #[tokio::test]
+async fn a_run_that_is_deleted_next_to_a_request_is_found_or_not_found() {
+    let api = Api::new().await;
+    for path in ["report", "report?format=md", "artifacts/report.md"] {
+        let id = api.ended().await;
+        let (run, path) = (format!("/runs/{id}"), format!("/runs/{id}/{path}"));
+        let (answer, deleted) =
+            tokio::join!(api.get(&path), api.ask(Method::DELETE, &run, &[], Body::empty()));
+        assert_eq!(deleted.status, 204, "{}", deleted.text());
+        assert_ne!(answer.status, 409, "{path}: {}", answer.text());
+        assert_eq!(api.get(&path).await.status, 404, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn data_of_a_token_stays_out_of_shared_caches() {
     let api = Api::new().await;
     let id = api.ended().await;

@@ -156,7 +156,16 @@ async fn a_name_with_a_control_character_is_refused_wherever_it_is_stored() {
 #[tokio::test]
 async fn a_label_that_no_filter_can_name_is_refused_wherever_it_is_stored() {
     let api = Api::new().await;
-    for label in ["a,b", ",", "a,"] {
+    let (comma, space) = ("contains a comma", "starts or ends with a space");
+    for (label, reason) in [
+        ("a,b", comma),
+        (",", comma),
+        ("a,", comma),
+        (" a", space),
+        ("a ", space),
+        (" ", space),
+        ("\u{a0}a", space),
+    ] {
         for (path, body) in [
             ("/baselines", json!({ "name": "main", "label": label })),
             ("/runs", json!({ "model": MODEL, "labels": ["x", label] })),
@@ -164,12 +173,15 @@ async fn a_label_that_no_filter_can_name_is_refused_wherever_it_is_stored() {
             let answer = send(&api, Method::POST, path, &body).await;
             assert_eq!(answer.error(), (422, "invalid_request".to_owned()), "{path} {label:?}");
             let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
-            assert!(message.contains("contains a comma"), "{path}: {message}");
+            assert!(message.contains(reason), "{path}: {message}");
         }
     }
     let headers = [("content-type", "application/octet-stream")];
-    let upload = api.ask(Method::POST, "/captures?name=a.json&label=a,b", &headers, "{}").await;
-    assert!(upload.text().contains("contains a comma"), "{}", upload.text());
+    for (label, reason) in [("a,b", comma), ("a%20", space)] {
+        let path = format!("/captures?name=a.json&label={label}");
+        let upload = api.ask(Method::POST, &path, &headers, "{}").await;
+        assert!(upload.text().contains(reason), "{}", upload.text());
+    }
     assert_eq!(api.get("/baselines").await.json()["baselines"], json!([]));
     assert_eq!(api.get("/runs").await.json()["runs"], json!([]));
 }

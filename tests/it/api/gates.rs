@@ -2,7 +2,7 @@
 
 use std::{fs, process::Command};
 
-use llmprof_core::domain::headline::{Headline, SeriesPoint};
+use llmprof_core::domain::headline::{FigureName, Headline, SeriesPoint};
 use serde_json::{Value, json};
 
 use crate::{
@@ -87,6 +87,29 @@ async fn a_gate_of_slower_is_inconclusive_if_no_time_was_measured() {
     assert_eq!(reported(&found), ([times, vec![("energy", PASSED)]].concat(), vec![]));
     let alone = gate(&api, json!({ "runs": [runs[3]], "fail_on": { "energy": 90 } })).await;
     assert_eq!(alone["verdict"], PASSED, "{alone}");
+}
+
+#[tokio::test]
+async fn a_mean_of_an_earlier_version_is_called_so_and_has_no_verdict_against_a_median() {
+    let api = Api::new().await;
+    let mut runs = Vec::new();
+    for (build, means) in [("0.1.0", vec![FigureName::Tpot]), ("0.2.0", vec![])] {
+        for _ in 0..2 {
+            let of = point("H200", Some(10.0));
+            let point = SeriesPoint { build: build.into(), means: means.clone(), ..of };
+            runs.push(ended(&api, json!({}), point).await);
+        }
+    }
+    let body = json!({ "name": "main", "run_id": runs[1] });
+    assert_eq!(send(&api, "/baselines", &body).await.status, 200);
+    let found = gate(&api, json!({ "runs": [runs[3]], "fail_on": { "tpot": 3 } })).await;
+    let figure = &found["figures"][0];
+    assert_eq!((&figure["verdict"], &figure["statistic"]), (&json!(OPEN), &json!("mixed")));
+    let reason = figure["reason"].as_str().unwrap();
+    assert!(reason.contains("the baseline has means, the candidate medians"), "{reason}");
+    let series = found["series"].as_str().unwrap();
+    let points = api.get(&format!("/series/{series}")).await.json()["points"].clone();
+    assert_eq!((&points[0]["means"], &points[3]["means"]), (&json!([]), &json!(["tpot"])));
 }
 
 #[tokio::test]

@@ -21,6 +21,23 @@ async fn with_kernels(api: &Api) -> String {
 }
 
 #[tokio::test]
+async fn a_changed_file_is_refused_by_the_page_of_a_run_as_by_the_api() {
+    for file in [layout::TABLES, layout::REPORT_JSON] {
+        let api = Api::new().await;
+        let id = with_kernels(&api).await;
+        let (page, stored) = (format!("/ui/runs/{id}"), api.folder(&id).join(file));
+        assert_eq!(api.get(&page).await.status, 200);
+        let text = fs::read_to_string(&stored).unwrap();
+        fs::write(&stored, text + "\n").unwrap();
+        for path in [format!("/runs/{id}/artifacts/{file}"), page] {
+            let answer = api.get(&path).await;
+            assert_eq!(answer.status, 500, "{path}");
+            assert!(answer.text().contains("the stored file has "), "{}", answer.text());
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_missing_file_of_tables_or_of_a_report_is_named_with_a_remedy() {
     let api = Api::new().await;
     let id = with_kernels(&api).await;

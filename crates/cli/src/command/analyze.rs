@@ -63,6 +63,10 @@ pub struct AnalyzeOptions {
     stage: Vec<StageRule>,
     #[command(flatten)]
     computes: StatedOptions,
+    /// Peaks of devices that llmprof does not know, as TOML; its rows are preferred to the known
+    /// ones
+    #[arg(long, value_name = "FILE")]
+    devices: Option<PathBuf>,
     /// Include only ranges of this name; repeatable
     #[arg(long, value_name = "RANGE")]
     include_ranges: Vec<String>,
@@ -133,21 +137,23 @@ fn analyze(options: &AnalyzeOptions) -> Result<(RunId, Analyzed)> {
         [path] => capture(path)?,
         paths => several(paths)?,
     };
-    files.iter().chain(&options.ncu).try_for_each(|file| local_file::check_kind(file))?;
+    let mut given = files.iter().chain(&options.ncu).chain(&options.devices);
+    given.try_for_each(|file| local_file::check_kind(file))?;
+    let devices = config::devices_with(&options.devices.clone().unwrap_or_default())?;
     let exported = exported(&files)?;
     let files = exported.as_ref().map_or(files, |(_, export)| vec![export.clone()]);
     if !files.is_empty() {
         // It was not submitted, so it has no id.
         return Ok((
             RunId(Uuid::nil()),
-            pipeline::analyze_capture(&files, &options.ncu, stated, &config::devices()?)?,
+            pipeline::analyze_capture(&files, &options.ncu, stated, &devices)?,
         ));
     }
     if !options.ncu.is_empty() {
         bail!("--ncu is for a bare capture: the folder of a run holds its own counters");
     }
     let path = options.paths.first().context("no path given")?;
-    let analyzed = pipeline::analyze_with(path, stated, &config::devices()?)?;
+    let analyzed = pipeline::analyze_with(path, stated, &devices)?;
     Ok((run_id(path)?, analyzed))
 }
 

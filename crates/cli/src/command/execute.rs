@@ -57,7 +57,7 @@ pub fn run(options: &ExecuteOptions) -> Result<ExitCode> {
     orphans::adopt_orphans().context("cannot become the parent of orphaned processes")?;
     let state = spec.state.clone();
     let collector = Collector { state, ..serve::collector(&spec.tools, &spec.limits)? };
-    let devices = config::devices()?;
+    let devices = config::devices_with(&spec.tools.devices)?;
     serve::runtime()?.block_on(async {
         let stop = CancellationToken::new();
         let stop_on_signal = stop.clone();

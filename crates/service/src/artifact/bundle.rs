@@ -93,7 +93,7 @@ impl Bundle {
         text.truncate(text.len() - 2 * RECORD as usize);
         self.text = Cursor::new(text);
         self.file = Some(ExactReader {
-            from: packed::open(&self.dir.join(&artifact.path))?,
+            from: packed::open_content(&self.dir.join(&artifact.path))?,
             left: artifact.bytes,
             bytes: artifact.bytes,
             name: artifact.path,

@@ -70,7 +70,7 @@ fn remove_entries(dir: &Path, work: &SlicedWork) -> io::Result<()> {
         match entry.metadata() {
             Ok(meta) if meta.is_dir() => remove_tree(&path, work)?,
             Ok(meta) if meta.is_file() => {
-                shorten(&path, meta.blocks() * 512, meta.len(), work)?;
+                shorten(&path, (meta.blocks() * 512, meta.len()), REMOVED_AT_ONCE, work)?;
                 ignore_missing(fs::remove_file(&path))?;
             }
             _ => ignore_missing(fs::remove_file(&path))?,
@@ -80,17 +80,24 @@ fn remove_entries(dir: &Path, work: &SlicedWork) -> io::Result<()> {
 }
 
 /// Frees the space of a large file from its end, in slices: its removal at once may take seconds.
-/// A file with several names is left as it is.
-fn shorten(path: &Path, stored: u64, bytes: u64, work: &SlicedWork) -> io::Result<()> {
-    if stored <= REMOVED_AT_ONCE {
+/// A file with several names or a reader is left as it is: a reader holds a lock, and the space is
+/// freed when it closes the file.
+fn shorten(
+    path: &Path,
+    (stored, bytes): (u64, u64),
+    at_once: u64,
+    work: &SlicedWork,
+) -> io::Result<()> {
+    if stored <= at_once {
         return Ok(());
     }
     let Ok(file) = OpenOptions::new().write(true).custom_flags(libc::O_NOFOLLOW).open(path) else {
         return Ok(()); // read-only; removed as a whole
     };
-    let mut left = if file.metadata()?.nlink() == 1 { bytes } else { 0 };
+    let is_unread = file.metadata()?.nlink() == 1 && file.try_lock().is_ok();
+    let mut left = if is_unread { bytes } else { 0 };
     // A file with holes is shortened in as many steps as a full one of its space.
-    let step = REMOVED_AT_ONCE.max(bytes / (stored / REMOVED_AT_ONCE).max(1));
+    let step = at_once.max(bytes / (stored / at_once).max(1));
     while left > step {
         work.checkpoint()?;
         left -= step;
@@ -129,9 +136,45 @@ pub(super) fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use llmprof_core::domain::ids::RunId;
+    use std::io::Read;
+
+    use llmprof_core::domain::{ids::RunId, run_files::ArtifactRecord};
 
     use super::*;
+    use crate::artifact::packed;
+
+    #[test]
+    fn a_large_file_is_shortened_unless_a_reader_has_it_open_and_is_missing_while_it_is() {
+        const BYTES: u64 = 1 << 20;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.sqlite");
+        fs::write(&path, vec![7; 1 << 20]).unwrap();
+        let artifact = ArtifactRecord {
+            path: "run.sqlite".into(),
+            bytes: BYTES,
+            sha256: String::new(),
+            media_type: String::new(),
+            step: None,
+        };
+        let open = || packed::open_artifact(dir.path(), &artifact);
+        let shortened = || {
+            shorten(&path, (BYTES, BYTES), BYTES / 16, &SlicedWork::default()).unwrap();
+            fs::metadata(&path).unwrap().len()
+        };
+        let (mut reader, _) = open().unwrap();
+        assert_eq!(shortened(), BYTES);
+        fs::remove_file(&path).unwrap();
+        let mut read = Vec::new();
+        reader.read_to_end(&mut read).unwrap();
+        assert_eq!(read.len() as u64, BYTES, "the reader has the whole file");
+
+        fs::write(&path, vec![7; 1 << 20]).unwrap();
+        let remover = fs::File::open(&path).unwrap();
+        remover.try_lock().unwrap();
+        assert_eq!(open().unwrap_err().kind(), io::ErrorKind::NotFound);
+        drop(remover);
+        assert_eq!(shortened(), BYTES / 16);
+    }
 
     #[test]
     fn a_folder_is_set_aside_and_restored_or_removed() {

@@ -6,7 +6,7 @@
 //! hash of the manifest.
 
 use std::{
-    fs,
+    fs::{self, TryLockError},
     io::{self, Read},
     path::{Path, PathBuf},
 };
@@ -79,6 +79,35 @@ pub fn check_stored(dir: &Path, artifact: &ArtifactRecord) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidData, message))
 }
 
+/// Opens the checked file of `artifact` below `dir`; with it, whether it is packed.
+pub fn open_artifact(dir: &Path, artifact: &ArtifactRecord) -> io::Result<(fs::File, bool)> {
+    check_stored(dir, artifact)?;
+    open_shared(&dir.join(&artifact.path))
+}
+
+/// Opens the content of a file, packed or not, and keeps the file whole while its run is deleted.
+pub fn open_content(path: &Path) -> io::Result<Box<dyn Read + Send>> {
+    let (file, is_packed) = open_shared(path)?;
+    Ok(if is_packed { Box::new(zstd::Decoder::new(file)?) } else { Box::new(file) })
+}
+
+/// Opens a stored file with a lock that keeps it whole while its run is deleted; true if it is
+/// packed. A file that is being removed is missing.
+fn open_shared(path: &Path) -> io::Result<(fs::File, bool)> {
+    let opened = open_stored(path)?;
+    match opened.0.try_lock_shared() {
+        Err(TryLockError::WouldBlock) => Err(io::ErrorKind::NotFound.into()),
+        // A file system may have no locks: its files are removed as a whole.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(opened),
+    }
+}
+
+/// Reads the content of the checked file of `artifact` below `dir`.
+pub fn read_artifact(dir: &Path, artifact: &ArtifactRecord) -> io::Result<Vec<u8>> {
+    check_stored(dir, artifact)?;
+    read_own(&dir.join(&artifact.path))
+}
+
 /// Size and hash of a file's content, packed or not.
 pub fn hash_content(path: &Path, work: &SlicedWork) -> io::Result<(u64, String)> {
     hash(open(path)?, work)
@@ -87,7 +116,7 @@ pub fn hash_content(path: &Path, work: &SlicedWork) -> io::Result<(u64, String)>
 /// Returns true if the content of a file, packed or not, has the hash of `artifact`. Reads from the
 /// disk, if the file is not cached already.
 pub fn matches(path: &Path, artifact: &ArtifactRecord, work: &SlicedWork) -> io::Result<bool> {
-    let (file, is_packed) = open_stored(path)?;
+    let (file, is_packed) = open_shared(path)?;
     // Cached contents would hide a fault of the disk, and are of no further use.
     let forget = || posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
     let _ = forget();

@@ -3,6 +3,7 @@
 //! `conf/default.toml` lists and explains every setting; unknown keys are rejected. No other module
 //! reads settings files or the service's environment.
 
+mod devices;
 pub mod environment;
 mod models;
 mod presets;
@@ -14,8 +15,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub use devices::{devices, devices_with};
 use llmprof_core::domain::{
-    device_peaks::{Devices, DevicesError},
+    device_peaks::DevicesError,
     profiling::ProfilingError,
     settings::{self, Settings, UnknownSetting},
     subject::SubjectKind,
@@ -28,7 +30,6 @@ use serde_json::Value;
 pub use targets::{example_targets, targets};
 
 const DEFAULTS: &str = include_str!("../../../../conf/default.toml");
-const DEVICES: &str = include_str!("../../../../conf/devices.toml");
 /// Maximum size of a file; a device such as `/dev/zero` has no end.
 const MAX_FILE: u64 = 16 << 20;
 /// Prefix of environment variables that are settings.
@@ -56,8 +57,8 @@ pub enum ConfigError {
     Type { source: serde_path_to_error::Error<serde_json::Error> },
     #[error("invalid {key} = {value}; expected {expected}")]
     Value { key: &'static str, value: u64, expected: &'static str },
-    #[error("invalid conf/devices.toml")]
-    Devices { source: DevicesError },
+    #[error("{path} is not a table of devices")]
+    Devices { path: PathBuf, source: DevicesError },
     #[error("model {name}: {message}")]
     Model { name: String, message: String },
     #[error("profiling preset {name}")]
@@ -214,6 +215,9 @@ pub struct ToolSettings {
     pub model_runner: PathBuf,
     pub nsys: PathBuf,
     pub ncu: PathBuf,
+    /// Absent in job specs of old versions: the built-in table alone.
+    #[serde(default)]
+    pub devices: PathBuf,
     /// Absent in job specs of old versions, whose operator could not forbid it: false.
     #[serde(default)]
     pub system_wide_sampling: bool,
@@ -387,11 +391,6 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, ConfigError> {
         .map_err(failed)?;
     paths.sort();
     Ok(paths)
-}
-
-/// Returns the peaks of known devices.
-pub fn devices() -> Result<Devices, ConfigError> {
-    Devices::from_toml(DEVICES).map_err(|source| ConfigError::Devices { source })
 }
 
 #[cfg(test)]

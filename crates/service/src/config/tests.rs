@@ -1,6 +1,6 @@
 //! Tests of the merge of settings, of the presets and of the models folder.
 
-use llmprof_core::domain::{mode::Mode, profiling::Presets};
+use llmprof_core::domain::{device_peaks::Devices, mode::Mode, profiling::Presets};
 
 use super::*;
 
@@ -183,4 +183,29 @@ fn typical_parts_of_each_model_can_run_alone() {
             model.check_part(&part).unwrap();
         }
     }
+}
+
+#[test]
+fn a_file_adds_devices_and_replaces_known_ones_and_a_wrong_one_is_named() {
+    let row = |name: &str, gb_s: f64| {
+        format!(
+            "[[device]]\nname = \"own\"\nreported_as = [\"{name}\"]\nmemory_gb_s = {gb_s:?}\n\
+             dense_tflops = {{ bf16 = 100.0 }}\nsource = \"datasheet\"\n"
+        )
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("own.toml");
+    std::fs::write(&path, row("GPU X", 500.0) + &row("nvidia h200", 600.0)).unwrap();
+    let (own, known) = (devices_with(&path).unwrap(), devices().unwrap());
+    let gb_s = |of: &Devices, name: &str| of.find(name).map(|it| it.memory_gb_s);
+    assert_eq!((gb_s(&own, "GPU X"), gb_s(&known, "GPU X")), (Some(500.0), None));
+    assert_eq!(gb_s(&own, "NVIDIA H200"), Some(600.0), "the file's row is preferred");
+    assert_eq!(gb_s(&own, "NVIDIA H100 PCIe"), gb_s(&known, "NVIDIA H100 PCIe"));
+    assert_eq!(devices_with(Path::new("")).unwrap(), known, "no file");
+    for wrong in [row("GPU X", 0.0), row("a", 1.0) + &row("A", 1.0), "device = 1".to_owned()] {
+        std::fs::write(&path, wrong).unwrap();
+        let error = devices_with(&path).unwrap_err().to_string();
+        assert!(error.ends_with("own.toml is not a table of devices"), "{error}");
+    }
+    assert!(matches!(devices_with(&dir.path().join("none")), Err(ConfigError::Read { .. })));
 }

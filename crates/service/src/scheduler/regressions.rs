@@ -37,7 +37,7 @@ pub(super) async fn announce(
     let body = json!({
         "run_id": first.run, "series": series, "name": of.name, "device": of.device,
         "changes": found.collect::<Vec<_>>(), "link": format!("/series/{series}"),
-        "message": new.iter().map(sentence).collect::<Vec<_>>().join("; "),
+        "message": new.iter().map(|it| sentence(points, it)).collect::<Vec<_>>().join("; "),
     });
     let body = body.as_object().map_or_else(Map::new, Map::clone);
     let message = EventMessage { event: WebhookEvent::RegressionFound, run: first.run, body };
@@ -48,12 +48,14 @@ fn change_pct(it: &StoredChange) -> f64 {
     100.0 * (it.after / it.before - 1.0)
 }
 
-fn sentence(it: &StoredChange) -> String {
+fn sentence(points: &[StoredPoint], it: &StoredChange) -> String {
+    let point = points.iter().find(|point| point.run == it.run);
+    let statistic = point.and_then(|point| point.statistic(it.figure));
     let pct = change_pct(it);
     let sign = if pct > 0.0 { "+" } else { "" };
     format!(
         "{} {sign}{} % ({} -> {} {}) since run {}",
-        it.figure.title(),
+        it.figure.title_by(statistic),
         decimals(pct, 1),
         decimals(it.before, 3),
         decimals(it.after, 3),

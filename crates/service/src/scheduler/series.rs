@@ -65,12 +65,17 @@ fn recent_changes(points: &[StoredPoint]) -> (Option<RunId>, Vec<StoredChange>) 
     (from, changes)
 }
 
-/// The change points of each figure; runs without the figure are left out.
+/// The change points of each figure. Runs without the figure are left out, and so are runs with
+/// another statistic of it than the newest run.
 fn changes(points: &[StoredPoint]) -> Vec<StoredChange> {
     let mut found = Vec::new();
     for figure in FigureName::ALL {
+        let has_figure = |it: &&StoredPoint| it.headline.get(*figure).is_some();
+        let newest = points.iter().rfind(has_figure).and_then(|it| it.statistic(*figure));
+        let is_same = |it: &&StoredPoint| it.statistic(*figure) == newest;
+        let same = points.iter().filter(is_same);
         let known: Vec<_> =
-            points.iter().filter_map(|it| Some((it.run, it.headline.get(*figure)?))).collect();
+            same.filter_map(|it| Some((it.run, it.headline.get(*figure)?))).collect();
         let values: Vec<f64> = known.iter().map(|(_, value)| *value).collect();
         found.extend(change_points(&values).into_iter().map(|it| StoredChange {
             figure: *figure,
@@ -92,7 +97,9 @@ pub async fn add_missing(cx: Context, stop: CancellationToken) {
             let ids = cx.store.runs_without_point(BATCH).await?;
             if ids.is_empty() {
                 refresh(&cx.store).await;
-                return add_savings(&cx, &stop).await;
+                add_read(&cx, &stop).await?;
+                refresh(&cx.store).await;
+                return Ok::<_, StoreError>(());
             }
             for id in ids {
                 if !wait.wait(&stop).await {
@@ -108,11 +115,11 @@ pub async fn add_missing(cx: Context, stop: CancellationToken) {
     }
 }
 
-/// Adds the promised savings of points that were stored before this version.
-async fn add_savings(cx: &Context, stop: &CancellationToken) -> Result<(), StoreError> {
+/// Adds the promised savings and the means of points that were stored before this version.
+async fn add_read(cx: &Context, stop: &CancellationToken) -> Result<(), StoreError> {
     let mut wait = cx.quiet_wait();
     loop {
-        let ids = cx.store.runs_without_savings(BATCH).await?;
+        let ids = cx.store.runs_with_unread_report(BATCH).await?;
         if ids.is_empty() {
             return Ok(());
         }
@@ -120,8 +127,8 @@ async fn add_savings(cx: &Context, stop: &CancellationToken) -> Result<(), Store
             if !wait.wait(stop).await {
                 return Ok(());
             }
-            let savings = read_point(cx, id).await.map(|point| point.savings);
-            cx.store.add_missing_savings(id, &savings.unwrap_or_default()).await?;
+            let point = read_point(cx, id).await;
+            cx.store.add_read(id, point.as_ref()).await?;
         }
     }
 }
@@ -156,7 +163,11 @@ pub(super) mod tests {
     use std::time::Duration;
 
     use llmprof_core::domain::{
-        headline::Headline, mode::Mode, outcome::Outcome, state::RunState, subject::RunSpec,
+        headline::{FigureStatistic, Headline},
+        mode::Mode,
+        outcome::Outcome,
+        state::RunState,
+        subject::RunSpec,
     };
 
     use super::*;
@@ -197,8 +208,55 @@ pub(super) mod tests {
             host: None,
             device: None,
             headline: Headline { tpot: Some(value), ..Headline::default() },
+            means: Some(vec![]),
         };
         values.map(point).collect()
+    }
+
+    #[tokio::test]
+    async fn the_statistic_of_a_point_is_unknown_if_its_report_was_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("llmprof.db")).await.unwrap();
+        let headline = Headline { tpot: Some(5.0), ..Headline::default() };
+        let run = ended_run(&store, headline).await;
+        refresh(&store).await;
+        let of = |means| SeriesPoint { headline, means, ..SeriesPoint::default() };
+        for (point, expected) in [
+            (Some(of(vec![])), FigureStatistic::Median),
+            (Some(of(vec![FigureName::Tpot])), FigureStatistic::Mean),
+            (None, FigureStatistic::Unknown),
+        ] {
+            assert_eq!(store.stale_series().await.unwrap(), None);
+            store.add_read(run, point.as_ref()).await.unwrap();
+            assert!(store.stale_series().await.unwrap().is_some(), "{expected}");
+            refresh(&store).await;
+            let found = store.points_of(&[run], false).await.unwrap().remove(0).1;
+            assert_eq!(found.statistic(FigureName::Tpot), Some(expected));
+            assert_eq!(found.statistic(FigureName::Ttft), None, "not measured");
+            assert_eq!(store.runs_with_unread_report(9).await.unwrap(), [], "{expected}");
+        }
+    }
+
+    #[test]
+    fn a_change_of_the_statistic_is_not_a_change_of_the_figure() {
+        let means = [Some(vec![FigureName::Tpot]), None];
+        for earlier in means {
+            let levels = (0..80).map(|run| {
+                if run < 20 {
+                    5.0
+                } else if run < 60 {
+                    10.0
+                } else {
+                    20.0
+                }
+            });
+            let mut all = points(levels);
+            for it in &mut all[..20] {
+                it.means.clone_from(&earlier);
+            }
+            let found: Vec<RunId> = changes(&all).iter().map(|it| it.run).collect();
+            assert_eq!(found, [all[60].run], "{earlier:?}");
+        }
     }
 
     #[test]

@@ -40,6 +40,7 @@ const FILES: &[(&str, &str)] = files![
     "0160_sweeps",
     "0170_run_images",
     "0180_parts",
+    "0190_statistics",
 ];
 
 /// All migrations, up to the version of this program.

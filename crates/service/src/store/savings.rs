@@ -1,21 +1,23 @@
-//! Promised savings of runs, with the times of their stages: stored with the point of a run, and
-//! added to the points of runs that ended before.
+//! Promised savings of runs, with the times of their stages, and the figures that are means: stored
+//! with the point of a run, and added to the points of runs that ended before.
 
-use llmprof_core::domain::{ids::RunId, savings::Savings};
-use sqlx::SqliteConnection;
+use llmprof_core::domain::{headline::SeriesPoint, ids::RunId, savings::Savings};
+use sqlx::{Connection, SqliteConnection};
 
-use super::{Store, StoreError, column, during, id_of, json, key};
+use super::{Store, StoreError, WRITE, column, during, id_of, json, key};
 
-/// Stores the savings of a run's point.
-pub(super) async fn set_savings(
+/// Stores the savings and means of a run's point; without a point, that its report cannot be read.
+pub(super) async fn set_read(
     tx: &mut SqliteConnection,
     id: RunId,
-    savings: &Savings,
+    point: Option<&SeriesPoint>,
 ) -> Result<(), StoreError> {
-    let text = serde_json::to_string(savings)
-        .map_err(|_| StoreError::Corrupt { id, what: "promised savings" })?;
-    sqlx::query("update points set savings = ? where run_id = ?")
-        .bind(text)
+    let corrupt = |_| StoreError::Corrupt { id, what: "promised savings" };
+    let savings = point.map(|it| it.savings.clone()).unwrap_or_default();
+    let means = serde_json::to_string(&point.map(|it| &it.means)).map_err(corrupt)?;
+    sqlx::query("update points set savings = coalesce(savings, ?), means = ? where run_id = ?")
+        .bind(serde_json::to_string(&savings).map_err(corrupt)?)
+        .bind(means)
         .bind(key(&id))
         .execute(tx)
         .await
@@ -43,26 +45,34 @@ impl Store {
         rows.iter().map(savings).collect()
     }
 
-    /// Points whose savings are unknown, newest first.
-    pub async fn runs_without_savings(&self, limit: u32) -> Result<Vec<RunId>, StoreError> {
+    /// Points whose report was not read for their savings and means, newest first.
+    pub async fn runs_with_unread_report(&self, limit: u32) -> Result<Vec<RunId>, StoreError> {
         let ids: Vec<Vec<u8>> = sqlx::query_scalar(
-            "select run_id from points where series is not null and savings is null
+            "select run_id from points
+             where series is not null and (savings is null or means is null)
              order by run_id desc limit ?",
         )
         .bind(limit)
         .fetch_all(&mut *self.reader().await?)
         .await
-        .map_err(during("list runs without promised savings"))?;
+        .map_err(during("list runs with an unread report"))?;
         ids.iter().map(|id| id_of(id)).collect()
     }
 
-    /// Adds the savings of an ended run; empty ones if its report cannot be read.
-    pub async fn add_missing_savings(
-        &self,
-        id: RunId,
-        savings: &Savings,
-    ) -> Result<(), StoreError> {
+    /// Adds the savings and means of an ended run, whose series becomes stale: change points are of
+    /// one statistic. `None` if its report cannot be read.
+    pub async fn add_read(&self, id: RunId, point: Option<&SeriesPoint>) -> Result<(), StoreError> {
         let mut writer = self.writer.lock().await;
-        set_savings(&mut writer, id, savings).await
+        let mut tx = writer.begin_with(WRITE).await.map_err(during("store promised savings"))?;
+        set_read(&mut tx, id, point).await?;
+        sqlx::query(
+            "update series set stale = 1
+             where id = (select series from points where run_id = ?)",
+        )
+        .bind(key(&id))
+        .execute(&mut *tx)
+        .await
+        .map_err(during("mark a series as stale"))?;
+        tx.commit().await.map_err(during("store promised savings"))
     }
 }

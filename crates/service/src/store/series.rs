@@ -4,18 +4,18 @@
 //! scheduler, which reads stale series and stores their points.
 
 use llmprof_core::domain::{
-    headline::{FigureName, Headline, SeriesIdentity, SeriesPoint, series_id},
+    headline::{FigureName, FigureStatistic, Headline, SeriesIdentity, SeriesPoint, series_id},
     ids::RunId,
 };
 use sqlx::{Connection, QueryBuilder, SqliteConnection, sqlite::SqliteRow};
 
 use super::{
-    Store, StoreError, WRITE, column, during, id_of, json, key, rfc3339, savings::set_savings,
+    Store, StoreError, WRITE, column, during, id_of, json, key, rfc3339, savings::set_read,
 };
 
 /// Columns of a point and of its run.
 const POINT: &str = "select run_id, series, revision, build, driver, points.device, ttft, tpot,
-    wall, tokens_per_s, gpu_busy, mfu, energy, host, mode, queued_at, state
+    wall, tokens_per_s, gpu_busy, mfu, energy, means, host, mode, queued_at, state
     from points join runs on runs.id = run_id";
 
 /// A series with its size.
@@ -45,9 +45,16 @@ pub struct StoredPoint {
     pub host: Option<String>,
     pub device: Option<String>,
     pub headline: Headline,
+    /// Figures that are means in place of medians; `None` if the report was not read for them.
+    pub means: Option<Vec<FigureName>>,
 }
 
 impl StoredPoint {
+    /// The statistic of a figure; `None` if the figure has none, or was not measured.
+    pub fn statistic(&self, figure: FigureName) -> Option<FigureStatistic> {
+        self.headline.get(figure).and(figure.statistic(self.means.as_deref()))
+    }
+
     /// The build of the run: its revision, with llmprof, driver and host. Runs without a revision
     /// are of one build from one of the `changes` of their series to the next.
     pub fn build_key(&self, changes: &[StoredChange]) -> String {
@@ -90,7 +97,7 @@ pub(super) async fn add_point(
         .await
         .map_err(during("insert a series"))?;
     insert_point(tx, id, Some(series), point).await?;
-    set_savings(tx, id, &point.savings).await
+    set_read(tx, id, Some(point)).await
 }
 
 async fn insert_point(
@@ -336,8 +343,11 @@ fn series_of_row(row: &SqliteRow) -> Result<StoredSeries, StoreError> {
 
 fn point_of_row(row: &SqliteRow) -> Result<StoredPoint, StoreError> {
     let mode: String = column(row, "mode")?;
+    let run = id_of(column(row, "run_id")?)?;
+    let means: Option<String> = column(row, "means")?;
     Ok(StoredPoint {
-        run: id_of(column(row, "run_id")?)?,
+        run,
+        means: json(run, "the means of a point", means.as_deref().unwrap_or("null"))?,
         series: column(row, "series")?,
         at: rfc3339(column(row, "queued_at")?),
         revision: column(row, "revision")?,

@@ -217,7 +217,7 @@ fn context(
         models: Arc::clone(&catalog.models),
         targets: Arc::clone(&catalog.targets),
         presets: Arc::clone(&catalog.presets),
-        devices: Arc::new(config::devices()?),
+        devices: Arc::new(config::devices_with(&config.tools.devices)?),
         collector: Arc::clone(collector),
         measuring: Measuring::default(),
         config: Arc::new(config),

@@ -141,7 +141,7 @@ pub async fn devices(config: &Config, collector: &Collector) -> Result<Vec<Devic
 
 /// Creates the collector with the programs of the settings.
 pub fn collector(tools: &ToolSettings, limits: &RunLimits) -> Result<Collector> {
-    let ToolSettings { model_runner, nsys, ncu, system_wide_sampling } = tools;
+    let ToolSettings { model_runner, nsys, ncu, devices: _, system_wide_sampling } = tools;
     for (setting, path) in
         [("tools.model_runner", model_runner), ("tools.nsys", nsys), ("tools.ncu", ncu)]
     {

@@ -38,7 +38,11 @@ pub struct SetBaseline {
     #[serde(default)]
     pub run_id: Option<RunId>,
     #[serde(default)]
-    #[schema(min_length = 1, max_length = 64, pattern = r"^[^,\u0000-\u001f\u007f-\u009f]+$")]
+    #[schema(
+        min_length = 1,
+        max_length = 64,
+        pattern = r"^[^,\s\x00-\x1f\x7f-\x9f]([^,\x00-\x1f\x7f-\x9f]*[^,\s\x00-\x1f\x7f-\x9f])?$"
+    )]
     pub label: Option<String>,
 }
 

@@ -13,7 +13,7 @@ use utoipa::IntoParams;
 
 use super::{
     report::example_report,
-    runs::{find_ended, read_listed},
+    runs::{find_ended, listed, read_listed},
     series::RECENT,
 };
 use crate::{
@@ -174,8 +174,6 @@ pub(crate) async fn read_file(
     id: RunId,
     name: &str,
 ) -> Result<Option<Vec<u8>>, ApiError> {
-    if app.store.artifact(id, name).await?.is_none() {
-        return Ok(None);
-    }
-    read_listed(app, id, name).await.map(Some)
+    let Some(artifact) = listed(app, id, name).await? else { return Ok(None) };
+    read_listed(app, id, &artifact).await.map(Some)
 }

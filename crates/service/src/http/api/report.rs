@@ -119,7 +119,7 @@ pub async fn report(
         TableFormat::Json | TableFormat::Csv => layout::REPORT_JSON,
     };
     runs::require_ended(&run)?;
-    let Some(artifact) = app.store.artifact(id, file).await? else {
+    let Some(artifact) = runs::listed(&app, id, file).await? else {
         let message =
             format!("no report: the run ended {}; see its logs at /runs/{id}/artifacts", run.state);
         return Err(ApiError::new(ErrorCode::ReportUnavailable, message));

@@ -72,12 +72,15 @@ pub struct PointView {
     pub driver: Option<String>,
     pub host: Option<String>,
     pub headline: Headline,
+    /// Figures that are means in place of medians, of a run of an earlier version; `null` if its
+    /// report was not read for them.
+    pub means: Option<Vec<FigureName>>,
 }
 
 impl From<StoredPoint> for PointView {
     fn from(it: StoredPoint) -> Self {
-        let StoredPoint { run, at, revision, mode, build, driver, host, headline, .. } = it;
-        Self { run_id: run, queued_at: at, revision, mode, build, driver, host, headline }
+        let StoredPoint { run, at, revision, mode, build, driver, host, headline, means, .. } = it;
+        Self { run_id: run, queued_at: at, revision, mode, build, driver, host, headline, means }
     }
 }
 
@@ -128,6 +131,7 @@ impl SeriesView {
             driver: None,
             host: None,
             headline,
+            means: Some(vec![]),
         };
         let series = SeriesList::example().series.remove(0);
         Self { series, points: vec![point], noise_pct, change_points: vec![], next_cursor: None }

@@ -22,7 +22,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::{
     report::example_report,
-    runs::{example, find_ended, read_listed},
+    runs::{example, find_ended, listed, read_listed},
 };
 use crate::{
     http::{
@@ -263,12 +263,12 @@ pub(crate) fn read(stored: &[u8], id: RunId, name: &str) -> Result<StoredTable, 
 /// Reads the file of tables that an ended run left.
 pub(crate) async fn stored(app: &App, id: RunId) -> Result<Vec<u8>, ApiError> {
     let run = find_ended(app, id).await?;
-    if app.store.artifact(id, layout::TABLES).await?.is_none() {
+    let Some(artifact) = listed(app, id, layout::TABLES).await? else {
         let message = format!(
             "run {id} ended {} without tables; its files are at /runs/{id}/artifacts",
             run.state
         );
         return Err(ApiError::new(ErrorCode::ReportUnavailable, message));
-    }
-    read_listed(app, id, layout::TABLES).await
+    };
+    read_listed(app, id, &artifact).await
 }

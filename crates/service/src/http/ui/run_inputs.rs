@@ -81,8 +81,8 @@ pub async fn of(
         return Ok(Some(RunInputs { name: stored.name, stored: Some(id), samples, more }));
     }
     let mut found = RunInputs { name: manifest, stored: None, samples: Vec::new(), more: 0 };
-    if artifacts.iter().any(|it| it.path == layout::INPUT_MANIFEST) {
-        let text = runs::read_listed(app, run.run_id, layout::INPUT_MANIFEST).await?;
+    if let Some(listed) = artifacts.iter().find(|it| it.path == layout::INPUT_MANIFEST) {
+        let text = runs::read_listed(app, run.run_id, listed).await?;
         match parse_manifest(&text) {
             Ok(ManifestSamples { samples, .. }) => {
                 found.more = samples.len().saturating_sub(MAX_SAMPLES);

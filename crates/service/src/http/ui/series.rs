@@ -8,7 +8,7 @@ use axum::{
     Extension,
     extract::{Path, State, rejection::PathRejection},
 };
-use llmprof_core::domain::headline::FigureName;
+use llmprof_core::domain::headline::{FigureName, FigureStatistic};
 use llmprof_report::charts::series::{SeriesDot, SeriesLevel, series as chart};
 use serde::{Deserialize, Serialize};
 
@@ -86,7 +86,8 @@ struct SeriesDetails<'a> {
 #[derive(Serialize)]
 struct FigureChart {
     name: &'static str,
-    title: &'static str,
+    /// With the statistic of the drawn runs.
+    title: String,
     unit: &'static str,
     noise_pct: Option<f64>,
     chart: String,
@@ -105,7 +106,7 @@ struct FigureChange {
 #[derive(Serialize)]
 struct FigureColumn {
     name: &'static str,
-    title: &'static str,
+    title: String,
     unit: &'static str,
 }
 
@@ -129,12 +130,23 @@ pub async fn show(
         figures: names.iter().map(|figure| draw(&view, *figure)).collect(),
         columns: names
             .iter()
-            .map(|it| FigureColumn { name: it.as_str(), title: it.title(), unit: it.unit() })
+            .map(|it| FigureColumn { name: it.as_str(), title: title(&view, *it), unit: it.unit() })
             .collect(),
         view: &view,
         query: &query,
     };
     HtmlPage::render(Some(&caller), "series.html", details)
+}
+
+/// The statistic of a figure in a point that has it.
+fn statistic(point: &PointView, figure: FigureName) -> Option<FigureStatistic> {
+    point.headline.get(figure).and(figure.statistic(point.means.as_deref()))
+}
+
+/// The title of a figure with the statistic of the shown runs.
+fn title(view: &SeriesView, figure: FigureName) -> String {
+    let of_runs = view.points.iter().filter_map(|it| statistic(it, figure));
+    figure.title_by(FigureStatistic::of_all(of_runs))
 }
 
 fn draw(view: &SeriesView, figure: FigureName) -> FigureChart {
@@ -143,8 +155,13 @@ fn draw(view: &SeriesView, figure: FigureName) -> FigureChart {
     let dot = |(point, value): &(&PointView, f64)| SeriesDot {
         value: *value,
         tooltip: format!(
-            "{value:.4} {}, {}, {}",
+            "{value:.4} {}{}, {}, {}",
             figure.unit(),
+            match statistic(point, figure) {
+                Some(FigureStatistic::Mean) => " (mean)",
+                Some(FigureStatistic::Unknown) => " (median or mean)",
+                _ => "",
+            },
             point.revision.as_deref().unwrap_or("no revision"),
             point.queued_at
         ),
@@ -167,7 +184,8 @@ fn draw(view: &SeriesView, figure: FigureName) -> FigureChart {
             SeriesLevel { from: *from, to, mean }
         })
         .collect();
-    let text = format!("{} of {} runs, oldest first", figure.title(), runs.len());
+    let title = title(view, figure);
+    let text = format!("{title} of {} runs, oldest first", runs.len());
     let changes = changes.into_iter().map(|it| FigureChange {
         worse: (it.change_pct > 0.0) == figure.lower_is_better(),
         previous: place(it)
@@ -177,10 +195,10 @@ fn draw(view: &SeriesView, figure: FigureName) -> FigureChart {
     });
     FigureChart {
         name: figure.as_str(),
-        title: figure.title(),
         unit: figure.unit(),
         noise_pct: view.noise_pct.get(figure),
-        chart: chart(&format!("chart-{figure}"), (figure.title(), &text), &dots, &levels),
+        chart: chart(&format!("chart-{figure}"), (&title, &text), &dots, &levels),
+        title,
         changes: changes.collect(),
     }
 }

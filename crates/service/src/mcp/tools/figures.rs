@@ -123,6 +123,10 @@ pub fn formula(table: &str, column: &str, cause: Option<&str>) -> Option<&'stati
              an even number, the shorter of the two in the middle",
         ),
         ("request_latency", "p50_ms") => Some("median over the requests of the pass's loads"),
+        ("request_latency", "std_error_ms") => Some(
+            "standard deviation of the loads' medians / sqrt(loads); of one load, the 95 % \
+             interval of the median by order statistics / (2 x 1.96)",
+        ),
         ("request_loads", "tokens_per_s") => {
             Some("1000 x output_tokens / ms; of several loads, the sums over them")
         }

@@ -53,10 +53,7 @@ pub(crate) async fn file(
         RequestedRange::Unsatisfiable => return Ok(unsatisfiable(size)),
     };
     let (dir, listed) = (folder.to_owned(), artifact.clone());
-    let opened = runtime::blocking(move || {
-        packed::check_stored(&dir, &listed)?;
-        packed::open_stored(&dir.join(&listed.path))
-    });
+    let opened = runtime::blocking(move || packed::open_artifact(&dir, &listed));
     let opened = opened.await.map_err(io::Error::other).and_then(|opened| opened);
     let (file, is_packed) = match opened {
         Ok(opened) => opened,

@@ -6,7 +6,7 @@ use llmprof_analyze::series::{
     gate_thresholds::RequestedFigures,
 };
 use llmprof_core::domain::{
-    headline::{FigureName, SeriesIdentity},
+    headline::{FigureName, FigureStatistic, SeriesIdentity},
     state::RunState,
 };
 use llmprof_report::gate::{DroppedFigure, GateFigure, GateReport};
@@ -34,10 +34,12 @@ struct GateSides {
 impl GateSides {
     /// The values of a figure on both sides.
     fn of(&self, figure: FigureName) -> FigureSides {
-        FigureSides::new(values(&self.baseline, figure), values(&self.candidate, figure)).in_series(
-            noise(&self.earlier, &self.changes, figure),
-            values(&self.around_baseline(figure), figure),
-        )
+        let of_baseline = statistic(&self.baseline, figure);
+        let mut around = self.around_baseline(figure);
+        around.retain(|it| it.statistic(figure) == of_baseline);
+        FigureSides::new(values(&self.baseline, figure), values(&self.candidate, figure))
+            .in_series(noise(&self.earlier, &self.changes, figure), values(&around, figure))
+            .of_statistics([of_baseline, statistic(&self.candidate, figure)])
     }
 
     /// The earlier runs between the change points of a figure around the baseline.
@@ -54,6 +56,11 @@ impl GateSides {
 /// The value of a figure in each point.
 fn values(points: &[StoredPoint], figure: FigureName) -> impl Iterator<Item = Option<f64>> {
     points.iter().map(move |it| it.headline.get(figure))
+}
+
+/// The statistic of a figure in the points that have it.
+fn statistic(points: &[StoredPoint], figure: FigureName) -> Option<FigureStatistic> {
+    FigureStatistic::of_all(points.iter().filter_map(|it| it.statistic(figure)))
 }
 
 /// Decides a gate; whatever prevents a decision is a reason of an inconclusive one.

@@ -100,16 +100,22 @@ pub(crate) fn check_labels(labels: &[Label]) -> Result<(), ApiError> {
 }
 
 /// Checks a label of a run against the bounds of its schema. Filters list labels separated by
-/// commas, so a label with one would never be found.
+/// commas and spaces, so a label with a comma, or with a space at an end, would never be found.
 pub(crate) fn check_label(name: &str, label: &str) -> Result<(), ApiError> {
     check_text(name, label, 1..=MAX_LABEL)?;
-    if !label.contains(',') {
+    let message = if label.contains(',') {
+        format!(
+            "{name} {label:?} contains a comma, which separates labels in a filter; send two \
+             labels, or write another character"
+        )
+    } else if label.trim() != label {
+        format!(
+            "{name} {label:?} starts or ends with a space, which a filter leaves out; send it \
+             without the space"
+        )
+    } else {
         return Ok(());
-    }
-    let message = format!(
-        "{name} {label:?} contains a comma, which separates labels in a filter; send two labels, \
-         or write another character"
-    );
+    };
     Err(ApiError::new(ErrorCode::InvalidRequest, message))
 }
 

@@ -28,7 +28,7 @@ use llmprof_core::domain::{
     headline::Headline,
     ids::{RunId, SweepId},
     mode::Mode,
-    run_files::DamagedFile,
+    run_files::{ArtifactRecord, DamagedFile},
     state::{RunState, Scheduled, Step, StepRecord},
     subject::{RunSpec, SubjectKind},
 };
@@ -38,7 +38,7 @@ use utoipa::ToSchema;
 use self::{expected::ExpectedRun, realised::RealisedSaving};
 use super::artifacts::send;
 use crate::{
-    artifact::packed::read_own,
+    artifact::packed,
     http::{
         auth::access::{Caller, check_owner},
         error::{ApiError, ErrorCode},
@@ -245,14 +245,34 @@ pub(crate) fn require_ended(run: &StoredRun) -> Result<(), ApiError> {
     Err(ApiError::new(ErrorCode::RunNotFinished, message))
 }
 
+/// The record of a file of a run that was found before; `None` if the run has no such file. A run
+/// that was deleted meanwhile is not found.
+pub(crate) async fn listed(
+    app: &App,
+    id: RunId,
+    path: &str,
+) -> Result<Option<ArtifactRecord>, ApiError> {
+    let artifact = app.store.artifact(id, path).await?;
+    if artifact.is_none() {
+        find(app, id).await?;
+    }
+    Ok(artifact)
+}
+
 /// Reads a file of a run that the store lists; a run that was deleted meanwhile is not found.
-pub(crate) async fn read_listed(app: &App, id: RunId, name: &str) -> Result<Vec<u8>, ApiError> {
+pub(crate) async fn read_listed(
+    app: &App,
+    id: RunId,
+    artifact: &ArtifactRecord,
+) -> Result<Vec<u8>, ApiError> {
     let folder = app.runs.join(id.to_string());
-    let path = folder.join(name);
-    let read = runtime::blocking(move || read_own(&path)).await;
+    let (dir, listed) = (folder.clone(), artifact.clone());
+    let read = runtime::blocking(move || packed::read_artifact(&dir, &listed)).await;
     match read.map_err(|error| ApiError::internal(&error))? {
         Ok(bytes) => Ok(bytes),
-        Err(error) => Err(send::unreadable(&folder, name, &error, || not_found(id)).await),
+        Err(error) => {
+            Err(send::unreadable(&folder, &artifact.path, &error, || not_found(id)).await)
+        }
     }
 }
 

@@ -28,7 +28,7 @@ use utoipa::ToSchema;
 #[schema(
     min_length = 1,
     max_length = 64,
-    pattern = r"^[^,\u0000-\u001f\u007f-\u009f]+$",
+    pattern = r"^[^,\s\x00-\x1f\x7f-\x9f]([^,\x00-\x1f\x7f-\x9f]*[^,\s\x00-\x1f\x7f-\x9f])?$",
     example = "nightly"
 )]
 pub struct Label(pub String);
