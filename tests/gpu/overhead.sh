@@ -40,6 +40,8 @@ for _ in $(seq "$rounds"); do
     operator_ranges=false
     trace 'ranges of stages alone' '' nvtx
     trace 'all, as llmprof traces' '' cuda,nvtx
+    trace 'all, with calls of the OS' '' cuda,nvtx,osrt
+    trace 'all, with calls of cuBLAS' '' cuda,nvtx,cublas
     trace 'ranges, metrics of the GPU at 10 kHz' '' nvtx --gpu-metrics-devices=cuda-visible \
         --gpu-metrics-frequency=10000
     operator_ranges=true

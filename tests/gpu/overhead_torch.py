@@ -28,10 +28,12 @@ TRACERS = {
         "--gpu-metrics-frequency=10000",
     ],
     "kernels and calls, as llmprof traces": [*NSYS, *QUIET, "--trace=cuda,nvtx"],
+    "the same, with calls of the OS": [*NSYS, *QUIET, "--trace=cuda,nvtx,osrt"],
+    "the same, with calls of cuBLAS and cuDNN": [*NSYS, *QUIET, "--trace=cuda,nvtx,cublas,cudnn"],
     "the same, with CPU samples and switches": [
         *NSYS, "--sample=process-tree", "--cpuctxsw=process-tree", "--trace=cuda,nvtx",
     ],
-    "the same, system-wide": [
+    "the same, samples and switches system-wide": [
         *NSYS, "--sample=system-wide", "--cpuctxsw=system-wide", "--trace=cuda,nvtx",
     ],
 }
@@ -89,10 +91,10 @@ def main():
     _, torch, transformers = versions.split()
     print(f"PyTorch {torch}, transformers {transformers}")
     least = min(medians["unprofiled"])
-    print(f"{'prefill of 16 layers of transformers':40} lowest ms  overhead %  medians of the rounds, ms")
+    print(f"{'prefill of 16 layers of transformers':44} lowest ms  overhead %  medians of the rounds, ms")
     for name, values in medians.items():
         rounds = " ".join(f"{value:.2f}" for value in values)
-        print(f"{name:40} {min(values):9.2f} {100 * (min(values) / least - 1):11.0f}  {rounds}")
+        print(f"{name:44} {min(values):9.2f} {100 * (min(values) / least - 1):11.0f}  {rounds}")
     print(f"took {time.monotonic() - began:.0f} s")
 
 

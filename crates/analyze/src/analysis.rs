@@ -240,7 +240,7 @@ fn analyze_as(
     let own = capture.as_ref().filter(|_| only_traced);
     let knows_gaps = !analysis.withheld.has_in_capture(TimelineFigure::LongCalls);
     let devices = own.map(|capture| StepDevices { splits: &splits, capture, knows_gaps });
-    analysis.step_times = step_times::step_times(&baseline, devices.as_ref());
+    analysis.add_step_times(&baseline, devices.as_ref());
     let work = analysis.model_work(trace, model, &baseline);
     analysis.cost = work.as_ref().and_then(ModelWork::cost);
     analysis.step = analysis.step.take().or_else(|| decode_timeline::unprofiled_step(&baseline));

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use llmprof_core::domain::digits::figure;
 use serde::{Deserialize, Serialize};
 
+use self::measured::unknown_noise;
 pub use self::measured::{Measured, repeats_to_halve};
 use super::stats::{Spread, percent};
 use crate::compare::student::{ALPHA, Difference, Estimate};
@@ -25,12 +26,13 @@ pub const RUN_DRIFT_PCT: f64 = 5.0;
 pub const RULE: &str = "\
     A change is significant if Welch's t-test finds it at alpha 0.05. Host times are tested by \
     their repeats, kernels by their own calls, steps of an engine and stages of its requests by \
-    their instances; if earlier runs are given, all also by the variation between those runs. \
-    Without earlier runs a change by at most 5 % that is tested by calls or instances gets no \
-    verdict: they do not show the variation between runs. Within noise gives the smallest change \
-    that would have been found with probability 0.8. Of the operators or kernels that are called \
-    slower or faster, at most 5 % are expected to be unchanged (Benjamini and Hochberg); about 5 \
-    of 100 unchanged stages are significant by chance.";
+    their instances, latencies by the loads of a run or the requests of its one load; if earlier \
+    runs are given, all also by the variation between those runs. Without earlier runs a change by \
+    at most 5 % that is tested by calls, instances or requests gets no verdict: they do not show \
+    the variation between runs. Within noise gives the smallest change that would have been found \
+    with probability 0.8. Of the operators or kernels that are called slower or faster, at most \
+    5 % are expected to be unchanged (Benjamini and Hochberg); about 5 of 100 unchanged stages are \
+    significant by chance.";
 
 /// One fact about both runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -300,14 +302,7 @@ impl VerdictBasis<'_> {
             );
         }
         let (Some(x), Some(y)) = (a.estimate(), b.estimate()) else {
-            let lacking: Vec<&str> = [("A", a), ("B", b)]
-                .iter()
-                .filter(|(_, it)| it.noise_ms.is_none())
-                .map(|(name, _)| *name)
-                .collect();
-            let reason =
-                format!("measured once in {}: its noise is unknown", lacking.join(" and "));
-            return JudgedChange::without_test(ChangeVerdict::Unknown, reason);
+            return JudgedChange::without_test(ChangeVerdict::Unknown, unknown_noise(a, b));
         };
         let within = Difference::of(&x, &y);
         let between = self

@@ -8,6 +8,7 @@
 mod cause;
 mod causes;
 mod evidence;
+mod few_steps;
 mod floors;
 mod gaps;
 pub mod host_copies;
@@ -29,8 +30,14 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    cause::LedgerCause, evidence::tile_fills, gaps::CauseRanges, necessary::work, rows::length_of,
-    savings::launch_ns, step_floors::step_floors,
+    cause::LedgerCause,
+    evidence::tile_fills,
+    few_steps::{FewSteps, StepOfCause, varying},
+    gaps::CauseRanges,
+    necessary::work,
+    rows::length_of,
+    savings::launch_ns,
+    step_floors::step_floors,
 };
 
 use llmprof_core::{
@@ -39,8 +46,8 @@ use llmprof_core::{
 };
 
 use self::{
-    evidence::KernelEvidence, floors::Rates, necessary::NecessaryWork, rows::StageRows,
-    stage_floors::stage_floors,
+    evidence::KernelEvidence, floors::Rates, missing_figures::ModelState, necessary::NecessaryWork,
+    rows::StageRows, stage_floors::stage_floors,
 };
 use super::{
     Analysis,
@@ -287,20 +294,25 @@ pub fn ledger(analysis: &Analysis, input: &LedgerInput) -> Ledger {
     let mut names: Vec<&str> = STAGES.to_vec();
     let measured = input.splits.stages.iter().map(|it| it.stage.as_str());
     names.extend(measured.filter(|it| !STAGES.contains(it)));
+    let advice = catalogue::STATED_MODEL_REFUTED.advice.unwrap_or_default();
+    let model = match analysis.why_refuted() {
+        Some(why) => ModelState::Refuted(format!("{why} {advice}")),
+        None if analysis.stated.is_some() || input.work.is_some() => ModelState::Known,
+        None => ModelState::Unstated,
+    };
     let mut ledger = Ledger::default();
     for stage in names {
         let split = input.splits.stages.iter().find(|it| it.stage == stage);
         let split = split.filter(|_| is_complete(analysis, stage));
         let Some(times) = StageTimes::of(analysis, stage, split) else { continue };
-        let mut floors = stage_floors(analysis, &times, input, &rates);
-        let advice = catalogue::STATED_MODEL_REFUTED.advice.unwrap_or_default();
-        floors.missing.extend(analysis.why_refuted().map(|why| format!("{why} {advice}")));
+        let floors = stage_floors(analysis, &times, input, &rates);
         if times.split.is_none() && !floors.is_model {
             continue;
         }
         let rows = StageRows {
             times: &times,
             floors: &floors,
+            model: &model,
             evidence: &evidence,
             rates: &rates,
             launch_ns: input.launch_ns,

@@ -16,7 +16,7 @@ use super::{
     events::Events,
     stages::{
         DECODE, PREFILL, STAGES,
-        repeat_medians::{RepeatMedians, repeat_medians},
+        repeat_medians::{RepeatMedians, SlowestRepeats, repeat_medians},
     },
     stats::Spread,
 };
@@ -85,7 +85,7 @@ pub fn samples(events: &Events) -> Samples {
         of(WALL, |row| Some(row.wall_ms)),
     ];
     let spreads = spreads.into_iter().flatten().collect();
-    Samples { rows, spreads, medians: repeat_medians(events) }
+    Samples { rows, spreads, medians: repeat_medians(events, &SlowestRepeats::new()) }
 }
 
 fn row(events: &Events, about: &SampleStart) -> Option<SampleTiming> {

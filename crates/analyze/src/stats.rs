@@ -1,6 +1,8 @@
 //! Statistics over repeats that never return non-finite numbers.
 
-pub use llmprof_core::domain::median::{lower_median, lower_median_of, median, median_of};
+pub use llmprof_core::domain::median::{
+    has_two_halves, lower_median, lower_median_of, median, median_of,
+};
 use serde::{Deserialize, Serialize};
 
 /// Variation of a measured quantity over repeats; the containing field's name has the unit.

@@ -5,14 +5,17 @@ mod by_process;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_core::trace::{collectives::Collectives, engine_steps::StepClass, timeline::pid_of};
+use llmprof_core::{
+    domain::median::median_name,
+    trace::{collectives::Collectives, engine_steps::StepClass, timeline::pid_of},
+};
 use serde::{Deserialize, Serialize};
 
 use self::by_process::by_process;
 pub use self::by_process::{do_differ, process_and_rank, process_name};
 use crate::{
     stages::step_times::{LEAST_MEDIAN, TYPICAL_PART},
-    stats::{Spread, lower_median, median, ratio},
+    stats::{Spread, has_two_halves, lower_median, median, ratio},
     timeline::{
         engine_steps::{EngineStepRecord, StepPhase},
         step_states::StepState,
@@ -60,6 +63,9 @@ pub struct StepBatch {
     /// Its median, the time of a measured step: of an even number, the shorter of the two in the
     /// middle.
     pub p50_ms: f64,
+    /// True if these two differ by more than 5 %: `p50_ms` is called the lower median.
+    #[serde(default)]
+    pub has_two_halves: bool,
     /// Median of `period_ms` of its steps, milliseconds: in decode, the time between two tokens of
     /// a request. `null` if fewer than three of these follow on such a step: an engine without
     /// requests waits.
@@ -159,6 +165,11 @@ impl StepBatch {
     /// True for decode steps by speculation: the capture does not record how many tokens they keep.
     pub const fn is_speculative(&self) -> bool {
         self.drafts.is_some() || self.verify_ms.is_some() || self.computed_tokens.is_some()
+    }
+
+    /// The name of `p50_ms`.
+    pub const fn median_word(&self) -> &'static str {
+        median_name(self.has_two_halves)
     }
 
     /// The time from one step to the next, or of a step.
@@ -282,6 +293,7 @@ fn batch(
         process: None,
         rank: None,
         ms: Spread::of(times.iter().copied())?,
+        has_two_halves: has_two_halves(times.iter().copied()),
         p50_ms: lower_median(times)?,
         period_ms,
         periods_ms: periods.and_then(Spread::of),

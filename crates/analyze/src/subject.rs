@@ -78,6 +78,15 @@ impl Analysis {
                 "Record with record_shapes=True. Kernels of graphs have the operators of their \
                  captures: add the traces of these. Kernels of other libraries have no operator.",
             ),
+            SubjectKind::Import if self.speculates() => (
+                "No FLOPs are computed for speculative decoding, whose draft model cannot be \
+                 stated.",
+                "Compare tokens per second with and without speculation.",
+            ),
+            SubjectKind::Import if self.stated.is_some() => (
+                "The FLOPs of the stated model are unknown in every stage.",
+                "Read the findings on the stated model, and the reasons of the gap ledger.",
+            ),
             SubjectKind::Import => (
                 "The FLOPs are unknown: a capture of another program has no operator shapes.",
                 "State the model with `model_config` and `prompt_tokens`, or import ncu pages for \

@@ -52,7 +52,9 @@ pub use self::{
     cited::{Cited, Figure, Source},
     reasons::Reason,
 };
-pub(crate) use self::{on_findings::why_unended, ran::is_on_cpu};
+pub(crate) use self::{
+    on_findings::why_unended, outliers::are_stated as are_outliers_stated, ran::is_on_cpu,
+};
 use self::{once::StatedSentences, stored::StoredAnswer};
 use super::{
     RunFacts,

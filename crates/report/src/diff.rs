@@ -5,6 +5,7 @@
 mod checks;
 mod limit;
 mod overview;
+mod request_latencies;
 mod steps;
 mod stored;
 mod units;
@@ -190,6 +191,9 @@ fn side(
     }
     for (name, ms) in steps::rows(&report.step_batches) {
         add("", &name, Measured::over_instances(&ms));
+    }
+    for (name, measured) in request_latencies::rows(&report.request_latency) {
+        add("", &name, measured);
     }
     // Parts of decodes are not comparable with each other or with whole ones.
     let operators = report.operator_repeats.iter().filter(|it| !is_cut(&it.stage));

@@ -10,7 +10,7 @@ use llmprof_analyze::series::{
     gate::GateVerdict, gate_decision::DecidedFigure, gate_thresholds::FigureRequest,
 };
 use llmprof_core::domain::{
-    headline::FigureName,
+    headline::{FigureName, FigureStatistic},
     ids::RunId,
     webhook_event::{EventMessage, WebhookEvent},
 };
@@ -55,6 +55,10 @@ pub struct GateFigure {
     #[serde(default = "named")]
     #[cfg_attr(feature = "schema", schema(required = true))]
     pub requested: FigureRequest,
+    /// Statistic of a time or rate over the repeats of each run; `mixed` gets no verdict. `null`
+    /// for other figures, and in gates of earlier versions.
+    #[serde(default)]
+    pub statistic: Option<FigureStatistic>,
     /// Means of both sides, in the unit of the figure.
     pub baseline: Option<f64>,
     pub candidate: Option<f64>,
@@ -75,12 +79,13 @@ fn named() -> FigureRequest {
 
 impl From<DecidedFigure> for GateFigure {
     fn from(it: DecidedFigure) -> Self {
-        let DecidedFigure { threshold, baseline, candidate, decision } = it;
+        let DecidedFigure { threshold, baseline, candidate, statistic, decision } = it;
         Self {
             figure: threshold.figure,
             verdict: decision.verdict,
             threshold_pct: threshold.pct,
             requested: threshold.request,
+            statistic,
             baseline,
             candidate,
             worse_pct: decision.worse_pct,
@@ -93,8 +98,13 @@ impl From<DecidedFigure> for GateFigure {
 }
 
 impl GateFigure {
+    /// The title, with the statistic of its runs.
+    fn title(&self) -> String {
+        self.figure.title_by(self.statistic)
+    }
+
     fn sentence(&self) -> String {
-        let (title, unit) = (self.figure.title(), self.figure.unit());
+        let (title, unit) = (self.title(), self.figure.unit());
         if self.baseline.is_none() && self.candidate.is_none() {
             return format!("{title}: {}", self.reason);
         }
@@ -196,6 +206,7 @@ impl GateReport {
             verdict: GateVerdict::Regression,
             threshold_pct: 3.0,
             requested: FigureRequest::Slower,
+            statistic: Some(FigureStatistic::Median),
             baseline: Some(0.67),
             candidate: Some(0.704),
             worse_pct: Some(5.07),

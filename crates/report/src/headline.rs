@@ -29,6 +29,7 @@ pub fn point(report: &LLMProfileReport) -> SeriesPoint {
     SeriesPoint {
         identity: identity(report),
         headline: Headline::of(|name| figure(report, name)),
+        means: FigureName::ALL.iter().copied().filter(|name| is_mean(report, *name)).collect(),
         build: format!("{}{commit}", environment.llmprof),
         driver: environment.driver.clone(),
         host: environment.hostname.clone(),
@@ -69,6 +70,11 @@ fn figure(report: &LLMProfileReport, name: FigureName) -> Option<f64> {
         FigureName::Mfu => mfu(&report.mfu, waits(report))?.datasheet_pct,
         FigureName::Energy => energy(report),
     }
+}
+
+/// True for the mean that a report of an earlier version has in place of a median.
+fn is_mean(report: &LLMProfileReport, name: FigureName) -> bool {
+    HeadlineSource::of(report, name).is_some_and(|it| it.is_mean())
 }
 
 fn times(report: &LLMProfileReport) -> TimeRecords<'_> {

@@ -153,7 +153,7 @@ mod tests {
     fn a_wait_that_no_sentence_names_leaves_no_tile_out() {
         let stages: &[&str] = &["prefill", "decode_all"];
         for (stages, batches, labels) in [
-            (stages, json!([]), ["First token", "Per token", "GPU busy", "MFU"].as_slice()),
+            (stages, json!([]), ["First token", "Decode step", "GPU busy", "MFU"].as_slice()),
             (&stages[1..], batches(false), ["Decode step", "GPU busy", "MFU"].as_slice()),
         ] {
             let report = report(stages, 0.5, batches);

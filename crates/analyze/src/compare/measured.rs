@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     compare::student::{Difference, Estimate},
+    requests::LatencyRecord,
     samples::SampleSpread,
     stats::Spread,
     timeline::duration_stats::DurationStats,
@@ -36,6 +37,11 @@ pub struct Measured {
 }
 
 impl Measured {
+    /// True if a single value was measured, which has no noise.
+    fn is_single(&self) -> bool {
+        self.repeats.or(self.calls).is_none_or(|values| values <= 1)
+    }
+
     /// A mean over repeats.
     pub fn over_repeats(ms: &Spread, calls: Option<u64>) -> Self {
         Self::from_estimate(ms.mean, Estimate::of(ms), calls, Some(u64::from(ms.n)))
@@ -52,6 +58,16 @@ impl Measured {
     /// A mean over instances of one run, which do not show the variation between runs.
     pub fn over_instances(ms: &Spread) -> Self {
         Self::from_estimate(ms.mean, Estimate::of(ms), Some(u64::from(ms.n)), None)
+    }
+
+    /// The median latency of requests. Several loads are repeats; the requests of a single load do
+    /// not show the variation between loads.
+    pub fn over_requests(it: &LatencyRecord) -> Self {
+        let loads = Some(it.loads).filter(|loads| *loads > 1);
+        let freedom = loads.unwrap_or(it.n) as f64 - 1.0;
+        let estimate = it.std_error_ms.filter(|_| freedom > 0.0);
+        let estimate = estimate.map(|std_error| Estimate { mean: it.p50_ms, std_error, freedom });
+        Self::from_estimate(it.p50_ms, estimate, Some(it.n), loads)
     }
 
     /// The time of a kernel in one repeat, with the noise of its own calls; of all its calls if
@@ -99,6 +115,21 @@ impl Measured {
         let it = self.estimate()?;
         let freedom = (it.freedom + 1.0) * times - 1.0;
         (freedom > 0.0).then(|| Estimate { std_error: it.std_error / times.sqrt(), freedom, ..it })
+    }
+}
+
+/// The reason of a verdict for which a side lacks its noise.
+pub(super) fn unknown_noise(a: &Measured, b: &Measured) -> String {
+    let is_lacking = |(_, it): &(&str, &Measured)| it.noise_ms.is_none();
+    let lacking: Vec<(&str, &Measured)> =
+        [("A", a), ("B", b)].into_iter().filter(is_lacking).collect();
+    let names: Vec<&str> = lacking.iter().map(|(name, _)| *name).collect();
+    let names = names.join(" and ");
+    match lacking.iter().all(|(_, it)| it.is_single()) {
+        true => format!("measured once in {names}: its noise is unknown"),
+        false => {
+            format!("noise unknown in {names}: too few values, or a report of an earlier version")
+        }
     }
 }
 

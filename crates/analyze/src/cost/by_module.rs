@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Cost;
+use crate::operators::rolled_paths::is_index;
 
 /// Sum over the operators of one module.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,9 +47,7 @@ pub fn by_module(cost: &Cost, depth: usize) -> Vec<CostOfModule> {
 
 fn first_parts(path: &str, depth: usize) -> &str {
     let ends = path.match_indices('.').map(|(at, _)| at).chain([path.len()]);
-    let is_layer = |segment: &str| {
-        segment == "*" || !segment.is_empty() && segment.bytes().all(|it| it.is_ascii_digit())
-    };
+    let is_layer = |segment: &str| segment == "*" || is_index(segment);
     let next = |at: usize| path[at..].trim_start_matches('.').split('.').next().unwrap_or("");
     let mut ends = ends.filter(|at| !is_layer(next(*at)));
     ends.nth(depth.saturating_sub(1)).map_or(path, |at| &path[..at])

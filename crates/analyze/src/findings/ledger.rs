@@ -25,7 +25,7 @@ use super::{
 use crate::{
     Analysis,
     ledger::{
-        CauseRanges, Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage,
+        CauseRanges, FewSteps, Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage,
         host_copies::HostCopies,
     },
     stages::{BETWEEN_STEPS, DECODE, PREFILL, in_sentence},
@@ -56,6 +56,8 @@ const IN_RANGE_AND_CALLS: &str = "Shorten the range in which the GPU idles longe
 const LONG_GAPS: &str = "Find what the host does in these gaps: sample the CPU, or open ranges in \
                          the program. Then shorten this work, or move it to another thread.";
 const SAMPLED_GAPS: &str = "Shorten the host's work in these gaps, or move it to another thread.";
+/// The remedy of a cause that few steps have.
+const FEW_STEPS: &str = "Find what differs there: the others have little of this time.";
 /// Gaps longer than this are not the overhead of launches: the host does other work, nanoseconds.
 const LONG_GAP_NS: f64 = long_calls::LONG_CALL_NS as f64;
 
@@ -112,12 +114,15 @@ fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
         Some(ns) => ("At most ", ns, own_pct(&analysis.ledger, stage, ns)?),
         None => ("", row.ns, own_share_pct(&analysis.ledger, row).unwrap_or(0.0)),
     };
+    let few = analysis.ledger.few_steps(&analysis.step_times, row);
     let message = format!(
-        "{at_most}{share:.0} % of {}, {} ms: {}.",
+        "{at_most}{share:.0} % of {}, {} ms: {}{}.",
         own_name(&analysis.ledger, &row.stage),
         figure(Nanos(ns).as_ms()),
-        host_words(&analysis.ledger, row)
+        host_words(&analysis.ledger, row),
+        few.as_ref().map(FewSteps::words).unwrap_or_default()
     );
+    let is_of_few = few.is_some_and(|it| it.is_only);
     let is_of_cause = |id: &FindingId| id.id.strip_prefix("ledger_") == Some(row.cause.as_str());
     let id = RULES.iter().map(|rule| rule.id).find(is_of_cause)?;
     let mut found = Finding::new(id, message)
@@ -130,10 +135,14 @@ fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
     if !at_most.is_empty() {
         found = found.with("traced ms", figure(Nanos(row.ns).as_ms()));
     }
-    if let Some(advice) = advice(&analysis.ledger, row, has_samples(analysis, &row.stage)) {
-        found = found.advise(advice);
+    if analysis.ledger.is_of_busiest(row) {
+        found = found.with("max saving of", "the busiest GPU");
     }
-    if let Some(copies) = analysis.host_copies.get(&row.stage)
+    if let Some(advice) = advice(&analysis.ledger, row, has_samples(analysis, &row.stage)) {
+        found = found.advise(if is_of_few { advice_of_few(row, advice) } else { advice });
+    }
+    if !is_of_few
+        && let Some(copies) = analysis.host_copies.get(&row.stage)
         && let Some(more) = pinned(row, copies, pct)
     {
         let advice = found.advice.as_deref().unwrap_or_default();
@@ -271,6 +280,17 @@ pub fn advice(ledger: &Ledger, row: &LedgerRow, is_sampled: bool) -> Option<&'st
     }
     let of_work = row.cause.remedy_by(row.largest.as_deref());
     of_work.or_else(|| catalogue::named(&format!("ledger_{}", row.cause.as_str()))?.advice)
+}
+
+/// The remedy of a cause that few steps have. Calls that prepare code keep theirs.
+pub fn advice_of_few<'a>(row: &LedgerRow, usual: &'a str) -> &'a str {
+    let is_call = row.cause == LedgerCause::GapLongCall
+        && row.largest.as_deref().is_some_and(|it| !it.starts_with(long_calls::IN_RANGE));
+    match row.cause {
+        _ if is_call => usual,
+        LedgerCause::LongLaunches => usual,
+        _ => FEW_STEPS,
+    }
 }
 
 /// The largest kernels of a row with their time, and the evidence of their largest member, whose

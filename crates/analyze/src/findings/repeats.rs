@@ -13,6 +13,7 @@ use super::Rule;
 use crate::{
     Analysis,
     events::Events,
+    ledger::varying,
     stages::{self, DECODE, PREFILL, STAGES, in_sentence},
     stats::{Spread, ratio},
 };
@@ -21,6 +22,9 @@ use crate::{
 const ENOUGH_REPEATS: u32 = 3;
 /// A mean over repeats is noisy above this coefficient of variation, percent.
 const NOISY_CV_PCT: f64 = 10.0;
+/// The remedy of a variance that few steps make.
+const OF_FEW_STEPS: &str = "Find what differs in the longest steps (table step_times). If they \
+                            prepare code or allocate, do that before the recording.";
 /// A first repeat was not warm from this multiple of the slowest of the others.
 const COLD_RATIO: f64 = 1.2;
 
@@ -78,10 +82,17 @@ fn high_variance(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     };
     let noisy = |(stage, ms): (String, Spread)| {
         let cv = ms.cv_pct().filter(|cv| *cv > NOISY_CV_PCT)?;
+        // The steps of a repeat have a spread of their own.
+        let is_of = |of: &Spread| of.n == ms.n && (of.mean - ms.mean).abs() <= 1e-6 * ms.mean;
+        let steps = analysis.step_times.iter().find(|it| it.stage == stage && is_of(&it.ms));
+        let few = steps.and_then(varying);
+        let without = few.as_ref().map(|(few, rest)| format!(", and {rest:.0} % without {few}"));
         let message = format!(
-            "Between repeats, {} varies: its standard deviation is {cv:.0} % of its mean.",
-            in_sentence(&stage)
+            "Between repeats, {} varies: its standard deviation is {cv:.0} % of its mean{}.",
+            in_sentence(&stage),
+            without.unwrap_or_default()
         );
+        let advice = if few.is_some() { OF_FEW_STEPS } else { advice };
         Some(
             Finding::new(catalogue::HIGH_VARIANCE, message)
                 .with("stage", stage)

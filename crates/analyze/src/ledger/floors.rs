@@ -19,8 +19,9 @@ use crate::{
     stats::ratio,
 };
 
-/// The remedy for a device without peaks: the table of devices is a part of the program.
-const ADD_DEVICE: &str = "add the device to conf/devices.toml and build llmprof again";
+/// The remedy for a device without peaks.
+const ADD_DEVICE: &str = "state its peaks in a file (`--devices FILE`, or the setting \
+                          tools.devices)";
 
 /// A ceiling and its source.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -41,7 +42,7 @@ impl Rate {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rates {
     pub bytes: Option<Rate>,
-    /// Reason for a bandwidth that is unknown, with its remedy.
+    /// Clause why the bandwidth is unknown, with its remedy.
     pub why_no_bytes: Option<String>,
     /// FLOP/s by dtype.
     pub flops: BTreeMap<String, Rate>,
@@ -104,35 +105,39 @@ fn captured_bytes(gpus: &[Gpu]) -> Option<Rate> {
     is_same.then_some(Rate { per_s: first as f64, source: "capture" })
 }
 
-/// The reason for an unknown bandwidth, with its remedy.
+/// The clause why the bandwidth is unknown, with its remedy.
 fn why_no_bytes(capture: Option<&Timeline>) -> String {
     let gpus = capture.map_or(&[][..], |it| &it.target.gpus);
     let mut names: Vec<&str> = gpus.iter().map(|it| it.name.trim()).collect();
     names.retain(|it| !it.is_empty());
     names.sort_unstable();
     names.dedup();
-    let why = match names.as_slice() {
+    match names.as_slice() {
         [] if capture.is_none() => {
-            format!("the memory bandwidth of the device is unknown. To have it, {ADD_DEVICE}.")
+            format!("the memory bandwidth of the device is unknown. To have it, {ADD_DEVICE}")
         }
         [] => "the capture names no GPU, so its memory bandwidth is unknown. Import a capture \
                that names it: a trace by PyTorch with deviceProperties, or an export by nsys with \
-               the table TARGET_INFO_GPU."
+               the table TARGET_INFO_GPU"
             .to_owned(),
         [name] if capture.is_some_and(Timeline::calls_hip) => {
-            format!("the memory bandwidth of {name} is unknown. To have it, {ADD_DEVICE}.")
+            format!("the memory bandwidth of {name} is unknown. To have it, {ADD_DEVICE}")
         }
         [name] => format!(
             "the memory bandwidth of {name} is unknown. Record with nsys, whose exports have it \
-             (TARGET_INFO_GPU.memoryBandwidth), or {ADD_DEVICE}."
+             (TARGET_INFO_GPU.memoryBandwidth), or {ADD_DEVICE}"
         ),
         names => format!(
             "the capture has GPUs of several models ({}), so no memory bandwidth applies to all. \
-             Record on GPUs of one model.",
+             Record on GPUs of one model",
             names.join(", ")
         ),
-    };
-    format!("How fast it could be is unknown: {why}")
+    }
+}
+
+/// The sentence of a clause why the floor is unknown.
+pub fn speed_unknown(why: &str) -> String {
+    format!("How fast it could be is unknown: {why}.")
 }
 
 /// Floor of one operator in one repeat of a stage.
@@ -198,15 +203,14 @@ pub struct Floors {
     /// True if the model's work is known.
     pub is_model: bool,
     pub missing: Vec<String>,
-    /// Reason why the work of a stated model is unknown.
-    pub why_unknown: Option<String>,
+    /// Clause why the work of the stage is unknown.
+    pub why_unknown: Option<&'static str>,
 }
 
 impl Floors {
     /// Floors of work that is unknown; `why` is a clause.
-    pub fn unknown(why: &str) -> Self {
-        let why_unknown = Some(format!("How fast it could be is unknown: {why}."));
-        Self { why_unknown, ..Self::default() }
+    pub fn unknown(why: &'static str) -> Self {
+        Self { why_unknown: Some(why), ..Self::default() }
     }
 
     /// The floors of one instance: the mean over instances, each floor with its number of them.
@@ -234,7 +238,7 @@ impl Floors {
     pub fn of(stage: &str, work: &[ModuleCost], rates: &Rates, l2_bytes: Option<u64>) -> Self {
         let mut floors = Self::default();
         let Some(bytes_rate) = rates.bytes else {
-            floors.missing.extend(rates.why_no_bytes.clone());
+            floors.missing.extend(rates.why_no_bytes.as_deref().map(speed_unknown));
             return floors;
         };
         let flops_rate = rates.flops.get(&rates.dtype);

@@ -9,7 +9,7 @@ use super::{
     StageTimes,
     evidence::{KernelEvidence, SAMPLED_PASS},
     floors::{Floors, OperatorFloor, Rate, Rates},
-    missing_figures::has_unknown_work,
+    missing_figures::{ModelState, has_unknown_work},
     savings::limit_gap_savings,
     work::StageSums,
 };
@@ -24,6 +24,7 @@ pub const MODEL_SOURCES: &str = "FLOPs and bytes of the model, ceilings";
 pub struct StageRows<'a> {
     pub times: &'a StageTimes<'a>,
     pub floors: &'a Floors,
+    pub model: &'a ModelState,
     pub evidence: &'a KernelEvidence<'a>,
     pub rates: &'a Rates,
     /// Least time of a kernel launch, nanoseconds.

@@ -60,6 +60,14 @@ impl Ledger {
         let ns = (row.ns as f64 * part) as i64;
         (ns < row.ns).then_some(ns)
     }
+
+    /// True if the gaps of the busiest GPU limit the saving of a cause of gaps: its time is a mean
+    /// over the GPUs, and the saving is less.
+    pub fn is_of_busiest(&self, row: &LedgerRow) -> bool {
+        let bound = self.bound_ns(row).unwrap_or(row.ns);
+        // Each member's saving is rounded.
+        row.cause.is_gap() && row.max_saving_ns.saturating_add_unsigned(row.members) < bound
+    }
 }
 
 /// Savings of causes on each GPU, nanoseconds of one repeat on that GPU.

@@ -10,7 +10,10 @@ use super::{
 use crate::{
     Analysis,
     cost::ModuleCost,
-    model_work::{ModelWork, step_loads::StepLoad},
+    model_work::{
+        ModelWork,
+        step_loads::{SPECULATION, StepLoad},
+    },
     stages::DECODE,
     stats::ratio,
     step_batches::StepBatch,
@@ -18,8 +21,8 @@ use crate::{
 
 // Reasons for a floor or a ratio that is absent.
 const NO_MODEL: &str = "No model is stated: add its config.json (`--model-config`).";
-const REFUTED: &str =
-    "The stated model cannot be the model of the capture (finding stated_model_refuted).";
+const REFUTED: &str = "The stated model cannot be the model of the capture (finding \
+                       stated_model_refuted). State the model that ran.";
 const PART: &str = "Only a part of the model ran.";
 const ON_CPU: &str = "The least possible time is known for GPUs only.";
 const WAITS: &str = "Its times contain unrecorded waits.";
@@ -41,7 +44,7 @@ pub fn step_floors(
     let work = known_work(analysis, work);
     let row = |row: &StepBatch| match row.class {
         StepClass::Decode => {
-            let operators = work.clone().and_then(|work| step_work(row, work));
+            let operators = step_work(row, work.clone());
             let floor = operators.and_then(|it| floor_ms(&it, &rates, l2_bytes));
             with_floor(row.clone(), floor)
         }
@@ -52,14 +55,19 @@ pub fn step_floors(
 
 /// The operators of one decode step of a row, or the reason why they are unknown. Without a
 /// recorded context, each request attends to its own token.
-fn step_work(row: &StepBatch, work: &ModelWork) -> Result<Vec<ModuleCost>, String> {
+fn step_work(row: &StepBatch, work: Result<&ModelWork, String>) -> Result<Vec<ModuleCost>, String> {
     let load = StepLoad {
         requests: row.requests,
         tokens: row.requests.filter(|_| row.has_unrecorded_waits || row.tokens_per_s.is_some()),
         context: row.context_mean,
-        speculates: row.drafts.is_some() || row.verify_ms.is_some(),
+        speculates: row.is_speculative(),
         steps: row.steps,
     };
+    // No model that can be stated gives such a step a floor.
+    if load.speculates {
+        return Err(unknown(SPECULATION));
+    }
+    let work = work?;
     let (requests, context) = load.decode().map_err(unknown)?;
     if row.has_unrecorded_waits {
         return Err(WAITS.into());

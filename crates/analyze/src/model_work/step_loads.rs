@@ -13,7 +13,9 @@ use crate::{
 };
 
 // Reasons for an unknown floor, each a clause.
-pub const SPECULATION: &str = "a step speculates, and its draft model is not stated";
+pub const SPECULATION: &str = "no floor is computed for speculative decoding, whose draft model \
+                               cannot be stated. Compare tokens per second with and without \
+                               speculation instead";
 pub const NO_CONTEXT: &str = "the key lengths of the requests of a step are not recorded";
 pub const OTHER_PROMPTS: &str =
     "not every step reads the stated prompts, or the requests and tokens of a step are unknown";

@@ -4,9 +4,13 @@ use std::borrow::Cow;
 
 use foldhash::HashMap;
 
+/// True for a path segment that is the number of a layer or an expert.
+pub fn is_index(segment: &str) -> bool {
+    !segment.is_empty() && segment.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 /// Replaces each numeric path segment with `*`.
 pub fn collapse(path: &str) -> Cow<'_, str> {
-    let is_index = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     if !path.split('.').any(is_index) {
         return Cow::Borrowed(path);
     }

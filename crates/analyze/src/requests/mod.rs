@@ -80,6 +80,7 @@ pub fn requests(loads: &[RequestLoad]) -> Requests {
                 own.add(record);
                 tables.rows.push(row(*pass, load.repeat, record));
             }
+            tally.end_load();
             tables.loads.extend(own.record(*pass, load.repeat, load.header.as_ref()));
         }
         tables.latency.extend(tally.records(*pass));

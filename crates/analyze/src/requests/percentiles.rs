@@ -7,10 +7,14 @@ use llmprof_core::{
 use serde::{Deserialize, Serialize};
 
 use super::token_ms;
-use crate::stats::ratio;
+use crate::stats::{Spread, ratio};
 
 /// Maximum number of gaps between tokens for percentiles, 80 MB of memory.
 const MAX_GAPS: usize = 10_000_000;
+/// Minimum number of values whose extremes enclose the median with a probability of 95 %.
+const MIN_ENCLOSING: usize = 6;
+/// Half of the two-sided 95 % interval of the normal distribution, in standard errors.
+const Z95: f64 = 1.96;
 
 named_values! {
     /// A latency of a request.
@@ -43,6 +47,13 @@ pub struct LatencyRecord {
     pub p90_ms: f64,
     pub p99_ms: f64,
     pub max_ms: f64,
+    /// Loads with values; 0 in a report of an earlier version.
+    #[serde(default)]
+    pub loads: u64,
+    /// Standard error of `p50_ms`: by the medians of several loads, or by the values of one load,
+    /// of which it needs 6; `null` in a report of an earlier version.
+    #[serde(default)]
+    pub std_error_ms: Option<f64>,
 }
 
 /// One load: its requests and their rates.
@@ -125,6 +136,9 @@ impl LoadTally {
 #[derive(Debug, Clone, Default)]
 pub struct LatencyTally {
     values: [Vec<f64>; LatencyMetric::ALL.len()],
+    /// Number of values of ended loads, and the median of each load.
+    ended: [usize; LatencyMetric::ALL.len()],
+    medians: [Vec<f64>; LatencyMetric::ALL.len()],
     load: LoadTally,
     first_failure: Option<(RequestFailure, String)>,
 }
@@ -169,13 +183,27 @@ impl LatencyTally {
         self.first_failure.as_ref()
     }
 
+    /// Ends a load: the next request is of another one.
+    pub fn end_load(&mut self) {
+        for metric in LatencyMetric::ALL.iter().map(|it| *it as usize) {
+            let values = &mut self.values[metric][self.ended[metric]..];
+            values.sort_unstable_by(f64::total_cmp);
+            if !values.is_empty() {
+                self.medians[metric].push(percentile(values, 0.50));
+            }
+            self.ended[metric] = self.values[metric].len();
+        }
+    }
+
     /// One record for each latency that has values.
     pub fn records(mut self, pass: LoadPass) -> Vec<LatencyRecord> {
+        self.end_load();
         let mut records = Vec::new();
         for metric in LatencyMetric::ALL {
             let values = &mut self.values[*metric as usize];
             values.sort_unstable_by(f64::total_cmp);
             let Some(max_ms) = values.last().copied() else { continue };
+            let medians = &self.medians[*metric as usize];
             records.push(LatencyRecord {
                 pass,
                 metric: *metric,
@@ -185,6 +213,8 @@ impl LatencyTally {
                 p90_ms: percentile(values, 0.90),
                 p99_ms: percentile(values, 0.99),
                 max_ms,
+                loads: medians.len() as u64,
+                std_error_ms: std_error(values, medians),
             });
         }
         records
@@ -200,9 +230,53 @@ fn percentile(sorted: &[f64], share: f64) -> f64 {
     sorted[low] + (next - sorted[low]) * rest
 }
 
+/// Standard error of a median: by the medians of the loads if there are several; else half of the
+/// 95 % interval of the median by order statistics, over its width in standard errors (Woodruff,
+/// JASA 47(260), 1952).
+fn std_error(sorted: &[f64], medians: &[f64]) -> Option<f64> {
+    if medians.len() > 1 {
+        let of_loads = Spread::of(medians.iter().copied())?;
+        return Some(of_loads.std? / f64::from(of_loads.n).sqrt());
+    }
+    if sorted.len() < MIN_ENCLOSING {
+        return None;
+    }
+    let half = Z95 / (2.0 * (sorted.len() as f64).sqrt());
+    let (low, high) = (percentile(sorted, 0.5 - half), percentile(sorted, 0.5 + half));
+    Some((high - low) / (2.0 * Z95))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::percentile;
+    use proptest::prelude::*;
+
+    use super::{percentile, std_error};
+
+    #[test]
+    fn a_median_has_an_error_by_its_loads_or_by_the_values_of_one() {
+        // Standard deviation 2 of four medians.
+        let loads = [9.0, 9.0, 9.0, 13.0];
+        assert_eq!(std_error(&[1.0, 99.0], &loads), Some(1.0));
+        assert_eq!(std_error(&[1.0; 5], &[1.0]), None, "too few values");
+        assert_eq!(std_error(&[3.0; 6], &[3.0]), Some(0.0));
+        // Uniform values: 1 / (2 f sqrt(n)) with the density f = 1 / 100, for 100 values 5.
+        let values: Vec<f64> = (1..=100).map(f64::from).collect();
+        let error = std_error(&values, &[50.5]).unwrap();
+        assert!((error - 5.0).abs() < 0.1, "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn the_error_of_a_median_has_the_scale_of_its_values_and_no_place(
+            mut values in prop::collection::vec(1.0..100.0_f64, 6..80), scale in 0.1..10.0_f64,
+        ) {
+            values.sort_unstable_by(f64::total_cmp);
+            let error = std_error(&values, &[1.0]).unwrap();
+            let moved: Vec<f64> = values.iter().map(|it| scale * it + 7.0).collect();
+            prop_assert!(error >= 0.0 && error <= values[values.len() - 1] - values[0]);
+            prop_assert!((std_error(&moved, &[1.0]).unwrap() - scale * error).abs() < 1e-9);
+        }
+    }
 
     #[test]
     fn percentiles_are_those_of_numpy() {

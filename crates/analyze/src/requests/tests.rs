@@ -43,6 +43,26 @@ fn latencies_count_from_the_intended_time() {
 }
 
 #[test]
+fn the_error_of_a_median_is_of_its_loads_if_there_are_several() {
+    let of = |first_tokens: &[i64]| {
+        let each = (0..).zip(first_tokens);
+        let requests = each.map(|(at, ms)| request(at, 0, 0, &[*ms])).collect();
+        load(LoadPass::Unprofiled, requests)
+    };
+    for (loads, expected) in [
+        (&[&[10][..]][..], (10.0, 1, None)),
+        (&[&[10, 10, 10, 10, 10, 10]], (10.0, 1, Some(0.0))),
+        // Medians 9 and 11: a standard deviation of sqrt(2), over sqrt(2).
+        (&[&[9, 9, 9], &[11, 11, 11]], (10.0, 2, Some(1.0))),
+    ] {
+        let tables = requests(&loads.iter().map(|it| of(it)).collect::<Vec<_>>());
+        let it = latency(&tables, LatencyMetric::FirstToken);
+        let error = it.std_error_ms.map(|ms| (ms * 1e6).round() / 1e6);
+        assert_eq!((it.p50_ms, it.loads, error), expected, "{loads:?}");
+    }
+}
+
+#[test]
 fn the_servers_count_of_tokens_replaces_the_number_of_events() {
     let mut record = request(0, 0, 0, &[10, 30]);
     record.completion_tokens = Some(5);

@@ -186,6 +186,8 @@ mod tests {
             p90_ms: p50_ms,
             p99_ms: p50_ms,
             max_ms: p50_ms,
+            loads: 1,
+            std_error_ms: None,
         };
         let message = |passes: &[(LoadPass, f64)]| {
             let latency = passes.iter().copied().map(record).collect();

@@ -5,7 +5,7 @@
 #[cfg(test)]
 mod tests;
 
-use llmprof_core::domain::headline::FigureName;
+use llmprof_core::domain::headline::{FigureName, FigureStatistic};
 
 use super::{
     gate::{FigureDecision, GateDesign, GateVerdict, GatedFigure, overall},
@@ -25,6 +25,8 @@ pub struct FigureSides {
     noise: Option<Noise>,
     /// Mean of the runs between the change points around the baseline, without the candidate's.
     level: Option<f64>,
+    /// Of the baseline and of the candidate; `None` of a figure without one.
+    statistics: [Option<FigureStatistic>; 2],
 }
 
 impl FigureSides {
@@ -40,6 +42,7 @@ impl FigureSides {
             candidate: measured(candidate),
             noise: None,
             level: None,
+            statistics: [None; 2],
         }
     }
 
@@ -52,6 +55,31 @@ impl FigureSides {
         Self { noise, level: mean(&measured(around_baseline)), ..self }
     }
 
+    /// With the statistics of the baseline and of the candidate.
+    pub fn of_statistics(self, statistics: [Option<FigureStatistic>; 2]) -> Self {
+        Self { statistics, ..self }
+    }
+
+    /// The reason why the sides are not of one known statistic; `None` if they are.
+    fn unlike_statistics(&self) -> Option<String> {
+        let [Some(baseline), Some(candidate)] = self.statistics else { return None };
+        let words = |it| match it {
+            FigureStatistic::Median => "medians",
+            FigureStatistic::Mean => "means",
+            FigureStatistic::Unknown => "an unknown statistic",
+            FigureStatistic::Mixed => "medians and means",
+        };
+        let is_known = matches!(baseline, FigureStatistic::Median | FigureStatistic::Mean);
+        (baseline != candidate || !is_known).then(|| {
+            format!(
+                "not comparable: the baseline has {}, the candidate {}; runs of earlier versions \
+                 have means, so run the baseline again",
+                words(baseline),
+                words(candidate)
+            )
+        })
+    }
+
     /// True if a run of either side has the figure.
     fn is_measured(&self) -> bool {
         !self.baseline.is_empty() || !self.candidate.is_empty()
@@ -62,6 +90,9 @@ impl FigureSides {
         // The other runs of the candidate are incomplete captures.
         if 0 < known && known < runs {
             let reason = format!("measured in {known} of {runs} runs of the candidate");
+            return FigureDecision::inconclusive(reason, false);
+        }
+        if let Some(reason) = self.unlike_statistics() {
             return FigureDecision::inconclusive(reason, false);
         }
         design.decide(&GatedFigure {
@@ -89,6 +120,7 @@ pub struct DecidedFigure {
     pub threshold: FigureThreshold,
     pub baseline: Option<f64>,
     pub candidate: Option<f64>,
+    pub statistic: Option<FigureStatistic>,
     pub decision: FigureDecision,
 }
 
@@ -124,6 +156,7 @@ pub fn decide_gate(
         threshold: *threshold,
         baseline: mean(&sides.baseline),
         candidate: mean(&sides.candidate),
+        statistic: FigureStatistic::of_all(sides.statistics.into_iter().flatten()),
         decision: sides.decide(threshold, &design),
     });
     let figures: Vec<DecidedFigure> = decided.collect();

@@ -32,6 +32,10 @@ pub struct CommandTiming {
     /// Median of the same times, of two their mean; `null` also in reports of earlier versions.
     #[serde(default)]
     pub plain_p50_ms: Option<f64>,
+    /// True if the two in the middle of an even number of these times differ by more than 5 %:
+    /// `plain_p50_ms` is called the lower median. Absent if not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_two_halves: bool,
     /// Milliseconds under nsys; `null` if unknown.
     pub traced_ms: Option<Spread>,
     /// Time from a server's start until it was ready in the unprofiled pass, milliseconds.
@@ -45,10 +49,12 @@ pub fn timing(trace: &CommandTrace) -> CommandTiming {
     };
     let spread = |times: &Option<CommandTimes>| Spread::of(walls(times.as_ref()?));
     let plain = trace.plain.as_ref();
+    let over = plain.and_then(|it| RepeatMedian::of(walls(it)));
     CommandTiming {
         of: plain.or(trace.traced.as_ref()).map_or(Timed::Process, |times| times.of),
         plain_ms: spread(&trace.plain),
-        plain_p50_ms: plain.and_then(|it| Some(RepeatMedian::of(walls(it))?.p50)),
+        plain_p50_ms: over.map(|it| it.p50),
+        has_two_halves: over.is_some_and(|it| it.has_two_halves),
         traced_ms: spread(&trace.traced),
         ready_ms: plain.and_then(|times| Some(Nanos(times.ready_ns?).as_ms())),
     }
@@ -64,7 +70,8 @@ impl CommandTiming {
     /// of earlier versions have only the mean.
     pub fn wall_ms(&self) -> Option<(f64, &'static str)> {
         let Spread { mean, n, .. } = self.plain_ms?;
-        Some(self.plain_p50_ms.map_or((mean, "mean"), |ms| (ms, statistic(n))))
+        let word = statistic(n, self.has_two_halves);
+        Some(self.plain_p50_ms.map_or((mean, "mean"), |ms| (ms, word)))
     }
 
     /// Tracing overhead of the whole command.

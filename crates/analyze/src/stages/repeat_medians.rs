@@ -7,19 +7,19 @@
 //! stage never takes longer than the repeat that it is a part of. Samples differ by their content
 //! and are not repeats of each other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_core::domain::units::Nanos;
+use llmprof_core::domain::{median::median_name, units::Nanos};
 use serde::{Deserialize, Serialize};
 
 use super::{
     DECODE, PREFILL, Stages, apart, per_repeat,
-    step_times::{LEAST_MEDIAN, OUTLIER_MEDIANS},
+    step_times::{LEAST_MEDIAN, words_of_slowest},
     steps_per_repeat, wall_times,
 };
 use crate::{
     events::Events,
-    stats::{Spread, lower_median, median, ratio},
+    stats::{Spread, has_two_halves, lower_median, median, ratio},
 };
 
 /// A figure over repeats; the containing field's name has the unit.
@@ -35,15 +35,19 @@ pub struct RepeatMedian {
     /// Number of repeats: instances of a capture.
     #[cfg_attr(feature = "schema", schema(example = 3))]
     pub n: u32,
-    /// True if half of an even number are more than twice `p50`, the lower median; absent if not,
-    /// and of rates.
+    /// True if the two in the middle of an even number differ by more than 5 %: `p50` is called the
+    /// lower median. Absent if not, of two repeats, and of rates.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_two_halves: bool,
+    /// True if the figure is of the slowest process of a capture whose processes differ; absent if
+    /// it is of all.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub of_slowest: bool,
 }
 
 /// The name of the figure that stands for `n` repeats: two have no median.
-pub const fn statistic(n: u32) -> &'static str {
-    if n == 2 { "mean" } else { "median" }
+pub const fn statistic(n: u32, has_two_halves: bool) -> &'static str {
+    if n == 2 { "mean" } else { median_name(has_two_halves) }
 }
 
 impl RepeatMedian {
@@ -55,20 +59,26 @@ impl RepeatMedian {
             true => median(values.iter().copied())?,
             false => lower_median(values.iter().copied())?,
         };
-        let outliers = values.iter().filter(|it| **it > OUTLIER_MEDIANS * p50).count();
-        let has_two_halves = n.is_multiple_of(2) && 2 * outliers >= n as usize;
-        Some(Self { p50, min, max, n, has_two_halves })
+        let has_two_halves = has_two_halves(values);
+        Some(Self { p50, min, max, n, has_two_halves, of_slowest: false })
     }
 
     /// The median rate: of the repeat that has the median time, if repeats do the same work.
     fn of_rates(rates: impl IntoIterator<Item = f64>) -> Option<Self> {
         let Self { p50, min, max, n, .. } = Self::of(rates.into_iter().map(|it| -it))?;
-        Some(Self { p50: -p50, min: -max, max: -min, n, has_two_halves: false })
+        let (min, max) = (-max, -min);
+        Some(Self { p50: -p50, min, max, n, has_two_halves: false, of_slowest: false })
     }
 
     /// The name of the figure.
-    pub const fn word(&self) -> &'static str {
-        if self.has_two_halves { "lower median" } else { statistic(self.n) }
+    pub fn word(&self) -> &'static str {
+        match self.of_slowest {
+            true => {
+                let words = words_of_slowest(self.n.into(), self.has_two_halves);
+                words.trim_start_matches("the ")
+            }
+            false => statistic(self.n, self.has_two_halves),
+        }
     }
 }
 
@@ -106,9 +116,21 @@ impl RepeatMedians {
 /// A part and its whole, in one repeat of one sample.
 type Parts = (f64, f64);
 
-/// The medians over the repeats of a pass.
-pub fn repeat_medians(events: &Events) -> RepeatMedians {
-    let (cut, whole) = apart(events, per_repeat(events, DECODE));
+/// The repeats of the slowest process, by stages whose processes differ.
+pub type SlowestRepeats = BTreeMap<&'static str, BTreeSet<u32>>;
+
+/// The medians over the repeats of a pass; of a stage in `slowest`, over these repeats.
+pub fn repeat_medians(events: &Events, slowest: &SlowestRepeats) -> RepeatMedians {
+    let times = |stage: &str| {
+        let mut times = per_repeat(events, stage);
+        times.retain(|repeat, _| slowest.get(stage).is_none_or(|it| it.contains(repeat)));
+        times
+    };
+    let figure = |stage: &str, values: Vec<f64>| {
+        let of_slowest = slowest.contains_key(stage);
+        Some(RepeatMedian { of_slowest, ..RepeatMedian::of(values)? })
+    };
+    let (cut, whole) = apart(events, times(DECODE));
     let decode = if whole.is_empty() { cut } else { whole };
     let steps = steps_per_repeat(events);
     let over_steps = |(repeat, time): (u32, Nanos)| {
@@ -124,11 +146,8 @@ pub fn repeat_medians(events: &Events) -> RepeatMedians {
     };
     let whole_ms = |(repeat, time): (u32, Nanos)| (repeat, (time.as_ms(), 1.0));
     RepeatMedians {
-        ttft_ms: RepeatMedian::of(of_repeats(
-            events,
-            per_repeat(events, PREFILL).into_iter().map(whole_ms),
-        )),
-        tpot_ms: RepeatMedian::of(of_repeats(events, decode.into_iter().filter_map(over_steps))),
+        ttft_ms: figure(PREFILL, of_repeats(events, times(PREFILL).into_iter().map(whole_ms))),
+        tpot_ms: figure(DECODE, of_repeats(events, decode.into_iter().filter_map(over_steps))),
         tokens_per_s: RepeatMedian::of_rates(of_repeats(
             events,
             walls.iter().filter_map(over_wall),
@@ -200,7 +219,7 @@ mod tests {
     }
 
     fn of(samples: &[Vec<(i64, i64)>]) -> RepeatMedians {
-        repeat_medians(&Events::of(&events(samples)))
+        repeat_medians(&Events::of(&events(samples)), &SlowestRepeats::new())
     }
 
     #[test]
@@ -227,7 +246,8 @@ mod tests {
             (&[8.0, 10.0], 9.0, "mean"),
             (&[1.0, 90.0], 45.5, "mean"),
             (&[8.0, 10.0, 90.0], 10.0, "median"),
-            (&[8.0, 9.0, 10.0, 90.0], 9.0, "median"),
+            (&[8.0, 9.0, 9.1, 90.0], 9.0, "median"),
+            (&[1.0, 1.0, 1.9, 1.9], 1.0, "lower median"),
             (&[8.0, 9.0, 80.0, 90.0], 9.0, "lower median"),
             (&[8.0, 9.0, 10.0, 70.0, 80.0, 90.0], 10.0, "lower median"),
             (&[8.0, 9.0, 70.0, 80.0, 90.0], 70.0, "median"),
@@ -271,10 +291,10 @@ mod tests {
             times in prop::collection::vec(1.0..100.0_f64, 3..9),
         ) {
             let it = RepeatMedian::of(times.iter().copied()).unwrap();
-            let outliers = times.iter().filter(|ms| **ms > OUTLIER_MEDIANS * it.p50).count();
             let steps = serde_json::json!({
                 "stage": PREFILL, "ms": Spread::of(times.iter().copied()), "excess_ms": 0.0,
-                "p50_ms": lower_median(times.iter().copied()), "outliers": outliers, "longest": []
+                "p50_ms": lower_median(times.iter().copied()), "outliers": 0, "longest": [],
+                "has_two_halves": has_two_halves(times.iter().copied())
             });
             let steps: StepTimes = serde_json::from_value(steps).unwrap();
             prop_assert_eq!(Some(it.p50), steps.median_ms());

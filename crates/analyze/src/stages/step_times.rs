@@ -5,21 +5,30 @@
 mod outliers;
 mod process_steps;
 mod step_calls;
+mod step_works;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_core::trace::{event::StageRange, timeline::Timeline};
+pub use llmprof_core::domain::median::TYPICAL_PART;
+use llmprof_core::{
+    domain::median::are_apart,
+    trace::{collectives::Collectives, event::StageRange, timeline::Timeline},
+};
 use serde::{Deserialize, Serialize};
 
 pub use self::{
     outliers::{IdleTime, OutlierStep, wanted},
-    process_steps::ProcessSteps,
+    process_steps::{ProcessSteps, words_of_slowest},
 };
-use super::{DECODE, PREFILL, StageTiming};
+use super::{
+    DECODE, PREFILL, StageTiming,
+    repeat_medians::{RepeatMedian, SlowestRepeats, repeat_medians},
+};
 use crate::{
+    Analysis,
     events::Events,
-    stats::{Spread, lower_median, percent},
-    step_batches::do_differ,
+    stats::{Spread, has_two_halves, lower_median, percent},
+    step_batches::{do_differ, process_and_rank},
     timeline::{
         capture::Capture,
         decode_timeline::STEP,
@@ -33,8 +42,6 @@ use crate::{
 
 /// A step is an outlier above this many medians.
 pub const OUTLIER_MEDIANS: f64 = 2.0;
-/// Times are alike, and steps are the time of their stage, if they differ by at most this part.
-pub const TYPICAL_PART: f64 = 0.05;
 /// Least values with a median: the lower median of two is the shorter one.
 pub const LEAST_MEDIAN: usize = 3;
 /// Listed outliers of a stage.
@@ -55,11 +62,15 @@ pub struct StepTimes {
     pub ms: Spread,
     /// The median: half of the steps take at most this time. It is the time of a measured step: of
     /// an even number, the shorter of the two in the middle. If the processes differ, it is the
-    /// median of the slowest process.
+    /// median of the slowest process, of fewer than three its mean.
     #[cfg_attr(feature = "schema", schema(example = 10.6))]
     pub p50_ms: f64,
-    /// The processes, slowest first, if they differ; each has at least three steps. Empty if one
-    /// median is of all steps.
+    /// True if the two steps in the middle of an even number differ by more than 5 %: `p50_ms` is
+    /// called the lower median. If the processes differ, each has its own.
+    #[serde(default)]
+    pub has_two_halves: bool,
+    /// The processes, slowest first, if they differ; each has at least three steps, or none has.
+    /// Empty if one median is of all steps.
     #[serde(default)]
     pub processes: Vec<ProcessSteps>,
     /// Steps that take more than twice the median, of at least three. If the processes differ, that
@@ -77,8 +88,8 @@ pub struct StepTimes {
 impl StepTimes {
     /// The least and the longest, if they differ and no median stands for them.
     pub fn apart_ms(&self) -> Option<(f64, f64)> {
-        let Spread { min, max, mean, n, .. } = self.ms;
-        let is_apart = (n as usize) < LEAST_MEDIAN && max - min > TYPICAL_PART * mean;
+        let Spread { min, max, .. } = self.ms;
+        let is_apart = self.median_ms().is_none() && are_apart(min, max);
         is_apart.then_some((min, max))
     }
 
@@ -87,22 +98,12 @@ impl StepTimes {
         self.stage == DECODE && !self.are_instances
     }
 
-    /// True if outliers are half of an even number of the steps that the median is of: it is then
-    /// the lower of the two in the middle.
-    fn has_two_halves(&self) -> bool {
-        let of_all = (u64::from(self.ms.n), self.outliers);
-        let slowest = self.processes.first().map(|it| (it.steps, it.outliers));
-        let (steps, outliers) = slowest.unwrap_or(of_all);
-        steps.is_multiple_of(2) && 2 * outliers >= steps
-    }
-
     /// The words for `p50_ms`.
     pub fn median_word(&self) -> &'static str {
-        match (self.processes.is_empty(), self.has_two_halves()) {
-            (true, false) => "the median",
-            (true, true) => "the lower median",
-            (false, false) => "the slowest process's median",
-            (false, true) => "the slowest process's lower median",
+        match self.processes.first() {
+            None if self.has_two_halves => "the lower median",
+            None => "the median",
+            Some(slowest) => words_of_slowest(slowest.steps, slowest.has_two_halves),
         }
     }
 
@@ -111,9 +112,10 @@ impl StepTimes {
         self.longest.iter().any(|it| it.process_p50_ms.is_some())
     }
 
-    /// The median, of at least three.
+    /// The median of at least three, or the time of the slowest of processes that differ.
     pub fn median_ms(&self) -> Option<f64> {
-        (self.ms.n as usize >= LEAST_MEDIAN).then_some(self.p50_ms)
+        let is_known = self.ms.n as usize >= LEAST_MEDIAN || !self.processes.is_empty();
+        is_known.then_some(self.p50_ms)
     }
 
     /// Number of steps outside the timed decodes of `row`, of `steps` each: a decode that the
@@ -147,6 +149,39 @@ pub struct StepDevices<'a> {
     pub knows_gaps: bool,
 }
 
+/// True if one rate stands for a stage: a mean over processes that differ is the rate of none.
+pub fn has_one_rate(all: &[StepTimes], stage: &str) -> bool {
+    all.iter().all(|it| it.stage != stage || it.processes.is_empty())
+}
+
+/// The repeats of the slowest process, by stages whose processes differ.
+pub fn slowest_repeats(events: &Events, all: &[StepTimes], ranks: &Collectives) -> SlowestRepeats {
+    let of_stage = |stage: &'static str| {
+        let slowest = all.iter().find(|it| it.stage == stage)?.processes.first()?;
+        let is_slowest =
+            |process: i64| process_and_rank(process, ranks) == (slowest.process, slowest.rank);
+        let ranges = events.measured_in_processes(stage);
+        let own = ranges.filter(|(_, process)| process.is_some_and(is_slowest));
+        let repeats: BTreeSet<u32> = own.map(|(range, _)| range.repeat).collect();
+        (!repeats.is_empty()).then_some((stage, repeats))
+    };
+    [PREFILL, DECODE].into_iter().filter_map(of_stage).collect()
+}
+
+impl Analysis {
+    /// Adds the times of single steps. If processes differ, the medians over repeats are of the
+    /// slowest too.
+    pub(crate) fn add_step_times(&mut self, events: &Events, devices: Option<&StepDevices>) {
+        self.step_times = step_times(events, devices);
+        let Some(devices) = devices else { return };
+        let ranks = &devices.capture.trace.collectives;
+        let slowest = slowest_repeats(events, &self.step_times, ranks);
+        if !slowest.is_empty() {
+            self.samples.medians = repeat_medians(events, &slowest);
+        }
+    }
+}
+
 /// The steps of each stage with at least two; the instances of decode if it has no steps. `devices`
 /// is `None` if the capture is of another pass.
 pub fn step_times(events: &Events, devices: Option<&StepDevices>) -> Vec<StepTimes> {
@@ -157,6 +192,7 @@ pub fn step_times(events: &Events, devices: Option<&StepDevices>) -> Vec<StepTim
         are_instances: it.range == DECODE,
         ms: it.ms,
         p50_ms: it.p50_ms,
+        has_two_halves: has_two_halves(it.steps.iter().map(|it| it.ms)),
         processes: it.processes.clone(),
         outliers: it.outliers.len() as u64,
         excess_ms: it.outliers.iter().fold(0.0, |sum, at| sum + it.steps[*at].above_ms()),
@@ -274,13 +310,13 @@ fn set_medians(steps: &mut [MeasuredStep], trace: Option<&Timeline>) -> bool {
     for it in steps.iter() {
         processes.entry(it.owner(trace)).or_default().push(it.ms);
     }
-    let is_by_process = do_differ(processes.values().cloned());
+    let is_by_process = do_differ(processes.values().cloned()) || do_few_differ(&processes);
     if !is_by_process {
         processes = BTreeMap::from([(0, processes.into_values().flatten().collect())]);
     }
     let median = |(process, times): (i64, Vec<f64>)| {
         let has_median = times.len() >= LEAST_MEDIAN;
-        Some((process, (lower_median(times)?, has_median)))
+        Some((process, (RepeatMedian::of(times)?.p50, has_median)))
     };
     let medians: BTreeMap<i64, (f64, bool)> = processes.into_iter().filter_map(median).collect();
     for it in steps {
@@ -288,6 +324,16 @@ fn set_medians(steps: &mut [MeasuredStep], trace: Option<&Timeline>) -> bool {
         (it.p50_ms, it.has_median) = medians.get(&process).copied().unwrap_or_default();
     }
     is_by_process
+}
+
+/// True if no process has a median, and all times of one are above all times of another by more
+/// than alike times differ: ranks have one prefill each, which takes as long as the slowest.
+fn do_few_differ(processes: &BTreeMap<i64, Vec<f64>>) -> bool {
+    let is_few = processes.values().all(|it| it.len() < LEAST_MEDIAN);
+    let ranges = processes.values().filter_map(|it| Spread::of(it.iter().copied()));
+    let (slowest, fastest) =
+        ranges.fold((0.0_f64, f64::INFINITY), |at, it| (at.0.max(it.min), at.1.min(it.max)));
+    is_few && slowest > (1.0 + TYPICAL_PART) * fastest
 }
 
 /// Steps in which a GPU idled while the host prepared code: a gap is in the step of its middle.

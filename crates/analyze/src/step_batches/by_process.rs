@@ -9,6 +9,9 @@ use crate::{
     timeline::engine_steps::EngineStepRecord,
 };
 
+/// Standard deviations of a rank sum that equal processes rarely exceed: 0.3 % of pairs do.
+const RARE_DEVIATIONS: f64 = 3.0;
+
 /// Steps of one batch, by process if the processes differ in the time of a step or in the time from
 /// one step to the next; each with the number of processes.
 pub fn by_process(
@@ -44,17 +47,39 @@ pub fn process_and_rank(global_id: i64, ranks: &Collectives) -> (u32, Option<u32
     (pid_of(owner), ranks.processes.get(&owner).and_then(|it| it.rank))
 }
 
-/// True if one process takes longer than another: the lower quartile of its times is above the
-/// other's upper quartile by more than a median may differ from its mean. The one rule for all
-/// steps; a process with fewer than three times is not compared.
+/// True if one process takes longer than another. The one rule for all steps; a process with fewer
+/// than three times is not compared.
 pub fn do_differ(processes: impl IntoIterator<Item = Vec<f64>>) -> bool {
-    let quartiles = |mut times: Vec<f64>| {
+    let sorted = |mut times: Vec<f64>| {
         times.sort_by(f64::total_cmp);
-        let at = |part: usize| times.get(times.len() * part / 4).copied();
-        at(1).zip(at(3)).filter(|_| times.len() >= LEAST_MEDIAN)
+        Some(times).filter(|it| it.len() >= LEAST_MEDIAN)
     };
-    let all: Vec<(f64, f64)> = processes.into_iter().filter_map(quartiles).collect();
-    let slowest = all.iter().map(|it| it.0).reduce(f64::max);
-    let fastest = all.iter().map(|it| it.1).reduce(f64::min);
-    slowest.zip(fastest).is_some_and(|(slow, fast)| slow > (1.0 + TYPICAL_PART) * fast)
+    let all: Vec<Vec<f64>> = processes.into_iter().filter_map(sorted).collect();
+    all.iter().any(|slow| all.iter().any(|fast| is_slower(slow, fast)))
+}
+
+/// True if each quartile of the sorted times `slow` is above the same quartile of `fast` by more
+/// than a median may differ from its mean, and equal processes rarely differ so: the lower quartile
+/// is above the upper one by as much, or the sum of ranks is far from its mean. Steps of several
+/// lengths overlap, so that the first of these does not see all differences.
+fn is_slower(slow: &[f64], fast: &[f64]) -> bool {
+    let quartile = |times: &[f64], part: usize| times[times.len() * part / 4];
+    let exceeds = |of_slow: usize, of_fast: usize| {
+        quartile(slow, of_slow) > (1.0 + TYPICAL_PART) * quartile(fast, of_fast)
+    };
+    (1..=3).all(|part| exceeds(part, part))
+        && (exceeds(1, 3) || rank_deviations(slow, fast) >= RARE_DEVIATIONS)
+}
+
+/// Deviation of the rank sum of the sorted times `slow` among the times `fast` from its mean in
+/// equal processes, in standard deviations (the test of Mann and Whitney).
+fn rank_deviations(slow: &[f64], fast: &[f64]) -> f64 {
+    let shorter = |ms: &f64| {
+        let (less, at_most) =
+            (fast.partition_point(|it| it < ms), fast.partition_point(|it| it <= ms));
+        (less + at_most) as f64 / 2.0
+    };
+    let pairs: f64 = slow.iter().map(shorter).sum();
+    let (m, n) = (slow.len() as f64, fast.len() as f64);
+    (pairs - m * n / 2.0) / (m * n * (m + n + 1.0) / 12.0).sqrt()
 }

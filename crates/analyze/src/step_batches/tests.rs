@@ -224,7 +224,9 @@ proptest! {
         prop_assert_eq!(rows.iter().map(|it| it.steps).sum::<u64>(), steps.len() as u64);
         for row in &rows {
             let own = steps.iter().filter(|it| row.process.is_none_or(|process| it.0 == process));
-            prop_assert_eq!(row.p50_ms, lower_median(own.map(|it| it.1)).unwrap());
+            let own: Vec<f64> = own.map(|it| it.1).collect();
+            prop_assert_eq!(row.p50_ms, lower_median(own.iter().copied()).unwrap());
+            prop_assert_eq!(row.has_two_halves, has_two_halves(own));
         }
         if fast.len().min(slow.len()) >= LEAST_MEDIAN {
             prop_assert!(rows.iter().all(|it| it.process.is_some()), "{:?}", rows);
@@ -232,5 +234,74 @@ proptest! {
             let slowest = with_median.map(StepBatch::pace_ms).fold(0.0, f64::max);
             prop_assert_eq!(common_batch(&rows).map(StepBatch::pace_ms), Some(slowest));
         }
+    }
+}
+
+#[test]
+fn processes_with_steps_of_several_lengths_differ_if_all_lengths_are_longer() {
+    let of = |lengths: &[f64], times: usize| -> Vec<f64> {
+        let noise = |at: usize| 1.0 + 0.01 * (at % 9) as f64;
+        let all = (0..times).flat_map(|_| lengths.iter().copied()).enumerate();
+        all.map(|(at, ms)| ms * noise(at)).collect()
+    };
+    for (fast, slow, times, expected) in [
+        (&[37.0, 100.0][..], &[111.0, 300.0][..], 10, true),
+        (&[37.0, 200.0], &[111.0, 600.0], 15, true),
+        (&[4.0, 8.0, 16.0, 32.0], &[6.0, 12.0, 24.0, 48.0], 30, true),
+        (&[37.0, 100.0], &[37.0, 300.0], 15, false),
+        (&[37.0, 100.0], &[20.0, 300.0], 15, false),
+        (&[37.0, 100.0], &[37.0, 100.0], 15, false),
+    ] {
+        let found = do_differ([of(fast, times), of(slow, times)]);
+        assert_eq!(found, expected, "{fast:?} {slow:?}");
+    }
+}
+
+/// Parts from 0 to 1 by a linear congruential generator, the same in each run.
+fn random_parts() -> impl FnMut() -> f64 {
+    let mut state = 1_u64;
+    move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
+        (state >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+#[test]
+fn equal_processes_with_wide_noise_seldom_differ() {
+    type Shape = fn(f64, f64) -> f64;
+    const PAIRS: usize = 2_000;
+    let shapes: [(&str, Shape); 3] = [
+        ("uniform", |part, _| 0.7 + 0.6 * part),
+        ("exponential", |part, _| -(1.0 - part).ln()),
+        ("two lengths", |part, noise| {
+            let length = if part < 0.5 { 37.0 } else { 100.0 };
+            length * (0.9 + 0.2 * noise)
+        }),
+    ];
+    let mut random = random_parts();
+    for (name, shape) in shapes {
+        let mut process = || {
+            let steps = 12 + (29.0 * random()) as usize;
+            (0..steps).map(|_| shape(random(), random())).collect::<Vec<f64>>()
+        };
+        let differ = (0..PAIRS).filter(|_| do_differ([process(), process()])).count();
+        assert!(100 * differ <= PAIRS, "{name}: {differ} of {PAIRS} pairs");
+    }
+}
+
+proptest! {
+    #[test]
+    fn times_within_the_tolerance_never_differ(
+        processes in prop::collection::vec(prop::collection::vec(0.98..1.02_f64, 3..40), 2..5),
+    ) {
+        prop_assert!(!do_differ(processes));
+    }
+
+    #[test]
+    fn a_process_whose_steps_of_two_lengths_are_all_longer_differs(
+        counts in (13usize..30, 13usize..30), longer in 1.5..8.0_f64, slower in 1.1..4.0_f64,
+    ) {
+        let of = |pairs: usize, ms: f64| [vec![ms; pairs], vec![longer * ms; pairs]].concat();
+        prop_assert!(do_differ([of(counts.0, 4.0), of(counts.1, 4.0 * slower)]));
     }
 }

@@ -1,4 +1,5 @@
-//! Peak performance of devices from their datasheets: the values of `conf/devices.toml`.
+//! Peak performance of devices from their datasheets: the values of `conf/devices.toml`, and of a
+//! file of the operator.
 //!
 //! Devices are matched by their exact names. A MIG instance has another name and gets no peaks.
 
@@ -83,6 +84,12 @@ impl Devices {
         Ok(devices)
     }
 
+    /// These devices and others; of two with one name, this table's is found.
+    pub fn before(mut self, others: Self) -> Self {
+        self.device.extend(others.device);
+        self
+    }
+
     /// Finds a device by its full product name, with or without `NVIDIA`.
     pub fn find(&self, gpu_name: &str) -> Option<&DevicePeaks> {
         let wanted = model(gpu_name.trim());
@@ -95,7 +102,10 @@ impl Devices {
 
 /// The product name without `NVIDIA`, which drivers report since version 470.
 pub fn model(name: &str) -> &str {
-    name.strip_prefix("NVIDIA ").unwrap_or(name)
+    match name.split_once(' ') {
+        Some((vendor, model)) if vendor.eq_ignore_ascii_case("NVIDIA") => model,
+        _ => name,
+    }
 }
 
 #[cfg(test)]

@@ -30,6 +30,28 @@ named_values! {
     }
 }
 
+named_values! {
+    /// Statistic of a time or rate over the repeats of a run.
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    FigureStatistic {
+        Median = "median",
+        /// The mean that reports of an earlier version have in place of the median.
+        Mean = "mean",
+        /// Of a point of an earlier version whose report was not read.
+        Unknown = "unknown",
+        /// Several runs that differ in it.
+        Mixed = "mixed",
+    }
+}
+
+impl FigureStatistic {
+    /// The statistic of several runs; `None` without a run.
+    pub fn of_all(runs: impl IntoIterator<Item = Self>) -> Option<Self> {
+        let same = |a: Self, b: Self| if a == b { a } else { Self::Mixed };
+        runs.into_iter().reduce(same)
+    }
+}
+
 impl FigureName {
     /// The figures that are times.
     pub const TIMES: &[Self] = &[Self::Ttft, Self::Tpot, Self::Wall];
@@ -56,6 +78,27 @@ impl FigureName {
             Self::Mfu => "MFU",
             Self::Energy => "Energy per token",
         }
+    }
+
+    /// The statistic over the repeats of a run with these means, if they are known; `None` for a
+    /// figure that is not a time or rate.
+    pub fn statistic(self, means: Option<&[Self]>) -> Option<FigureStatistic> {
+        let has_one = matches!(self, Self::Ttft | Self::Tpot | Self::Wall | Self::TokensPerS);
+        has_one.then(|| match means {
+            None => FigureStatistic::Unknown,
+            Some(means) if means.contains(&self) => FigureStatistic::Mean,
+            Some(_) => FigureStatistic::Median,
+        })
+    }
+
+    /// Its title for runs with this statistic.
+    pub fn title_by(self, statistic: Option<FigureStatistic>) -> String {
+        let word = match statistic {
+            None | Some(FigureStatistic::Median) => return self.title().to_owned(),
+            Some(FigureStatistic::Mean) => "Mean",
+            Some(FigureStatistic::Unknown | FigureStatistic::Mixed) => "Median or mean",
+        };
+        self.title().replacen("Median", word, 1)
     }
 
     /// Its heading if columns are narrow.
@@ -172,6 +215,9 @@ pub fn series_id(identity: &SeriesIdentity) -> String {
 pub struct SeriesPoint {
     pub identity: SeriesIdentity,
     pub headline: Headline,
+    /// Figures that are means in place of medians, from a report of an earlier version.
+    #[serde(default)]
+    pub means: Vec<FigureName>,
     /// Version and commit of llmprof.
     pub build: String,
     /// Version of the GPU driver.
@@ -201,9 +247,38 @@ mod tests {
         use FigureName::{TokensPerS, Tpot, Ttft, Wall};
         for name in FigureName::ALL {
             let is_median = [Ttft, Tpot, Wall, TokensPerS].contains(name);
+            for (means, statistic) in [
+                (None, FigureStatistic::Unknown),
+                (Some(&[][..]), FigureStatistic::Median),
+                (Some(FigureName::ALL), FigureStatistic::Mean),
+            ] {
+                assert_eq!(name.statistic(means), is_median.then_some(statistic), "{name}");
+            }
+            for statistic in FigureStatistic::ALL {
+                let (title, by) = (name.title(), name.title_by(Some(*statistic)));
+                let is_title = !is_median || *statistic == FigureStatistic::Median;
+                assert_eq!(by == title, is_title, "{name} {statistic}");
+                assert!(!by.contains(','), "a title is a property of a workflow command");
+            }
             assert_eq!(name.title().starts_with("Median "), is_median, "{name}");
             assert_eq!(name.heading().contains("(median)"), is_median, "{name}");
             assert!(!name.title().contains(','), "a title is a property of a workflow command");
+        }
+    }
+
+    #[test]
+    fn runs_have_one_statistic_only_if_all_have_it() {
+        use FigureStatistic::{Mean, Median, Mixed, Unknown};
+        for (runs, expected) in [
+            (&[][..], None),
+            (&[Mean], Some(Mean)),
+            (&[Median, Median, Median], Some(Median)),
+            (&[Unknown, Unknown], Some(Unknown)),
+            (&[Median, Mean], Some(Mixed)),
+            (&[Median, Mean, Mean], Some(Mixed)),
+            (&[Unknown, Median], Some(Mixed)),
+        ] {
+            assert_eq!(FigureStatistic::of_all(runs.iter().copied()), expected, "{runs:?}");
         }
     }
 

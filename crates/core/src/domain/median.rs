@@ -1,6 +1,9 @@
-//! The median of values.
+//! The median of values, and its name if it stands for half of them alone.
 
 use std::cmp::Ordering;
+
+/// Values are alike, and steps are the time of their stage, if they differ by at most this part.
+pub const TYPICAL_PART: f64 = 0.05;
 
 /// The median of the finite values; of an even number, the mean of the two in the middle.
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
@@ -13,6 +16,25 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
 pub fn lower_median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let finite = values.into_iter().filter(|value| value.is_finite()).collect();
     middle(finite, f64::total_cmp).map(|(low, _)| low)
+}
+
+/// True if two values differ by more than [`TYPICAL_PART`] of their mean.
+pub fn are_apart(low: f64, high: f64) -> bool {
+    high - low > TYPICAL_PART * f64::midpoint(low, high)
+}
+
+/// True if the finite values are two halves: of an even number of at least four, the two in the
+/// middle are apart. Their lower median is called so then. Two values have no median.
+pub fn has_two_halves(values: impl IntoIterator<Item = f64>) -> bool {
+    let finite: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
+    let has_median = finite.len() > 2;
+    let halves = middle(finite, f64::total_cmp).filter(|_| has_median);
+    halves.is_some_and(|(low, high)| are_apart(low, high))
+}
+
+/// The name of a lower median.
+pub const fn median_name(has_two_halves: bool) -> &'static str {
+    if has_two_halves { "lower median" } else { "median" }
 }
 
 /// The median of whole numbers; the mean of the two in the middle is rounded towards zero.
@@ -53,5 +75,25 @@ mod tests {
         // Times since 1970 differ by less than a float of their size can.
         let first = 1_767_189_312_000_000_001;
         assert_eq!(median_of([first, first + 2]), Some(first + 1));
+    }
+
+    #[test]
+    fn an_even_number_of_values_has_two_halves_if_the_two_in_the_middle_are_apart() {
+        for (values, expected) in [
+            (&[1.0, 1.0, 1.9, 1.9][..], true),
+            (&[1.9, 1.0, 1.9, 1.0], true),
+            (&[1.0, 1.0, 62.0, 56.0], true),
+            (&[1.0, 1.0, 1.04, 1.9], false),
+            (&[1.0, 1.0, 1.06, 1.9], true),
+            (&[0.1, 1.0, 1.0, 90.0], false),
+            (&[1.0, 1.0, 1.9], false),
+            (&[1.0, 1.0, 1.9, 1.9, 1.9], false),
+            (&[1.0, 1.9], false),
+            (&[1.0, 1.0, 1.9, 1.9, f64::NAN], true),
+            (&[0.0; 4], false),
+            (&[], false),
+        ] {
+            assert_eq!(has_two_halves(values.iter().copied()), expected, "{values:?}");
+        }
     }
 }

@@ -2,7 +2,7 @@
 //! states another time.
 
 use llmprof_analyze::{
-    ledger::{LedgerCause, LedgerRow, LedgerStage},
+    ledger::{Ledger, LedgerCause, LedgerRow, LedgerStage},
     stages::{DECODE, NO_STAGE, in_sentence},
 };
 use llmprof_core::domain::units::Nanos;
@@ -75,7 +75,7 @@ impl Base {
     }
 
     /// The upper bound of a saving of a cause, as the end of a sentence.
-    pub fn saves(&self, saving: &Figure, row: &LedgerRow) -> Cited {
+    pub fn saves(&self, ledger: &Ledger, saving: &Figure, row: &LedgerRow) -> Cited {
         let name = match self.steps {
             Some(_) => Cited::words("a decode step"),
             None => self.name.clone(),
@@ -87,6 +87,8 @@ impl Base {
                 Cited::words("; removing the causes on the last rank saves the same time")
             }
             (_, Some(rank)) => Cited::name(format!(", on rank {rank}, for which others wait")),
+            // The share of the cause is of a mean over the GPUs.
+            (_, None) if ledger.is_of_busiest(row) => Cited::words(", on the busiest GPU"),
             (_, None) => Cited::default(),
         };
         let parts = [self.each(saving), self.each(&self.whole), name, average, rank];

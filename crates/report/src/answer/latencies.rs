@@ -137,6 +137,8 @@ mod tests {
             p90_ms: p99_ms,
             p99_ms,
             max_ms: p99_ms,
+            loads: 1,
+            std_error_ms: None,
         }
     }
 

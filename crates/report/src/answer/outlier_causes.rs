@@ -35,16 +35,32 @@ type Listed<'a> = (usize, &'a OutlierStep);
 struct Named {
     name: String,
     ms: Vec<Figure>,
-    /// The time of this name in other steps.
-    usual_ms: Option<Figure>,
+    /// The time of this name in the other steps of each outlier's process.
+    usual_ms: Vec<Option<Figure>>,
+}
+
+impl Named {
+    /// The usual time of each outlier in turn, or the one of all that reads the same; `None` if one
+    /// is unknown.
+    fn usual(&self) -> Option<Cited> {
+        let each = self.usual_ms.iter().map(|it| Some(length(it.clone()?)));
+        let mut each: Vec<Cited> = each.collect::<Option<_>>()?;
+        if each.windows(2).all(|pair| pair[0].as_str() == pair[1].as_str()) {
+            each.truncate(1);
+        }
+        Some(Cited::of("; usually {}", [Cited::list(each, ", ")]))
+    }
 }
 
 fn by_name(times: impl Iterator<Item = (String, Figure, Option<Figure>)>) -> Vec<Named> {
     let mut all: Vec<Named> = Vec::new();
     for (name, ms, usual_ms) in times {
         match all.iter_mut().find(|known| known.name == name) {
-            Some(known) => known.ms.push(ms),
-            None => all.push(Named { name, ms: vec![ms], usual_ms }),
+            Some(known) => {
+                known.ms.push(ms);
+                known.usual_ms.push(usual_ms);
+            }
+            None => all.push(Named { name, ms: vec![ms], usual_ms: vec![usual_ms] }),
         }
     }
     all
@@ -118,9 +134,8 @@ fn length(ms: Figure) -> Cited {
 /// A sentence on the outliers that have these names, with their times.
 fn sentence(steps: &StepTimes, words: &'static str, named: &[Named]) -> Option<Cited> {
     let each = named.iter().map(|it| {
-        let usual = it.usual_ms.clone().map(|ms| Cited::of("; usually {}", [length(ms)]));
         let ms = Cited::list(it.ms.iter().cloned().map(length), ", ");
-        Cited::of("{} ({}{})", [Cited::name(&it.name), ms, usual.unwrap_or_default()])
+        Cited::of("{} ({}{})", [Cited::name(&it.name), ms, it.usual().unwrap_or_default()])
     });
     let which = which(steps, named.iter().flat_map(|it| it.ms.iter().cloned()));
     let each = Cited::list(each, "; ");
@@ -239,9 +254,10 @@ fn works(steps: &StepTimes, listed: &[Listed]) -> Option<Cited> {
     ] {
         let named = by_name(listed.iter().filter_map(|(at, it)| {
             let (work, ms) = it.longest_work.as_deref().zip(it.longest_work_ms)?;
-            let ms = row.figure(format!("longest.{at}.longest_work_ms"), ms);
+            let figure = |column: &str, ms| row.figure(format!("longest.{at}.{column}"), ms);
+            let usual = it.usual_work_ms.map(|ms| figure("usual_work_ms", ms));
             let is_of_words = CollectiveKind::of_kernel(work).is_some() == is_collective;
-            is_of_words.then(|| (short_name(work), ms, None))
+            is_of_words.then(|| (short_name(work), figure("longest_work_ms", ms), usual))
         }));
         if let Some(it) = sentence(steps, words, &named) {
             all.push(it);

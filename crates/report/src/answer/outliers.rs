@@ -23,6 +23,16 @@ const EXCESS_PART: f64 = 0.05;
 /// Outliers in one sentence.
 pub const LISTED: usize = 3;
 
+/// Sentences on the processes and the outliers of the steps of a stage, however its time is known.
+/// The steps of an engine have sentences next to their batches.
+pub fn of_stage(records: &AnswerRecords, stage: &str) -> Vec<Cited> {
+    if has_batches(records, stage) {
+        return vec![];
+    }
+    let steps = records.step_times.iter().filter(|it| it.stage == stage);
+    steps.flat_map(|it| by_process(it).into_iter().chain(sentence(records, it))).collect()
+}
+
 /// The outliers among the steps of an engine, which other sentences describe by their batches.
 pub fn of_batches(records: &AnswerRecords) -> Vec<Cited> {
     let steps = records.step_times.iter().filter(|it| has_batches(records, &it.stage));
@@ -71,16 +81,17 @@ fn has_one_batch(steps: &StepTimes, records: &AnswerRecords) -> bool {
 }
 
 /// The medians of processes that differ, slowest first.
-pub fn by_process(steps: &StepTimes) -> Option<Cited> {
+fn by_process(steps: &StepTimes) -> Option<Cited> {
     let row = row_of_steps(steps);
     let median = |(at, it): (usize, &ProcessSteps)| {
         let count = row.count(format!("processes.{at}.steps"), it.steps);
         let noun = if steps.are_steps() { "step" } else { "instance" };
         Cited::of(
-            "{} ms in {} (median of {})",
+            "{} ms in {} ({} of {})",
             [
                 row.figure(format!("processes.{at}.p50_ms"), it.p50_ms).short(),
                 Cited::name(it.name()),
+                Cited::words(it.median_word()),
                 count.quantity(noun),
             ],
         )
@@ -102,15 +113,19 @@ pub fn by_process(steps: &StepTimes) -> Option<Cited> {
     (!steps.processes.is_empty()).then(|| Cited::of(text, [subject, listed, others]))
 }
 
-/// Steps of a stage that take more than twice the median, with their causes. A step waiting for a
-/// reason from before the recording has a sentence of its own.
-pub fn sentence(records: &AnswerRecords, steps: &StepTimes) -> Option<Cited> {
-    let is_named = steps.longest.iter().any(outlier_causes::is_explained);
-    let is_wait = steps.outliers == 1 && Waits::of(records.ledger).has(&steps.stage);
-    if steps.outliers == 0
-        || is_wait
-        || (!is_named && steps.excess_ms < EXCESS_PART * steps.ms.total())
-    {
+/// True if the page and its tile state the outliers of a stage: a cause explains one, or they take
+/// a part of the time of all steps that matters. A step waiting for a reason from before the
+/// recording has a sentence of its own.
+pub fn are_stated(steps: &StepTimes, waits: Waits) -> bool {
+    let is_wait = steps.outliers == 1 && waits.has(&steps.stage);
+    let is_named = || steps.longest.iter().any(outlier_causes::is_explained);
+    let is_part = || steps.excess_ms >= EXCESS_PART * steps.ms.total();
+    steps.outliers > 0 && !is_wait && (is_named() || is_part())
+}
+
+/// Steps of a stage that take more than twice the median, with their causes.
+fn sentence(records: &AnswerRecords, steps: &StepTimes) -> Option<Cited> {
+    if !are_stated(steps, Waits::of(records.ledger)) {
         return None;
     }
     let row = row_of_steps(steps);
@@ -159,6 +174,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::super::{stored_answer, unfounded};
+    use crate::stored_tiles;
 
     /// Sentences on ten decode steps of an engine, of 1 ms but for one, in batches of these
     /// requests, medians and steps.
@@ -220,6 +236,49 @@ mod tests {
         );
         let smaller = sentences(&[(8, 1.0, 9), (2, 30.0, 1)], named, true);
         assert_eq!(smaller.len(), 2, "a smaller batch takes no longer");
+    }
+
+    #[test]
+    fn an_outlier_in_a_tile_has_a_sentence_however_its_stage_is_timed() {
+        let ms =
+            |mean: f64, n: u64| json!({"mean": mean, "std": null, "min": 1.0, "max": 30.0, "n": n});
+        let row = json!([{
+            "stage": "decode_all", "tokens": null, "tokens_per_s": null, "share_pct": null,
+            "ms": ms(39.0, 1)
+        }]);
+        let ledger = |unit: &str, ns: i64| {
+            json!([{
+                "stage": "decode_all", "measured_ns": ns, "traced_ns": ns, "steps": null,
+                "unit": unit, "instances": 10, "capped_operators": 0, "capped_ns": 0,
+                "overlap_ns": 0, "missing": []
+            }])
+        };
+        let (whole, cut) = (ledger("repeat", 39_000_000), ledger("step", 3_900_000));
+        let none = json!([]);
+        for (stages, ledger) in [(&row, &whole), (&none, &cut), (&row, &none), (&none, &none)] {
+            for (excess_ms, is_stated) in [(29.0, true), (0.1, false)] {
+                let report = json!({
+                    "only_traced": true, "mfu": [], "stages": stages, "ledger_stages": ledger,
+                    "aggregates": {"repeats": 1, "stage_ms": {}, "per_token_ms": ms(3.9, 1)},
+                    "step_times": [{
+                        "stage": "decode_all", "p50_ms": 1.0, "outliers": 1,
+                        "excess_ms": excess_ms, "ms": ms(3.9, 10),
+                        "longest": [
+                            {"step": 3, "ms": 30.0, "host_call": null, "host_call_ms": null}
+                        ]
+                    }]
+                });
+                let report = serde_json::to_vec(&report).unwrap();
+                assert_eq!(unfounded(&report).unwrap(), [""; 0]);
+                let all = stored_answer(&report).unwrap().remove(0).sentences;
+                let start = "1 of 10 decode steps takes more than twice the median: 30.0 ms.";
+                let stated = all.iter().filter(|it| it.as_str().starts_with(start)).count();
+                assert_eq!(stated, usize::from(is_stated), "{stages} {ledger}: {all:?}");
+                let tiles = serde_json::to_value(stored_tiles(&report).unwrap()).unwrap();
+                let is_in_tile = tiles.to_string().contains(" with 1 outlier");
+                assert_eq!(is_in_tile, is_stated, "{stages} {ledger}: {tiles}");
+            }
+        }
     }
 
     #[test]

@@ -3,7 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_analyze::ledger::{Ledger, LedgerCause, LedgerMember, LedgerRow};
+use llmprof_analyze::{
+    findings::ledger::advice_of_few,
+    ledger::{Ledger, LedgerCause, LedgerMember, LedgerRow},
+};
 use llmprof_core::domain::finding::{Finding, catalogue};
 use serde::{Serialize, Serializer};
 
@@ -12,7 +15,7 @@ use super::{
     base::Base,
     cause_words,
     cited::{Cited, Figure},
-    remedies::{FewSteps, Remedy, advice, advice_of_few, taken},
+    remedies::{FewSteps, Remedy, advice, taken},
     times::{is_idle, row_of, row_of_cause},
 };
 use crate::format::short_name;
@@ -58,13 +61,10 @@ impl CauseTime {
     fn of(ledger: &Ledger, row: &LedgerRow) -> Self {
         let cells = row_of_cause(row);
         let time = cells.ns("ns", row.ns);
-        // A saving that the busiest GPU limits is less than the bound of the time. Each member's
-        // saving is rounded.
-        let is_saving = |ns: i64| row.max_saving_ns.saturating_add_unsigned(row.members) >= ns;
+        // A saving that the busiest GPU limits is less than the bound of the time.
+        let is_saving = !ledger.is_of_busiest(row) && row.max_saving_ns < row.ns;
         match ledger.bound_ns(row) {
-            Some(ns) if is_saving(ns) && row.max_saving_ns < row.ns => {
-                Self::AtMost(cells.ns("max_saving_ns", row.max_saving_ns))
-            }
+            Some(_) if is_saving => Self::AtMost(cells.ns("max_saving_ns", row.max_saving_ns)),
             Some(_) => bound(ledger, row, &time).map_or(Self::Is(time), Self::AtMost),
             None => Self::Is(time),
         }
@@ -187,7 +187,7 @@ fn reason<'a>(
         });
         match few.filter(|it| it.is_only && displaced.is_none()) {
             Some(few) => Remedy { advice: advice_of_few(row, advice), saving: few.saving },
-            None => Remedy { advice, saving: saving.map(|it| base.saves(&it, row)) },
+            None => Remedy { advice, saving: saving.map(|it| base.saves(ledger, &it, row)) },
         }
     });
     let member = ledger.members(&row.stage, row.cause).next();

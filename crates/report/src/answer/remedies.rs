@@ -1,13 +1,10 @@
 //! Remedies of reasons.
 
 use llmprof_analyze::{
-    findings::{self, MIN_SAVING_PCT},
-    ledger::{LedgerCause, LedgerMember, LedgerRow, LedgerStage},
-    stages::{
-        BETWEEN_STEPS, DECODE,
-        step_times::{OUTLIER_MEDIANS, OutlierStep},
-    },
-    timeline::gpu::long_calls::{IN_RANGE, LOADING},
+    findings,
+    ledger::{LedgerCause, LedgerRow, LedgerStage, StepOfCause},
+    stages::DECODE,
+    timeline::gpu::long_calls::LOADING,
 };
 use llmprof_core::domain::finding::{
     Finding,
@@ -21,12 +18,8 @@ use super::{
     times::{row_of, row_of_cause},
 };
 
-/// Min part of a cause's time in few steps that it is a cause of these alone.
-const IN_OUTLIERS: f64 = 0.5;
 /// Min part of the steps in which a cause recurs, of a cause of each step.
 const RECURRING: f64 = 0.9;
-/// The remedy of a cause that few steps have.
-const FEW_STEPS: &str = "Find what differs there: the others have little of this time.";
 /// The remedy of code that is prepared again and again.
 const EACH_STEP: &str = "Nearly each step prepares code again, so a warm-up does not help: pad or \
                          group inputs to few shapes, or use kernels that are not built for each \
@@ -73,104 +66,51 @@ pub struct FewSteps {
 }
 
 impl FewSteps {
-    /// The outliers that have most of a cause's time, if a usual step has little of it: counted by
-    /// this cause, not by all. Between steps, one gap.
+    /// The steps that have most of a cause's time.
     pub fn of(records: &AnswerRecords, stage: &LedgerStage, row: &LedgerRow) -> Option<Self> {
-        let mut members = records.ledger.members(&row.stage, row.cause);
-        if row.stage == BETWEEN_STEPS {
-            // The longest of all gaps: each member may have several.
-            let instances = stage.instances.filter(|it| *it > 1)?;
-            let longest = members.filter_map(|it| longest_gap(it, instances)).max()?;
-            let is_one = longest as f64 > IN_OUTLIERS * row.ns as f64 * instances as f64;
-            let text = Cited::words(", most of it in one gap");
-            let few = Self { text, is_only: true, saving: None };
-            return (row.cause.is_idle() && is_one).then_some(few);
-        }
-        let largest = members.next();
-        let steps = records.step_times.iter().find(|it| it.stage == row.stage)?;
-        let work = largest.and_then(|it| it.kernel.as_deref());
-        let cells = row_of_steps(steps);
-        let time = |(at, it): (usize, &OutlierStep)| {
-            let (column, ms) = time_in(it, row.cause, work)?;
-            Some(cells.figure(format!("longest.{at}.{column}"), ms))
+        let few = records.ledger.few_steps(records.step_times, row)?;
+        let (words, is_only) = (few.words(), few.is_only);
+        let Some(steps) = few.of else {
+            return Some(Self { text: Cited::name(words), is_only, saving: None });
         };
-        let each: Vec<Figure> = steps.longest.iter().enumerate().filter_map(time).collect();
+        let cells = row_of_steps(steps);
+        let time = |it: &StepOfCause| {
+            let column = format!("longest.{}.{}", it.at, it.field);
+            cells.figure(column, it.ms)
+        };
+        let each: Vec<Figure> = few.steps.iter().map(time).collect();
         let all = row_of_cause(row).ns("ns", row.ns);
         let all = match stage.instances {
             Some(instances) => all.times(&row_of(stage).count("instances", instances)),
             None => all,
         };
-        let sum = |of: &[Figure]| of.iter().map(Figure::value).sum::<f64>();
-        let others = f64::from(steps.ms.n) - steps.longest.len() as f64;
-        let usual = (all.value() - sum(&each)).max(0.0) / others.max(1.0);
-        let is_longer = |it: &Figure| it.value() > OUTLIER_MEDIANS * usual;
-        let few: Vec<Figure> = each.into_iter().filter(is_longer).collect();
-        if few.is_empty() || sum(&few) < IN_OUTLIERS * all.value() {
-            return None;
-        }
-        let noun = if steps.are_steps() { "step" } else { "instance" };
-        let number = Figure::number(few.iter().cloned());
+        let number = Figure::number(each.iter().cloned());
         let n = cells.count("ms.n", steps.ms.n.into());
-        let (rest, saved) = rest_and_saving(&few, &all, &n)?;
-        let which = match (few.len(), steps.are_steps()) {
+        let saved = saving(&each, &all, &n)?;
+        let which = match (each.len(), steps.are_steps()) {
             (1, true) => "this step",
             (_, true) => "these steps",
             (1, false) => "this instance",
             (_, false) => "these instances",
         };
         let saving = [saved.short(), Cited::words(which)];
-        let text = [number.decimals(0), n.quantity(noun)];
         Some(Self {
-            text: Cited::of(", most of it in {} of {}", text),
-            is_only: rest.value() < MIN_SAVING_PCT / 100.0 * steps.p50_ms,
+            text: Cited::list([number.decimals(0), n.decimals(0)], " of ").with_text(words),
+            is_only,
             saving: Some(Cited::of("saves at most {} ms in {}.", saving)),
         })
     }
 }
 
-/// The longest gap of a member. An older report has its length only if the member is one gap: the
-/// member's time is the mean over the stage's instances.
-fn longest_gap(it: &LedgerMember, instances: u64) -> Option<i64> {
-    let is_one = it.samples == 1;
-    it.longest_ns.or_else(|| is_one.then(|| it.ns.saturating_mul(instances as i64)))
-}
-
-/// The mean time of a cause in the other steps of `n`, and the excess over it in `few` steps: at
-/// most all of the cause's time. `None` if there are no other steps.
-fn rest_and_saving(few: &[Figure], all: &Figure, n: &Figure) -> Option<(Figure, Figure)> {
+/// The excess over the mean time of a cause in the other steps of `n`, in `few` steps: at most all
+/// of the cause's time. `None` if there are no other steps.
+fn saving(few: &[Figure], all: &Figure, n: &Figure) -> Option<Figure> {
     let in_few = Figure::sum(few.iter().cloned());
     let others = n.minus(&Figure::number(few.iter().cloned()));
     let rest = all.minus(&in_few).over(&others)?;
     let above = Figure::sum(few.iter().map(|it| it.minus(&rest)));
     // The rest is negative if the few have more than all, as on one of several GPUs.
-    let saving = Figure::least([in_few, above, all.clone()])?;
-    Some((rest, saving))
-}
-
-/// Time of a cause in an outlier, milliseconds, with its column. `work` is the cause's largest
-/// kernel or copy.
-fn time_in(it: &OutlierStep, cause: LedgerCause, work: Option<&str>) -> Option<(String, f64)> {
-    if cause.is_idle() {
-        let at = it.idle.iter().position(|idle| idle.cause == cause)?;
-        return Some((format!("idle.{at}.ms"), it.idle[at].ms));
-    }
-    // Other causes have only a part of a kernel's time.
-    if cause != LedgerCause::LongLaunches {
-        return None;
-    }
-    let longest = it.longest_work.as_deref().filter(|it| Some(*it) == work)?;
-    (!longest.is_empty()).then_some(("longest_work_ms".into(), it.longest_work_ms?))
-}
-
-/// The remedy of a cause of few steps. Calls that prepare code have theirs.
-pub fn advice_of_few<'a>(row: &LedgerRow, usual: &'a str) -> &'a str {
-    let is_call = row.cause == LedgerCause::GapLongCall
-        && row.largest.as_deref().is_some_and(|it| !it.starts_with(IN_RANGE));
-    match row.cause {
-        _ if is_call => usual,
-        LedgerCause::LongLaunches => usual,
-        _ => FEW_STEPS,
-    }
+    Figure::least([in_few, above, all.clone()])
 }
 
 /// True if code is prepared in nearly each step.

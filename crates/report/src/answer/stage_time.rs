@@ -2,7 +2,10 @@
 //! of three or more steps or instances, and the mean of fewer.
 
 use llmprof_analyze::{
-    stages::{DECODE, NO_STAGE, PREFILL, StageTiming, in_sentence, step_times::StepTimes},
+    stages::{
+        DECODE, NO_STAGE, PREFILL, StageTiming, in_sentence,
+        step_times::{StepTimes, has_one_rate},
+    },
     step_batches::{StepBatch, common_batch},
 };
 
@@ -14,7 +17,7 @@ use super::{
     steps::row_of as row_of_batch,
     times::WITH_WAIT,
 };
-use crate::headline::times::MeanOf;
+use crate::headline::times::{MeanOf, tokens_of_step};
 
 /// The time of a stage; decode has steps if their number is known.
 pub struct StageTime<'a> {
@@ -36,7 +39,7 @@ pub fn named(stage: &str) -> &str {
     }
 }
 
-/// Sentences on the time of a stage, the time between its steps, and its outliers.
+/// Sentences on the time of a stage and the time between its steps.
 pub fn sentences(records: &AnswerRecords, time: &StageTime) -> Vec<Cited> {
     // The sentences on steps have their times.
     let has_batches = outliers::has_batches(records, time.stage);
@@ -63,8 +66,6 @@ pub fn sentences(records: &AnswerRecords, time: &StageTime) -> Vec<Cited> {
         beyond if beyond > -0.5 => between_steps(it, &per_step, stated.is_some()),
         _ => None,
     }));
-    all.extend(steps.and_then(outliers::by_process));
-    all.extend(steps.and_then(|it| outliers::sentence(records, it)));
     all
 }
 
@@ -151,7 +152,7 @@ fn median(
         _ => row.figure("ms.mean", steps.ms.mean),
     };
     let is_rated = are_stage && time.steps.is_some() && !time.waits;
-    let rate = time.row.filter(|_| is_rated).and_then(rate);
+    let rate = time.row.filter(|_| is_rated).and_then(|row| rate(records, row));
     // The rate belongs to the mean. Both are of the timed decodes, and the median of all steps.
     let has_others = mean_of == MeanOf::Stage && steps_beyond(steps, time) >= 0.5;
     let whole = Cited::words(if has_others { "in whole decodes " } else { "" });
@@ -284,6 +285,7 @@ fn mean(
         let each = [row.figure("ms.min", least).short(), row.figure("ms.max", most).short()];
         Some(Cited::of(" (steps of {} and {} ms)", each))
     });
+    let rated = time.row.filter(|_| time.steps.is_some() && !time.waits);
     Cited::of(
         "{} takes {} ms{}{}{}{}.",
         [
@@ -292,12 +294,16 @@ fn mean(
             per_step_of(time).unwrap_or_default(),
             Cited::words(if time.waits { WITH_WAIT } else { "" }),
             of_two.or(spread).unwrap_or_default(),
-            after_comma(time.row.filter(|_| time.steps.is_some() && !time.waits).and_then(rate)),
+            after_comma(rated.and_then(|row| rate(records, row))),
         ],
     )
 }
 
-fn rate(row: &StageTiming) -> Option<Cited> {
+/// The tokens per second of a stage, if one rate stands for it.
+fn rate(records: &AnswerRecords, row: &StageTiming) -> Option<Cited> {
+    if !has_one_rate(records.step_times, &row.stage) {
+        return None;
+    }
     let row_of_stage = Row::of("stages").with("stage", &row.stage);
     let rate = row_of_stage.figure("tokens_per_s", row.tokens_per_s?);
     Some(Cited::of("{} tokens per second", [rate.short()]))
@@ -309,9 +315,9 @@ pub fn after_comma(rate: Option<Cited>) -> Cited {
 
 /// Tokens of a decode step, one of each sequence: a whole number; `None` if unknown.
 fn made_per_step(steps: &Figure, row: Option<&StageTiming>) -> Option<Figure> {
-    let row = row?;
+    let row = row.filter(|row| tokens_of_step(row, steps.value()).is_some())?;
     let tokens = Row::of("stages").with("stage", &row.stage).count("tokens", row.tokens?);
-    tokens.over(steps).filter(|it| it.value() >= 1.0 && it.value().fract() == 0.0)
+    tokens.over(steps)
 }
 
 fn sequences(number: Figure) -> Cited {

@@ -253,12 +253,13 @@ fn typical(it: &StepBatch, rows: &[&StepBatch]) -> Cited {
         contexts((row.count("context_min", least), row.count("context_max", most)))
     });
     Cited::of(
-        "{} ms{}{}{} (median of {})",
+        "{} ms{}{}{} ({} of {})",
         [
             row.figure("p50_ms", it.p50_ms).short(),
             it.process_name().map_or_else(Cited::default, |it| Cited::name(format!(" in {it}"))),
             requests.unwrap_or_default(),
             context.unwrap_or_default(),
+            Cited::words(it.median_word()),
             row.count("steps", it.steps).quantity("step"),
         ],
     )

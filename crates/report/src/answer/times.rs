@@ -51,10 +51,10 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
                 let has_batches = outliers::has_batches(records, &stage.stage);
                 let decode = || cut_decode(records, times, time.ms.clone(), number);
                 all.extend((!has_batches).then(decode));
-                all.extend(times.filter(|_| !has_batches).and_then(outliers::by_process));
             }
             _ => all.extend(stage_time::sentences(records, &time)),
         }
+        all.extend(outliers::of_stage(records, &stage.stage));
         all.extend(floor(records, stage, time.steps.as_ref()));
     }
     for row in without_ledger(records) {
@@ -70,6 +70,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
             row: Some(row),
         };
         all.extend(stage_time::sentences(records, &time));
+        all.extend(outliers::of_stage(records, &row.stage));
     }
     let cut = cut_steps(records).filter(|it| !outliers::has_batches(records, &it.stage));
     all.extend(cut.map(|it| {
@@ -77,7 +78,8 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         let mean = row.figure("ms.mean", it.ms.mean);
         cut_decode(records, Some(it), mean, row.count("ms.n", it.ms.n.into()))
     }));
-    all.extend(cut.and_then(outliers::by_process));
+    let untimed = records.step_times.iter().filter(|it| !is_timed(records, &it.stage));
+    all.extend(untimed.flat_map(|it| outliers::of_stage(records, &it.stage)));
     all.extend(records.stages.iter().filter(|row| is_idle(&row.stage)).filter_map(|row| {
         let has_batches = outliers::has_batches(records, &row.stage);
         let cells = Row::of("stages").with("stage", &row.stage);

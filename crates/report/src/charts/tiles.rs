@@ -1,5 +1,7 @@
 //! Headline figures: time to first token, time per token, use of the GPU, energy.
 
+mod busy;
+
 use llmprof_analyze::{
     Analysis,
     ledger::{LedgerRow, LedgerStage},
@@ -7,22 +9,33 @@ use llmprof_analyze::{
     requests::LatencyRecord,
     roofline::mfu::{ALL_STAGES, MfuRecord},
     stages::{
-        BETWEEN_STEPS, DECODE, PREFILL, StageTiming, command::CommandTiming, in_sentence,
-        repeat_medians::RepeatMedians, step_times::StepTimes,
+        DECODE, PREFILL, StageTiming,
+        command::CommandTiming,
+        in_sentence,
+        repeat_medians::RepeatMedians,
+        step_times::{StepTimes, has_one_rate},
     },
-    stats::{Spread, percent},
+    stats::Spread,
     step_batches::{StepBatch, common_batch},
     timeline::gpu::StageGpu,
 };
 use llmprof_core::trace::engine_steps::StepClass;
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 
+pub use self::busy::gpu_busy_pct;
+use self::busy::{busy_pct, is_timed, timed_gpus};
 use crate::{
+    answer::are_outliers_stated,
     format::{decimals, figure, of_interval, pct, quantity, scaled},
-    headline::times::{StatedTime, TimeRecords, rate_words},
+    headline::times::{StatedTime, TimeRecords, rate_words, tokens_of_step},
     profile::Aggregates,
     waits::Waits,
 };
+
+/// Time of one token.
+const PER_TOKEN: &str = "Per token";
+/// Time of one decode step, which makes several tokens or an unknown number.
+const DECODE_STEP: &str = "Decode step";
 
 /// One headline figure.
 #[derive(Debug, Clone, Serialize)]
@@ -118,39 +131,6 @@ pub fn stored_tiles(report: &[u8]) -> Result<Vec<Tile>, serde_json::Error> {
     Ok(serde_json::from_slice::<Headline>(report)?.tiles())
 }
 
-/// True for a stage that is timed, as a whole or by its steps.
-fn is_timed(stage: &str, stages: &[StageTiming], steps: &[StepTimes]) -> bool {
-    stages.iter().any(|row| row.stage == stage) || steps.iter().any(|row| row.stage == stage)
-}
-
-/// GPU activity of the stages that are timed, and of the time between an engine's steps.
-fn timed_gpus<'a>(
-    (stages, steps): (&'a [StageTiming], &'a [StepTimes]),
-    gpus: &'a [StageGpu],
-) -> impl Iterator<Item = &'a StageGpu> {
-    let is_between = |it: &StageGpu| it.stage == BETWEEN_STEPS && it.busy_ms.is_some();
-    gpus.iter().filter(move |it| is_timed(&it.stage, stages, steps) || is_between(it))
-}
-
-/// Busy time of the timed stages over their windows without named waits, percent; an upper bound if
-/// the busy time of a stage is one.
-pub fn gpu_busy_pct(
-    timed: (&[StageTiming], &[StepTimes]),
-    gpus: &[StageGpu],
-    waits: Waits,
-) -> Option<f64> {
-    busy_pct(timed_gpus(timed, gpus), waits)
-}
-
-fn busy_pct<'a>(gpus: impl Iterator<Item = &'a StageGpu>, waits: Waits) -> Option<f64> {
-    let (mut busy_ms, mut window_ms) = (0.0, 0.0);
-    for it in gpus {
-        busy_ms += it.busy_ms?;
-        window_ms += it.window_ms? * (1.0 - waits.part(&it.stage));
-    }
-    percent(busy_ms, window_ms).map(|pct| pct.min(100.0))
-}
-
 /// MFU over all stages, unless a wait is a part of its time.
 pub fn mfu<'a>(rows: &'a [MfuRecord], waits: Waits) -> Option<&'a MfuRecord> {
     rows.iter().find(|row| row.scope == ALL_STAGES).filter(|_| !waits.any())
@@ -198,10 +178,19 @@ impl Headline {
 
     fn decode(&self) -> Option<Tile> {
         match self.times().per_token() {
-            None | Some(StatedTime::Batch(_)) => self.step(StepClass::Decode, "Decode step"),
-            Some(time @ StatedTime::Requests(_)) => Some(self.timed("Per token", &time)),
-            Some(time) => Some(self.with_rate(self.timed("Per token", &time), &time)),
+            None | Some(StatedTime::Batch(_)) => self.step(StepClass::Decode, DECODE_STEP),
+            Some(time @ StatedTime::Requests(_)) => Some(self.timed(PER_TOKEN, &time)),
+            Some(time) => Some(self.with_rate(self.timed(self.unit_of_decode(), &time), &time)),
         }
+    }
+
+    /// The unit of the time of decode, as in its sentence: a token if each step makes one.
+    fn unit_of_decode(&self) -> &'static str {
+        let row = self.stages.iter().find(|it| it.stage == DECODE);
+        let ledger = self.ledger_stages.iter().find(|it| it.stage == DECODE);
+        let steps = ledger.map_or(self.aggregates.decode_steps, |it| it.steps);
+        let tokens = row.zip(steps).and_then(|(row, steps)| tokens_of_step(row, steps as f64));
+        if tokens == Some(1.0) { PER_TOKEN } else { DECODE_STEP }
     }
 
     fn timed(&self, label: &'static str, time: &StatedTime) -> Tile {
@@ -215,11 +204,13 @@ impl Headline {
                 let requests = quantity(it.n, "request");
                 format!("median of {requests}; p99 {} ms", figure(it.p99_ms))
             }
-            StatedTime::Batch(it) => format!("median of {}", quantity(it.steps, "step")),
+            StatedTime::Batch(it) => {
+                format!("{} of {}", it.median_word(), quantity(it.steps, "step"))
+            }
             StatedTime::Steps(it) => {
-                let outliers = match it.outliers {
-                    0 => String::new(),
-                    outliers => format!(" with {}", quantity(outliers, "outlier")),
+                let outliers = match are_outliers_stated(it, self.waits()) {
+                    true => format!(" with {}", quantity(it.outliers, "outlier")),
+                    false => String::new(),
                 };
                 let word = it.median_word().trim_start_matches("the ");
                 let steps = it.processes.first().map_or(it.ms.n.into(), |slowest| slowest.steps);
@@ -227,7 +218,10 @@ impl Headline {
             }
             StatedTime::Repeats(it) => {
                 let noun = if self.only_traced { "instance" } else { "repeat" };
-                let of = over(it.word(), it.n, noun);
+                let of = match it.of_slowest {
+                    true => format!("{} of {}", it.word(), quantity(it.n.into(), noun)),
+                    false => over(it.word(), it.n, noun),
+                };
                 format!("{of}{samples}{traced}{}", range(it.min, it.max))
             }
             StatedTime::Mean(it) => {
@@ -259,7 +253,7 @@ impl Headline {
         let steps = match it.steps {
             1 => "one step".to_owned(),
             2 => "two alike steps".to_owned(),
-            steps => format!("median of {}", quantity(steps, "step")),
+            steps => format!("{} of {}", it.median_word(), quantity(steps, "step")),
         };
         let process = it.process_name().map(|name| format!(", {name}, the slowest"));
         let note = format!(
@@ -276,7 +270,8 @@ impl Headline {
     /// Steps over mean time: the mean of the repeats' rates would favour the fast ones.
     fn with_rate(&self, tile: Tile, time: &StatedTime) -> Tile {
         let decode = self.stages.iter().find(|row| row.stage == DECODE);
-        let decode = decode.filter(|_| !self.waits().has(DECODE));
+        let has_rate = !self.waits().has(DECODE) && has_one_rate(&self.step_times, DECODE);
+        let decode = decode.filter(|_| has_rate);
         let steps = self.aggregates.decode_steps.map(|steps| steps as f64);
         let of = match time {
             StatedTime::Steps(it) if it.steps_beyond(decode, steps) >= 0.5 => "whole decodes",

@@ -5,6 +5,7 @@
 use llmprof_analyze::compare::{ComparabilityCheck, RUN_DRIFT_PCT, VerdictEffect};
 use llmprof_core::domain::subject::Subject;
 
+use super::request_latencies::load_text;
 use crate::{
     format::{count, quantity},
     headline::{self, device},
@@ -72,18 +73,24 @@ pub fn checks(a: &Report, b: &Report) -> Vec<ComparabilityCheck> {
     if call(a).or(call(b)).is_some() {
         checks.push(ComparabilityCheck::of("command", call(a), call(b), WhereDifferent));
     }
+    let load = |it: &Report| load_text(&it.aggregates.loads);
+    if load(a).or(load(b)).is_some() {
+        checks.push(ComparabilityCheck::of("load", load(a), load(b), WhereDifferent));
+    }
     // Profilers slow a program differently; without another one it was nsys, or none.
     if a.environment.profiler.is_some() || b.environment.profiler.is_some() {
-        let of = |it: &Report| {
-            let own = it.environment.profiler.as_deref().unwrap_or("nsys");
-            Some(own.split(" (").next().unwrap_or(own).to_owned())
-        };
-        checks.push(ComparabilityCheck::of("profiler", of(a), of(b), WhereDifferent));
+        checks.push(both("profiler", WhereDifferent, profiler));
     }
     if a.power.is_some() || b.power.is_some() {
         checks.extend(["prefill", "decode_all"].map(clock));
     }
     checks
+}
+
+/// The profiler by its name without its version.
+fn profiler(it: &Report) -> Option<String> {
+    let own = it.environment.profiler.as_deref().unwrap_or("nsys");
+    Some(own.split(" (").next().unwrap_or(own).to_owned())
 }
 
 /// Positions of the prompt, or of all prompts of a batch.

@@ -4,11 +4,12 @@
 
 use llmprof_analyze::{
     compare::{Change, ChangeVerdict, ComparabilityCheck},
+    requests::LatencyMetric,
     series::gate::GateVerdict,
     stages::DECODE,
 };
 
-use super::{RunDiff, overview};
+use super::{RunDiff, overview, request_latencies};
 use crate::format::figure;
 
 /// Compared latencies, outside every stage. The time per token is compared if the runs have
@@ -26,16 +27,21 @@ pub struct SlowerVerdict {
 }
 
 impl RunDiff {
-    /// Judges whole stages, the time per token and the whole repeat, but not parts of stages.
+    /// Judges whole stages, latencies and the whole repeat, but not parts of stages.
     ///
     /// A pass needs a verdict on each, and noise in which the limit would have been found. A
     /// latency that neither run has is dropped, if something else was measured.
     pub fn judge_slower(&self, limit_pct: f64) -> SlowerVerdict {
         let has = |name: &str| self.diff.stages.iter().any(|it| it.name == name);
-        let missing = [(PER_TOKEN, DECODE), (WHOLE_REPEAT, WHOLE_REPEAT)];
-        let dropped = missing
+        let of_requests = [LatencyMetric::OutputToken, LatencyMetric::EndToEnd];
+        let [per_token, end_to_end] = of_requests.map(request_latencies::name);
+        let same = [
+            (PER_TOKEN, [DECODE, per_token.as_str()]),
+            (WHOLE_REPEAT, [WHOLE_REPEAT, end_to_end.as_str()]),
+        ];
+        let dropped = same
             .into_iter()
-            .filter(|(name, or)| !has(name) && !has(or))
+            .filter(|(name, others)| !has(name) && !others.iter().any(|it| has(it)))
             .map(|(name, _)| format!("{name}: not measured in either run; dropped"))
             .collect();
         let of = |verdict, reasons| SlowerVerdict { verdict, reasons, dropped };

@@ -87,7 +87,7 @@ impl GateReport {
                 GateVerdict::Regression => "error",
                 GateVerdict::Inconclusive => "warning",
             };
-            let title = format!("llmprof: {}", it.figure.title());
+            let title = format!("llmprof: {}", it.title());
             _ = writeln!(text, "::{command} title={title}::{}", command_text(&it.sentence()));
         }
         for it in &self.dropped {
@@ -114,7 +114,7 @@ impl GateReport {
             _ = writeln!(
                 text,
                 "| {} ({}) | {} | {} | {} | {} | {}: {} |",
-                it.figure.title(),
+                it.title(),
                 it.figure.unit(),
                 value(it.baseline),
                 value(it.candidate),

@@ -40,6 +40,17 @@ fn a_regression_that_is_not_accepted_is_a_message() {
 }
 
 #[test]
+fn a_figure_that_is_a_mean_is_called_a_mean_in_every_form() {
+    let mut report = report();
+    report.figures[0].statistic = Some(FigureStatistic::Mean);
+    let message = report.failure().unwrap().body["message"].to_string();
+    for text in [report.github(), report.markdown(), message] {
+        assert!(text.contains("Mean time per output token"), "{text}");
+        assert!(!text.contains("Median time per output token"), "{text}");
+    }
+}
+
+#[test]
 fn hostile_text_stays_text_in_every_form() {
     let hostile = "\"><x/>]]>\n::error::%0A|`![a](b)\u{0}<script>@all";
     let report = GateReport {

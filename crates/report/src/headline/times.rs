@@ -96,6 +96,12 @@ impl StatedTime<'_> {
     }
 }
 
+/// Tokens of a decode step, one of each sequence: a whole number; `None` if unknown. A time per
+/// step is a time per token only if this is one.
+pub fn tokens_of_step(decode: &StageTiming, steps: f64) -> Option<f64> {
+    ratio(decode.tokens? as f64, steps).filter(|it| *it >= 1.0 && it.fract() == 0.0)
+}
+
 /// Words after the rate of decode, which belongs to its mean time, unless a step of `ms` has a rate
 /// that reads the same. `steps` is of each decode, if all have equally many.
 pub fn rate_words(decode: &StageTiming, steps: Option<f64>, ms: f64) -> &'static str {
@@ -206,6 +212,7 @@ pub(crate) mod tests {
             rank: None,
             ms: Spread::of([2.0; 4]).unwrap(),
             p50_ms: 2.0,
+            has_two_halves: false,
             period_ms: Some(2.5),
             periods_ms: None,
             busy_pct: None,
@@ -295,6 +302,8 @@ pub(crate) mod tests {
             p90_ms: 4.0,
             p99_ms: 5.0,
             max_ms: 700.0,
+            loads: 1,
+            std_error_ms: None,
         };
         let unprofiled = [latency(LoadPass::Unprofiled, LatencyMetric::OutputToken)];
         let batches = [batch(StepClass::Decode, 4)];

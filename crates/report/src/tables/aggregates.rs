@@ -49,9 +49,17 @@ fn median_notes(analysis: &Analysis) -> Vec<String> {
     let all = analysis.samples.medians.stated(&analysis.stages);
     let repeats = [all.ttft_ms, all.tpot_ms, all.wall_ms].into_iter().flatten().map(|it| it.n);
     let has_repeats = repeats.clone().next().is_some();
+    let is_of_slowest = [all.ttft_ms, all.tpot_ms].into_iter().flatten().any(|it| it.of_slowest);
     let mut notes = Vec::new();
     if command.into_iter().chain(repeats).any(|n| n == 2) {
         notes.push("The median of two repeats is their mean.".to_owned());
+    }
+    if is_of_slowest {
+        notes.push(
+            "The processes differ: the median of a stage is of its slowest process, as in the \
+             table of single steps; mean, deviation, minimum and maximum are of all processes."
+                .to_owned(),
+        );
     }
     if analysis.samples.rows.len() > 1 && has_repeats {
         notes.push(

@@ -100,6 +100,7 @@ pub fn batch_columns() -> Vec<TableColumn<StepBatch>> {
     columns.extend(spread_columns!("ms", |it: StepBatch| it.ms));
     columns.extend([
         millis("p50_ms", "Median ms", |it: &StepBatch| it.p50_ms.into()),
+        flag("has_two_halves", "Two halves", |it| it.has_two_halves.into()),
         millis("period_ms", "One every, ms", |it: &StepBatch| it.period_ms.into()),
         millis("periods_ms.mean", "One every, mean ms", |it| {
             it.periods_ms.map(|it| it.mean).into()

@@ -56,6 +56,8 @@ pub fn latency_columns() -> Vec<TableColumn<LatencyRecord>> {
         millis("p90_ms", "p90 ms", |it| it.p90_ms.into()),
         millis("p99_ms", "p99 ms", |it| it.p99_ms.into()),
         millis("max_ms", "Max ms", |it| it.max_ms.into()),
+        count("loads", "Loads", |it| it.loads.into()),
+        millis("std_error_ms", "Error of p50 ms", |it| it.std_error_ms.into()),
     ]
 }
 

@@ -6,7 +6,7 @@ use llmprof_analyze::{
 
 use super::{
     report_table::ReportTable,
-    schema::{TableCell, TableColumn, bytes, count, millis, nested, spread_columns, text},
+    schema::{TableCell, TableColumn, bytes, count, flag, millis, nested, spread_columns, text},
 };
 
 /// Columns of [`StepTimes`].
@@ -18,6 +18,7 @@ pub fn columns() -> Vec<TableColumn<StepTimes>> {
     columns.extend(spread_columns!("ms", |it: StepTimes| it.ms));
     columns.extend([
         millis("p50_ms", "Median ms", |it: &StepTimes| it.p50_ms.into()),
+        flag("has_two_halves", "Two halves", |it| it.has_two_halves.into()),
         count("outliers", "Outliers", |it| it.outliers.into()),
         millis("excess_ms", "Outliers above median ms", |it| it.excess_ms.into()),
         count("preparing", "Preparing code", |it| it.preparing.into()),

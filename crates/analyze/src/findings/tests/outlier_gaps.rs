@@ -50,3 +50,47 @@ fn gaps_of_few_outlier_steps_do_not_make_decode_launch_bound() {
         assert!((ms - (all_ms - left_out_ms)).abs() < 1.0, "{ms} of {all_ms}");
     }
 }
+
+#[test]
+fn a_cause_that_few_steps_have_most_of_is_stated_of_these_with_their_remedy() {
+    for (cold, words) in [(1, "1 of 20 steps"), (3, "3 of 20 steps")] {
+        let gap = |step: usize| if (5..5 + cold).contains(&step) { 40_000 } else { 10 };
+        let analysis = decode(&(0..20).map(gap).collect::<Vec<i64>>());
+        let found = analysis.findings.iter().find(|it| it.id == "ledger_gap_host").unwrap();
+        let ends = format!(", most of it in {words}.");
+        assert!(found.message.ends_with(&ends), "{found:?}");
+        let advice = found.advice.as_deref().unwrap();
+        assert!(advice.starts_with("Find what differs there"), "{advice}");
+    }
+}
+
+/// Prefills of these milliseconds, one after the other.
+fn prefills(ms: &[i64]) -> Analysis {
+    let (mut lines, mut at) = (Vec::new(), 0);
+    for (id, ms) in (1..).zip(ms) {
+        let end = at + ms * 1_000_000;
+        lines.push(format!("range 1 prefill {at}..{end}"));
+        lines.push(format!("call 1 {id} {}..{}", at + 1_000, at + 2_000));
+        lines.push(format!("kernel {id} k {}..{} 7", at + 3_000, end - 1_000));
+        at = end;
+    }
+    let timeline = Some(capture(&lines.join("\n")));
+    analyze(&Trace { timeline, ..Trace::default() }, None, None)
+}
+
+#[test]
+fn a_variance_that_few_instances_make_is_stated_of_these_with_their_remedy() {
+    for (ms, without) in [
+        ([10, 10, 10, 10, 10, 90, 10, 10, 10, 10], Some("and 0 % without 1 of 10 instances.")),
+        ([10, 10, 10, 90, 10, 80, 10, 10, 10, 10], Some("and 0 % without 2 of 10 instances.")),
+        ([10, 14, 10, 14, 10, 14, 10, 14, 10, 14], None),
+    ] {
+        let analysis = prefills(&ms);
+        let found = analysis.findings.iter().find(|it| it.id == "high_variance").unwrap();
+        let ends = without.unwrap_or("% of its mean.");
+        assert!(found.message.ends_with(ends), "{found:?}");
+        let advice = found.advice.as_deref().unwrap();
+        let is_of_few = advice.starts_with("Find what differs in the longest steps");
+        assert_eq!(is_of_few, without.is_some(), "{advice}");
+    }
+}

@@ -136,7 +136,6 @@ fn a_row_has_a_floor_and_a_ratio_or_the_reason_for_none() {
         (known(8), None, 1, (false, false), "No model is stated"),
         // Below the floor, and not by more than a cache may hold.
         ((8, Some(1_000), MS / 4), dense(8), 1, (false, false), "less than the floor"),
-        // A twentieth of the floor.
         ((8, Some(1_000), MS / 80), dense(8), 1, (false, false), "stated_model_refuted"),
         ((70_000, None, 4_000 * MS), dense(70_000), 1, (false, false), "more requests"),
     ] {
@@ -168,7 +167,7 @@ fn requests_of_a_name_that_no_engine_has_leave_the_other_rows() {
 fn steps_of_several_tokens_and_of_prefill_have_no_floor() {
     for (name, class, why) in [
         ("execute_context_1(40)_generation_0(0)", StepClass::Prefill, None),
-        ("execute_context_0(0)_generation_2(6)", StepClass::Decode, Some("several tokens")),
+        ("execute_context_0(0)_generation_2(6)", StepClass::Decode, Some("draft model")),
     ] {
         let nsys = capture(&launching(name, 1, [(0, 4_000_000), (2, 3), (4, 3_999_999)]));
         let trace = Trace { timeline: Some(nsys), ..Trace::default() };
@@ -232,10 +231,22 @@ fn no_stage_has_a_floor_or_an_mfu_if_steps_speculate_scheduled_or_inferred() {
             let has_mfu = analysis.mfu.rows.iter().any(|it| it.scope == name);
             assert_eq!(has_mfu, has_floor, "{name} {drafts}");
         }
+        if drafts > 0 {
+            let unstated = reasons(&analyze(&trace, None, Some(&peaks())));
+            assert_eq!(unstated, reasons(&analysis), "{is_scheduled} {drafts}");
+            assert!(!unstated.contains("--model-config"), "{unstated}");
+            assert!(unstated.contains("tokens per second with and without"), "{unstated}");
+        }
     }
 }
 
-/// The row of decode in the ledger.
+/// Reasons for the floors that stages and steps lack.
+fn reasons(analysis: &Analysis) -> String {
+    let stages = analysis.ledger.stages.iter().flat_map(|it| &it.missing);
+    let steps = analysis.step_batches.iter().filter_map(|it| it.floor_missing.as_ref());
+    stages.chain(steps).map(String::as_str).collect::<Vec<_>>().join("\n")
+}
+
 fn stage(analysis: &Analysis) -> &LedgerStage {
     analysis.ledger.stages.iter().find(|it| it.stage == DECODE).unwrap()
 }
@@ -329,8 +340,7 @@ fn stage_and_steps_of_a_model_that_gpus_share_have_the_same_reason_for_no_floor(
     let analysis = analyze(&trace, Some(KnownModel::Stated(&stated)), Some(&peaks()));
     let why = why_shared(&analysis).unwrap();
     let stage = analysis.ledger.stages.iter().find(|it| it.stage == DECODE).unwrap();
-    let reasons = stage.missing.iter().filter(|it| it.contains(why)).count();
-    assert_eq!(reasons, 1, "{:?}", stage.missing);
+    assert!(stage.missing.iter().filter(|it| it.contains(why)).count() == 1, "{stage:?}");
     let expected = format!("The floor is unknown: {why}.");
     let rows: Vec<_> = analysis.step_batches.iter().map(|it| it.floor_missing.as_ref()).collect();
     assert!(!rows.is_empty() && rows.iter().all(|it| *it == Some(&expected)), "{rows:?}");

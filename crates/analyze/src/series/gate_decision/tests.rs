@@ -123,6 +123,29 @@ fn a_candidate_of_which_only_some_runs_have_the_figure_is_inconclusive() {
 }
 
 #[test]
+fn a_figure_has_a_verdict_only_if_both_sides_have_one_known_statistic() {
+    use FigureStatistic::{Mean, Median};
+    let all = || [None].into_iter().chain(FigureStatistic::ALL.iter().copied().map(Some));
+    for baseline in all() {
+        for candidate in all() {
+            let sides = Both.sides().of_statistics([baseline, candidate]);
+            let requested =
+                RequestedFigures::of(None, |it| (it == FigureName::Tpot).then_some(3.0)).unwrap();
+            let decided = decide_gate(&requested, MAX_RUNS, |_| sides.clone());
+            let is_decided = match (baseline, candidate) {
+                (Some(a), Some(b)) => a == b && [Mean, Median].contains(&a),
+                _ => true,
+            };
+            let it = &decided.figures[0];
+            let verdict = if is_decided { GateVerdict::Passed } else { GateVerdict::Inconclusive };
+            assert_eq!(it.decision.verdict, verdict, "{baseline:?} {candidate:?}: {it:?}");
+            let has_reason = it.decision.reason.starts_with("not comparable: the baseline has ");
+            assert_eq!(has_reason, !is_decided, "{it:?}");
+        }
+    }
+}
+
+#[test]
 fn a_value_that_is_not_a_positive_number_is_not_measured() {
     for value in [0.0, -1.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
         let baseline = decide_tpot([Some(value)], [Some(10.0)]);

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     StageSteps, StepDevices,
     step_calls::{CallInGap, captured, in_gaps, launched_singly, usual_ms},
+    step_works::usual_work_ms,
 };
 use crate::{
     ledger::LedgerCause,
@@ -78,6 +79,10 @@ pub struct OutlierStep {
     /// Its time in the step, milliseconds.
     #[serde(default)]
     pub longest_work_ms: Option<f64>,
+    /// The time of the same work in a step: the median over the other steps of its process,
+    /// milliseconds; `null` if fewer than three have it, and for work of another process.
+    #[serde(default)]
+    pub usual_work_ms: Option<f64>,
     /// Passes of the draft model in a decode step by speculation; `null` for other steps.
     #[serde(default)]
     pub drafts: Option<u64>,
@@ -135,7 +140,23 @@ pub fn longest(stages: &[StageSteps], devices: Option<&StepDevices>) -> Vec<Vec<
             it.longest_work = Some(work.longest);
         }
     }
+    if let Some(devices) = devices {
+        let each = stages.iter().zip(&mut found);
+        each.for_each(|(stage, found)| add_usual_work(stage, found, devices.capture));
+    }
     found
+}
+
+/// Adds the usual time of the work that takes longest in each outlier.
+fn add_usual_work(stage: &StageSteps, found: &mut [OutlierStep], capture: &Capture) {
+    let names: BTreeSet<String> = found.iter().filter_map(|it| it.longest_work.clone()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let usual = usual_work_ms(capture, stage, &names);
+    for (it, at) in found.iter_mut().zip(stage.listed()) {
+        let process = stage.steps[at].owner(Some(capture.trace));
+        let work = it.longest_work.as_deref();
+        it.usual_work_ms = work.and_then(|work| usual.get(&(work, process)).copied());
+    }
 }
 
 fn of_stage(

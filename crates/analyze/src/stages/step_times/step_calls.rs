@@ -22,10 +22,10 @@ pub struct CallInGap {
 }
 
 /// The steps of a stage by process.
-struct StepsByProcess(BTreeMap<i64, Vec<(Interval, usize)>>);
+pub struct StepsByProcess(BTreeMap<i64, Vec<(Interval, usize)>>);
 
 impl StepsByProcess {
-    fn of(stage: &StageSteps) -> Self {
+    pub fn of(stage: &StageSteps) -> Self {
         let mut found: BTreeMap<i64, Vec<(Interval, usize)>> = BTreeMap::new();
         for (at, it) in stage.steps.iter().enumerate() {
             found.entry(it.process.unwrap_or_default()).or_default().push((it.span, at));
@@ -38,6 +38,14 @@ impl StepsByProcess {
         let steps = self.0.get(&process)?;
         let at = steps.partition_point(|it| it.0.0 <= time).checked_sub(1)?;
         (time < steps[at].0.1).then_some(steps[at].1)
+    }
+
+    /// The steps of a process that a time lies in, each with the nanoseconds in it.
+    pub fn parts(&self, process: i64, time: Interval) -> impl Iterator<Item = (usize, i64)> + '_ {
+        let steps = self.0.get(&process).map_or(&[][..], Vec::as_slice);
+        let first = steps.partition_point(|it| it.0.1 <= time.0);
+        let steps = steps[first..].iter().take_while(move |it| it.0.0 < time.1);
+        steps.map(move |(step, at)| (*at, time.1.min(step.1) - time.0.max(step.0)))
     }
 }
 
@@ -87,8 +95,19 @@ pub fn usual_ms<'a>(
             *ns = (*ns).max(call.end_ns - call.start_ns);
         }
     }
+    medians(trace, stage, names, longest)
+}
+
+/// Milliseconds of each name in a step, by name and process: the median over the steps. Absent if
+/// fewer than three steps have one. `ns` has the place of the name and the step.
+pub fn medians<'a>(
+    trace: &Timeline,
+    stage: &StageSteps,
+    names: &[&'a str],
+    ns: BTreeMap<(usize, usize), i64>,
+) -> BTreeMap<(&'a str, i64), f64> {
     let mut each: BTreeMap<(&'a str, i64), Vec<f64>> = BTreeMap::new();
-    for ((place, step), ns) in longest {
+    for ((place, step), ns) in ns {
         let process = stage.steps[step].owner(Some(trace));
         each.entry((names[place], process)).or_default().push(ns as f64 / 1e6);
     }

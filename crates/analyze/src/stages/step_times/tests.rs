@@ -213,6 +213,8 @@ fn the_median_of_processes_that_differ_is_of_the_slowest_and_halves_are_of_its_s
         ),
         (vec![vec![1.0; 4], vec![1.0; 4]], 1.0, "the median", vec![]),
         (vec![vec![1.0, 1.0, 62.0, 56.0]], 1.0, "the lower median", vec![]),
+        (vec![vec![1.0, 1.0, 1.9, 1.9]], 1.0, "the lower median", vec![]),
+        (vec![vec![1.0, 1.0, 1.02, 1.9]], 1.0, "the median", vec![]),
     ] {
         let times = times_of(&processes);
         let found = times.processes.iter().map(|it| (it.process, it.steps, it.p50_ms));
@@ -248,4 +250,63 @@ fn a_process_of_two_steps_has_no_outlier_next_to_processes_that_differ() {
     trace.collectives.processes.insert(1 << 24, further);
     let is_by_process = |trace| set_medians(&mut measured(&windows), trace);
     assert_eq!((is_by_process(None), is_by_process(Some(&trace))), (true, false));
+}
+
+#[test]
+fn of_processes_with_fewer_than_three_steps_the_slowest_has_the_time() {
+    for (processes, p50_ms, words) in [
+        (vec![vec![5.0], vec![15.0]], 15.0, "the slowest process's time"),
+        (vec![vec![15.0], vec![5.0], vec![10.0]], 15.0, "the slowest process's time"),
+        (vec![vec![5.0, 6.0], vec![15.0, 17.0]], 16.0, "the slowest process's mean"),
+        (vec![vec![5.0, 6.0], vec![15.0]], 15.0, "the slowest process's time"),
+    ] {
+        let times = times_of(&processes);
+        assert_eq!((times.p50_ms, times.median_word()), (p50_ms, words), "{processes:?}");
+        assert_eq!((times.median_ms(), times.apart_ms()), (Some(p50_ms), None), "{processes:?}");
+        assert_eq!((times.processes.len(), times.outliers), (processes.len(), 0));
+        assert!(!has_one_rate(&[times], DECODE), "{processes:?}");
+    }
+    for (processes, why) in [
+        (vec![vec![5.0], vec![5.1]], "alike"),
+        (vec![vec![5.0, 20.0], vec![15.0]], "within their spread"),
+        (vec![vec![5.0; 3], vec![15.0]], "one has a median"),
+        (vec![vec![5.0, 15.0]], "one process"),
+    ] {
+        assert_eq!(times_of(&processes).processes, [], "{why}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_median_over_repeats_is_of_the_process_that_the_step_times_are_of(
+        processes in prop::collection::vec(prop::collection::vec(1i64..40, 1..6), 2..5),
+    ) {
+        let (mut ranges, mut places, mut at) = (vec![], vec![], 0);
+        for (process, times) in processes.iter().enumerate() {
+            for ms in times {
+                let (start_ns, end_ns) = (at, at + 1_000_000 * ms);
+                at = end_ns;
+                ranges.push(StageRange {
+                    name: PREFILL.into(),
+                    start_ns,
+                    end_ns,
+                    device_ns: None,
+                    warmup: false,
+                    repeat: places.len() as u32,
+                    step: None,
+                });
+                places.push((process as i64) << 24);
+            }
+        }
+        let ranges = ranges.iter().collect();
+        let events = Events { ranges, places: &places, ..Events::default() };
+        let all = step_times(&events, None);
+        let slowest = slowest_repeats(&events, &all, &Collectives::default());
+        let ttft = repeat_medians(&events, &slowest).ttft_ms.unwrap();
+        prop_assert_eq!(ttft.of_slowest, !all[0].processes.is_empty());
+        if let Some(ms) = all[0].median_ms() {
+            prop_assert!((ttft.p50 - ms).abs() < 1e-9, "{:?} {:?}", ttft, all);
+            prop_assert_eq!(ttft.word(), all[0].median_word().trim_start_matches("the "));
+        }
+    }
 }

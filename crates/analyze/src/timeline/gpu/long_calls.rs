@@ -245,6 +245,8 @@ mod tests {
         assert_eq!(name(layers, "call 1 1 2950000..2950100"), of("the range layer_*"), "after it");
         let inside = "call 1 1 2000000..2000100";
         assert_eq!(name(layers, inside), of("the range layer_*"), "a range is not a call");
+        let copies = layers.replace("layer", "h2d_transfer_layer");
+        assert_eq!(name(&copies, ""), of("the range h2d_transfer_layer_*"), "a part of a word");
         let operator = "range 1 aten::mm 1000000..2900000";
         assert_eq!(name(operator, ""), of("aten::mm"), "an operator is a call");
     }

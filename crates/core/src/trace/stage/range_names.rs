@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use super::{StageRules, in_domain};
 
-/// Names of ranges of one domain: one name, or names that differ only in numbers.
+/// Names of ranges of one domain: one name, or names that differ only in numbers. Their pattern has
+/// `*` for each number that differs or stands alone between separators: `h2d_layer_*`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RangeNames {
     /// The name, or its pattern: `step_*`.
@@ -35,7 +36,7 @@ impl RangeNames {
         let group = |(domain, pattern, mut names): (&str, String, Vec<&str>)| {
             names.sort_unstable();
             names.dedup();
-            let name = if names.len() > 1 { pattern } else { names.concat() };
+            let name = common_name(pattern, &names);
             Self { name, domain: domain.to_owned(), count: names.len() }
         };
         (names.into_iter().map(group).collect(), group_of)
@@ -70,6 +71,47 @@ pub(super) fn name_in_rule(name: &str, domain: &str) -> String {
         true => name.to_owned(),
         false => format!("{name}@{domain}"),
     }
+}
+
+/// The name of all these names, which have one pattern: the name itself if it is one. A number that
+/// is the same in all of them stays if it is a part of a word.
+fn common_name(pattern: String, names: &[&str]) -> String {
+    let [first, others @ ..] = names else { return pattern };
+    if others.is_empty() {
+        return (*first).to_owned();
+    }
+    if names.iter().any(|name| name.contains('*')) {
+        return pattern;
+    }
+    let common: Vec<&str> = parts(first).collect();
+    let mut differs = vec![false; common.len()];
+    for name in others {
+        for (at, part) in parts(name).enumerate() {
+            differs[at] |= part != common[at];
+        }
+    }
+    let is_of_word = |at: usize| {
+        let before = at.checked_sub(1).and_then(|at| common[at].chars().next_back());
+        let after = common.get(at + 1).and_then(|part| part.chars().next());
+        before.is_some_and(char::is_alphanumeric) || after.is_some_and(char::is_alphanumeric)
+    };
+    let named = common.iter().enumerate().map(|(at, part)| {
+        let is_number = part.starts_with(|c: char| c.is_ascii_digit());
+        if is_number && (differs[at] || !is_of_word(at)) { "*" } else { *part }
+    });
+    named.collect()
+}
+
+/// The numbers of a name and the text between them, in order.
+fn parts(name: &str) -> impl Iterator<Item = &str> {
+    let mut rest = name;
+    std::iter::from_fn(move || {
+        let is_number = rest.starts_with(|c: char| c.is_ascii_digit());
+        let end = rest.find(|c: char| c.is_ascii_digit() != is_number).unwrap_or(rest.len());
+        let (part, after) = rest.split_at(end);
+        rest = after;
+        (!part.is_empty()).then_some(part)
+    })
 }
 
 /// The name with `*` for each number; a name that contains `*` is its own pattern.
@@ -163,7 +205,42 @@ mod tests {
         assert_eq!(group_of[119..], [0, 1, 1, 2, 3]);
     }
 
+    #[test]
+    fn a_number_that_is_a_part_of_a_word_stays_unless_it_differs() {
+        for (names, expected) in [
+            (&["h2d_transfer_layer_0", "h2d_transfer_layer_1"][..], "h2d_transfer_layer_*"),
+            (&["h2d_transfer_layer_0"], "h2d_transfer_layer_0"),
+            (&["h2d_0", "h2d_1", "h3d_0"], "h*d_*"),
+            (&["conv2d", "conv3d"], "conv*d"),
+            (&["layers.0.mlp.1", "layers.0.mlp.2"], "layers.*.mlp.*"),
+            (&["layer0.q8", "layer1.q8"], "layer*.q8"),
+            (&["fp8 step 7", "fp8 step 12"], "fp8 step *"),
+            (&["é2_1", "é2_2"], "é2_*"),
+            (&["7", "12"], "*"),
+            (&["step_*", "step_1"], "step_*"),
+            (&["", ""], ""),
+        ] {
+            let (groups, _) = RangeNames::grouped(names.iter().map(|name| ("", *name)));
+            let found: Vec<String> = groups.iter().map(RangeNames::in_rule).collect();
+            assert_eq!(found, [expected], "{names:?}");
+            for name in names {
+                assert!(names_range(expected, name), "{expected} {name}");
+            }
+        }
+    }
+
     proptest! {
+        #[test]
+        fn digits_that_all_names_have_in_a_word_stay(
+            word in "[a-c]{1,3}[0-9]{1,2}[a-c]{0,2}",
+            numbers in prop::collection::btree_set(0_u32..200, 2..9),
+        ) {
+            let names: Vec<String> = numbers.iter().map(|it| format!("{word}_{it}")).collect();
+            let (groups, _) = RangeNames::grouped(names.iter().map(|name| ("", name.as_str())));
+            prop_assert_eq!(groups.len(), 1);
+            prop_assert_eq!(groups[0].in_rule(), format!("{word}_*"));
+        }
+
         #[test]
         fn a_group_names_each_of_its_ranges(
             names in prop::collection::vec("[a-c*._]{0,3}[0-9]{0,2}[a-c]{0,2}[0-9]{0,2}", 1..20)

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{
     super::{stored_answer, unfounded},
-    OutlierStep, StepTimes, singly,
+    OutlierStep, StepTimes, calls, singly, works,
 };
 
 /// The sentence on the outliers of a report.
@@ -196,5 +196,41 @@ fn single_launches_of_processes_that_differ_are_compared_with_the_steps_of_their
              replay a graph."
         );
         assert_eq!(found.as_str(), expected);
+    }
+}
+
+#[test]
+fn the_usual_time_is_of_each_outliers_process_or_absent() {
+    let (one, other) = (Some(0.407), Some(0.136));
+    for (usual, words) in [
+        (vec![one], "36.0 ms; usually 407 us"),
+        (vec![one, one], "36.0 ms, 35.0 ms; usually 407 us"),
+        (vec![one, other], "36.0 ms, 35.0 ms; usually 407 us, 136 us"),
+        (vec![one, other, one], "36.0 ms, 35.0 ms, 34.0 ms; usually 407 us, 136 us, 407 us"),
+        (vec![one, None], "36.0 ms, 35.0 ms"),
+        (vec![None, other], "36.0 ms, 35.0 ms"),
+        (vec![None, None], "36.0 ms, 35.0 ms"),
+    ] {
+        let outlier = |(at, usual): (usize, &Option<f64>)| {
+            let ms = 36.0 - at as f64;
+            json!({
+                "step": at + 1, "ms": 40.0, "cause": "gap_sync", "host_call": "cudaStreamSync",
+                "host_call_ms": ms, "usual_call_ms": usual, "longest_work": "gemm",
+                "longest_work_ms": ms, "usual_work_ms": usual
+            })
+        };
+        let steps: StepTimes = serde_json::from_value(json!({
+            "stage": "decode_all", "p50_ms": 4.0, "outliers": usual.len(), "excess_ms": 36.0,
+            "ms": {"mean": 5.8, "std": null, "min": 4.0, "max": 40.0, "n": 20},
+            "longest": usual.iter().enumerate().map(outlier).collect::<Vec<_>>()
+        }))
+        .unwrap();
+        let listed: Vec<(usize, &OutlierStep)> = steps.longest.iter().enumerate().collect();
+        for (sentence, name) in
+            [(calls(&steps, &listed), "cudaStreamSync"), (works(&steps, &listed), "gemm")]
+        {
+            let text = sentence.unwrap().as_str().to_owned();
+            assert!(text.ends_with(&format!(" in {name} ({words}).")), "{text}");
+        }
     }
 }

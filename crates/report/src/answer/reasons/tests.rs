@@ -316,5 +316,7 @@ fn a_saving_that_the_busiest_gpu_limits_is_no_bound_of_a_causes_mean_time() {
         assert_eq!(super::super::unfounded(&report).unwrap(), [""; 0]);
         let it = stored_answer(&report).unwrap().remove(0).reasons.remove(0);
         assert!(it.text.as_str().starts_with(begins), "{traced_ms} {saving_ms}: {}", it.text);
+        let is_named = it.advice.as_str().ends_with(" of decode, on the busiest GPU.");
+        assert_eq!(is_named, saving_ms == 3, "{traced_ms} {saving_ms}: {}", it.advice);
     }
 }

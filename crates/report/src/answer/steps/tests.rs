@@ -1,6 +1,6 @@
 //! Tests of the sentences on steps.
 
-use llmprof_analyze::stats::Spread;
+use llmprof_analyze::stats::{Spread, has_two_halves};
 
 use super::*;
 use crate::headline::times::tests::batch;
@@ -13,6 +13,7 @@ fn row(requests: Option<u64>, times: &[f64], tokens_per_s: Option<f64>) -> StepB
         steps: times.len() as u64,
         ms: Spread::of(times.iter().copied()).unwrap(),
         p50_ms: times[0],
+        has_two_halves: has_two_halves(times.iter().copied()),
         period_ms: None,
         tokens_per_s,
         ..batch(StepClass::Decode, 0)
@@ -31,6 +32,17 @@ fn steps_of_several_batches_are_stated_by_the_common_batch_and_never_averaged() 
     let rows = [row(Some(4), &[2.0], Some(2000.0)), row(None, &[4.0], None)];
     let text = of_batches(&rows, &Ledger::default());
     assert_eq!(text, ["2 decode steps: 2.00 and 4.00 ms."]);
+}
+
+#[test]
+fn the_median_of_an_engines_steps_of_two_halves_is_called_the_lower_one() {
+    for (times, word) in [([1.0, 1.0, 1.9, 1.9], "lower median"), ([1.0, 1.0, 1.01, 1.9], "median")]
+    {
+        let rows = [row(Some(1), &times, None)];
+        let text = of_batches(&rows, &Ledger::default());
+        let base = format!(": 1.00 ms ({word} of 4 steps);");
+        assert!(text[0].as_str().contains(&base), "{text:?}");
+    }
 }
 
 #[test]

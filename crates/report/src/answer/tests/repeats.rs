@@ -1,7 +1,10 @@
 //! One statistic of a stage in sentence and tile: over the repeats of a run, over the instances of
 //! a capture, and over the wall times of a command.
 
-use llmprof_analyze::{stages::repeat_medians::RepeatMedian, stats::lower_median};
+use llmprof_analyze::{
+    stages::repeat_medians::RepeatMedian,
+    stats::{has_two_halves, lower_median},
+};
 use serde_json::Value;
 
 use super::*;
@@ -44,7 +47,8 @@ fn report(times: &[Vec<f64>], step_ms: f64, only_traced: bool) -> Value {
         "step_times": [
             {
                 "stage": "prefill", "p50_ms": p50_ms, "ms": ms, "excess_ms": 0.0, "longest": [],
-                "outliers": all.iter().filter(|ms| **ms > 2.0 * p50_ms).count()
+                "outliers": all.iter().filter(|ms| **ms > 2.0 * p50_ms).count(),
+                "has_two_halves": has_two_halves(all.iter().copied())
             },
             {
                 "stage": "decode_all", "p50_ms": step_ms, "ms": Spread::of(steps),
@@ -80,6 +84,26 @@ fn sentences_of_a_run_state_the_figures_of_its_tiles_for_any_repeats_and_samples
         }
         let stored = serde_json::to_vec(&report).unwrap();
         assert_eq!(unfounded(&stored).unwrap(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn sentence_and_tile_of_decode_have_one_unit_which_is_a_token_only_if_a_step_makes_one() {
+    for only_traced in [false, true] {
+        for (tokens, steps, label, unit) in [
+            (Some(STEPS), Some(STEPS), "Per token", "per token"),
+            (Some(4 * STEPS), Some(STEPS), "Decode step", "per step of 4 sequences"),
+            (None, Some(STEPS), "Decode step", "per step"),
+            (Some(STEPS + 1), Some(STEPS), "Decode step", "per step"),
+            (Some(STEPS), None, "Decode step", "per step"),
+        ] {
+            let mut report = report(&[vec![40.0, 40.0, 40.0]], 4.0, only_traced);
+            report["stages"][1]["tokens"] = json!(tokens);
+            report["aggregates"]["decode_steps"] = json!(steps);
+            let [value, _] = tile(&report, label);
+            let text = sentence(&report, &format!("Decode takes {value} ms {unit}"));
+            assert_eq!(text.contains("per token"), label == "Per token", "{text}");
+        }
     }
 }
 
@@ -127,6 +151,8 @@ fn sentence_and_tile_of_a_capture_have_one_statistic_of_its_instances() {
         &[8.0, 11.0, 90.0],
         &[8.0, 9.0, 10.0, 90.0],
         &[8.0, 9.0, 80.0, 90.0],
+        &[1.0, 1.0, 1.9, 1.9],
+        &[8.0, 9.0, 9.1, 90.0],
         &[8.0, 9.0, 10.0, 11.0, 12.0, 90.0],
     ] {
         let report = report(&[times.to_vec()], 0.8, true);
@@ -138,17 +164,19 @@ fn sentence_and_tile_of_a_capture_have_one_statistic_of_its_instances() {
 
 #[test]
 fn sentence_and_tile_of_a_command_have_the_wall_time_of_lists_with_its_name() {
-    for (p50_ms, n, value, note, average) in [
-        (Some(179.6), 3, "180", "median of 3 repeats, 140 to 185 ms", "; 168 ms on average"),
-        (Some(168.2), 2, "168", "mean of 2 repeats, 140 to 185 ms", ""),
-        (None, 3, "168", "mean of 3 repeats, 140 to 185 ms", ""),
+    let lower = "lower median of 4 repeats, 140 to 185 ms";
+    for (p50_ms, n, has_two_halves, value, note, average) in [
+        (Some(179.6), 3, false, "180", "median of 3 repeats, 140 to 185 ms", "; 168 ms on average"),
+        (Some(150.4), 4, true, "150", lower, "; 168 ms on average"),
+        (Some(168.2), 2, false, "168", "mean of 2 repeats, 140 to 185 ms", ""),
+        (None, 3, false, "168", "mean of 3 repeats, 140 to 185 ms", ""),
     ] {
         let ms = json!({"mean": 168.2, "std": 20.0, "min": 140.0, "max": 185.0, "n": n});
         let report = json!({
             "stages": [], "mfu": [],
             "aggregates": {"repeats": n, "stage_ms": {}, "command": {
                 "of": "process", "plain_ms": ms, "plain_p50_ms": p50_ms, "traced_ms": null,
-                "ready_ms": null
+                "ready_ms": null, "has_two_halves": has_two_halves
             }}
         });
         assert_eq!(tile(&report, "Wall time"), [value, note]);

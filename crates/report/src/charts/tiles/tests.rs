@@ -52,3 +52,69 @@ fn the_busy_share_of_several_gpus_is_called_their_mean() {
         assert_eq!(note, format!("traced: prefill 10.0 %, decode 90.0 %{mean}"), "{devices}");
     }
 }
+
+/// Notes of the tiles of a capture with a prefill and a decode of three steps in each of two
+/// processes, and its sentences. `differ` has the milliseconds of the processes.
+fn notes_and_sentences(differ: Option<[f64; 2]>) -> (Vec<String>, Vec<String>) {
+    let [slow, fast] = differ.unwrap_or([10.0, 10.0]);
+    let mean = f64::midpoint(slow, fast);
+    let of_steps = |steps: f64, n: u64| {
+        let [mean, fast, slow] = [mean, fast, slow].map(|ms| steps * ms);
+        json!({"mean": mean, "std": null, "min": fast, "max": slow, "n": n})
+    };
+    let ms = |n: u64| of_steps(1.0, n);
+    let process = |rank: u32, ms: f64, steps: u64| {
+        let process = 7 + rank;
+        json!({"process": process, "rank": rank, "steps": steps, "p50_ms": ms, "outliers": 0})
+    };
+    let processes = |steps: u64| match differ {
+        Some(_) => json!([process(1, slow, steps), process(0, fast, steps)]),
+        None => json!([]),
+    };
+    let ttft = match differ {
+        Some(_) => json!({"p50": slow, "min": slow, "max": slow, "n": 1, "of_slowest": true}),
+        None => json!({"p50": mean, "min": fast, "max": slow, "n": 2}),
+    };
+    let times = |stage: &str, n: u64| {
+        json!({"stage": stage, "p50_ms": slow, "outliers": 0, "excess_ms": 0.0, "ms": ms(n),
+            "longest": [], "processes": processes(n / 2)})
+    };
+    let stage = |stage: &str, steps: u64, rate: Option<f64>| {
+        json!({"stage": stage, "tokens": rate.map(|_| steps), "tokens_per_s": rate,
+            "share_pct": null, "ms": of_steps(steps as f64, 2)})
+    };
+    let report = json!({
+        "only_traced": true, "mfu": [],
+        "aggregates": {
+            "repeats": 2, "stage_ms": {}, "medians": {"ttft_ms": ttft}, "decode_steps": 3,
+            "first_token_ms": ms(2), "per_token_ms": ms(2)
+        },
+        "stages": [stage(PREFILL, 1, None), stage(DECODE, 3, Some(1e3 / mean))],
+        "step_times": [times(PREFILL, 2), times(DECODE, 6)]
+    });
+    let report = serde_json::to_vec(&report).unwrap();
+    let tiles = serde_json::to_value(stored_tiles(&report).unwrap()).unwrap();
+    let note = |it: &Value| format!("{}: {}", it["label"], it["note"]).replace('"', "");
+    let answer = crate::stored_answer(&report).unwrap().remove(0);
+    let sentences = answer.sentences.iter().map(|it| it.as_str().to_owned());
+    (tiles.as_array().unwrap().iter().map(note).collect(), sentences.collect())
+}
+
+#[test]
+fn processes_that_differ_have_the_time_of_the_slowest_and_no_common_rate() {
+    let (notes, sentences) = notes_and_sentences(Some([15.0, 5.0]));
+    let prefill = "First token: slowest process's time of 1 instance, traced";
+    assert!(notes.iter().any(|it| it == prefill), "{notes:?}");
+    let start = "Prefill takes 15.0 ms (slowest process's time of 1 instance; all 2 instances take \
+                 5.00 to 15.0 ms";
+    assert!(sentences.iter().any(|it| it.starts_with(start)), "{sentences:?}");
+    let each = "15.0 ms in rank 1 (time of 1 instance); 5.00 ms in rank 0 (time of 1 instance).";
+    assert!(sentences.iter().any(|it| it.ends_with(each)), "{sentences:?}");
+    for (differ, is_rated) in [(Some([15.0, 5.0]), false), (None, true)] {
+        let (notes, sentences) = notes_and_sentences(differ);
+        let rates = notes.iter().filter(|it| it.contains("tokens/s")).count();
+        assert_eq!(rates > 0, is_rated, "{notes:?}");
+        let rates = sentences.iter().filter(|it| it.contains("tokens per second")).count();
+        assert_eq!(rates > 0, is_rated, "{sentences:?}");
+    }
+}

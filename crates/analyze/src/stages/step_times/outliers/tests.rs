@@ -289,3 +289,33 @@ fn a_call_names_only_a_wait_of_the_gpu_for_the_host() {
         assert_eq!(it.host_call.is_some(), is_named, "{reason:?}: {it:?}");
     }
 }
+
+#[test]
+fn the_usual_work_is_of_the_steps_own_process() {
+    // Steps of two processes at the same times, each of two kernels of one name. The kernels take
+    // half of the step, and almost all of the eleventh.
+    let mut lines = Vec::new();
+    for (tid, usual_ms) in [(1, 4), (2, 8)] {
+        let mut at = 0;
+        for number in 0..20 {
+            let ms = if number == 10 { 5 * usual_ms } else { usual_ms };
+            let (id, to) = (100 * tid + 2 * number, at + ms * MS);
+            let work = MS * if number == 10 { ms - 1 } else { ms / 2 };
+            let (from, middle) = (at + 100 * US, at + 100 * US + work / 2);
+            lines.push(format!("range {tid} decode_step {at}..{to}"));
+            for (id, from, to) in [(id, from, middle), (id + 1, middle, from + work)] {
+                lines.push(format!("call {tid} {id} {}..{}", at + US + id, at + US + id + 1));
+                lines.push(format!("kernel {id} gemm {from}..{to} 7"));
+            }
+            at = to;
+        }
+        lines.push(format!("range {tid} decode_all 0..{at}"));
+    }
+    let found = outliers(in_two_processes(named(&lines.join("\n"), "")));
+    let works: Vec<_> = found
+        .iter()
+        .map(|it| (it.ms, it.longest_work.as_deref(), it.longest_work_ms, it.usual_work_ms))
+        .collect();
+    let gemm = Some("gemm");
+    assert_eq!(works, [(40.0, gemm, Some(39.0), Some(4.0)), (20.0, gemm, Some(19.0), Some(2.0))]);
+}

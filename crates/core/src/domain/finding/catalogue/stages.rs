@@ -26,7 +26,8 @@ findings! {
         advice: "Look for an operator that the records or the cost model lack.";
     NO_DATASHEET_PEAK = "no_datasheet_peak", [Info],
         fires_on: "no peak is known for the device and dtype",
-        advice: "Add the device to conf/devices.toml with its source, and build llmprof again.";
+        advice: "State the peaks of the device with their source in a file (`--devices FILE`, or \
+                 the setting tools.devices).";
     NO_MEASURED_PEAK = "no_measured_peak", [Info],
         fires_on: "the runner measured no ceiling",
         advice: "Let the run finish: ceilings are measured last.";
