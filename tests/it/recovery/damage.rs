@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::{survive::quick, upgrade::data_folder};
 use crate::support::{
-    disk::Disk,
+    disk::{Disk, fill},
     service::{self, FAKE_NSYS, LLMPROF, Service, Setup, pause, processes_of, script},
 };
 
@@ -249,14 +249,4 @@ async fn a_deletion_that_fails_on_a_full_disk_changes_nothing_and_succeeds_later
     }
     assert_eq!(client.get(&run).send().await.unwrap().status(), 404);
     assert!(!service.run_dir(&id).exists());
-}
-
-/// Fills the disk to its last byte.
-fn fill(path: &Path) {
-    let mut file = fs::File::create(path).unwrap();
-    for block in [64 << 20, 1 << 20, 4096, 512, 1] {
-        let block = vec![7; block];
-        while file.write_all(&block).is_ok() {}
-    }
-    let _ = file.sync_all();
 }

@@ -5,6 +5,7 @@ pub mod damage;
 pub mod exhaustion;
 pub mod faults;
 mod large_files;
+mod nested_folders;
 pub mod power_cut;
 pub mod processes;
 pub mod resume;

@@ -39,15 +39,8 @@ const UNBOUNDED: &[(&str, &[&str])] = &[
             // Files of an inspection: two small ones.
             "crates/service/src/scheduler/inspection.rs",
             // Temporary files of a child, which count towards its quota.
-            "crates/service/src/collect/process/orphans.rs",
             "crates/service/src/collect/tools/permission.rs",
             "crates/service/src/collect/host/doctor.rs",
-            // Files of a job, in its process, which is killed after its grace period.
-            "crates/service/src/collect/passes/command.rs",
-            "crates/service/src/collect/passes/pass.rs",
-            "crates/service/src/collect/passes/gate.rs",
-            "crates/service/src/artifact/inputs/copies.rs",
-            "crates/service/src/artifact/finished_passes.rs",
         ],
     ),
     (

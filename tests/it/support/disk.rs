@@ -6,6 +6,7 @@
 use std::{
     env,
     fs::File,
+    io::Write,
     os::fd::AsRawFd,
     path::{Path, PathBuf},
     process::{Command, Output},
@@ -104,6 +105,25 @@ impl Drop for Disk {
             run(Command::new("umount").arg("-l").arg(self.root())).ok();
         }
     }
+}
+
+/// Fills the disk of `path` to its last byte.
+pub fn fill(path: &Path) {
+    let mut file = File::create(path).unwrap();
+    for block in [64 << 20, 1 << 20, 4096, 512, 1] {
+        let block = vec![7; block];
+        while file.write_all(&block).is_ok() {}
+    }
+    let _ = file.sync_all();
+}
+
+/// Fills the disk of `path` until this many bytes are free, by a file without content.
+pub fn fill_until(path: &Path, free: u64) {
+    let file = File::create(path).unwrap();
+    let disk = nix::sys::statvfs::statvfs(path).unwrap();
+    let bytes = disk.blocks_available() * disk.fragment_size() - free;
+    let flags = nix::fcntl::FallocateFlags::empty();
+    nix::fcntl::fallocate(&file, flags, 0, i64::try_from(bytes).unwrap()).unwrap();
 }
 
 fn is_mounted(path: &Path) -> bool {

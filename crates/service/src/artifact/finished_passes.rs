@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     durable,
+    folder::remove_tree,
     manifest::{self, hash_own},
     packed::read_own,
     verify::FileFault,
@@ -159,7 +160,12 @@ fn remove_unless(
         }
         return fs::remove_file(path).map(|()| true);
     }
-    let Some(inside) = inside else { return fs::remove_dir_all(path).map(|()| true) };
+    let is_kept = |inside: &&str| {
+        kept.iter().any(|path| path.strip_prefix(inside).is_some_and(|it| it.starts_with('/')))
+    };
+    let Some(inside) = inside.filter(is_kept) else {
+        return remove_tree(&path, &SlicedWork::default()).map(|()| true);
+    };
     let mut is_empty = true;
     for entry in fs::read_dir(&path)? {
         let entry = entry?;

@@ -14,6 +14,7 @@ use std::{
 
 use nix::libc;
 
+use super::walk::walk;
 use crate::runtime::work::SlicedWork;
 
 /// Suffix of a folder whose run or alignment is being deleted.
@@ -54,29 +55,63 @@ pub fn remove_aside(all: &Path, id: impl Display, work: &SlicedWork) -> io::Resu
 /// Removes the folder `dir` with everything in it, large files in slices; of a link only the link.
 /// A missing one is not an error. When `work` is stopped, the rest stays.
 pub fn remove_tree(dir: &Path, work: &SlicedWork) -> io::Result<()> {
-    if dir.is_symlink() {
+    if !fs::symlink_metadata(dir).is_ok_and(|meta| meta.is_dir()) {
         return ignore_missing(fs::remove_file(dir));
     }
-    ignore_missing(remove_entries(dir, work))?;
-    ignore_missing(fs::remove_dir(dir))
-}
-
-/// Removes the entries of a folder. Links are not followed.
-fn remove_entries(dir: &Path, work: &SlicedWork) -> io::Result<()> {
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
-        work.checkpoint()?;
-        let path = entry.path();
-        match entry.metadata() {
-            Ok(meta) if meta.is_dir() => remove_tree(&path, work)?,
-            Ok(meta) if meta.is_file() => {
-                shorten(&path, (meta.blocks() * 512, meta.len()), REMOVED_AT_ONCE, work)?;
-                ignore_missing(fs::remove_file(&path))?;
-            }
-            _ => ignore_missing(fs::remove_file(&path))?,
+    loop {
+        let mut folders = Vec::new();
+        let walked =
+            walk(dir, work, |path, entry| remove_entry(dir.join(path), entry, &mut folders, work));
+        let unvisited = match walked {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !dir.exists() => return Ok(()),
+            walked => walked?,
+        };
+        let too_long = unvisited.readable()?;
+        for path in &too_long {
+            ignore_missing(lift(dir, path).map(drop))?;
+        }
+        // A folder was added before its folders. All are empty, also those above a lifted entry, so
+        // the next walk visits only lifted entries.
+        folders.iter().rev().try_for_each(|it| ignore_missing(fs::remove_dir(it)))?;
+        if too_long.is_empty() {
+            return ignore_missing(fs::remove_dir(dir));
         }
     }
+}
+
+/// Removes an entry of a folder; adds it to `folders` if it is one.
+fn remove_entry(
+    path: PathBuf,
+    entry: &fs::DirEntry,
+    folders: &mut Vec<PathBuf>,
+    work: &SlicedWork,
+) -> io::Result<()> {
+    work.checkpoint()?;
+    match entry.metadata() {
+        Ok(meta) if meta.is_dir() => folders.push(path),
+        Ok(meta) if meta.is_file() => {
+            shorten(&path, (meta.blocks() * 512, meta.len()), REMOVED_AT_ONCE, work)?;
+            ignore_missing(fs::remove_file(&path))?;
+        }
+        _ => ignore_missing(fs::remove_file(&path))?,
+    }
     Ok(())
+}
+
+/// Removes the entry `path` of the folder `dir`, whose path is too long for a walk. A missing one
+/// is not an error.
+pub(super) fn remove_lifted(dir: &Path, path: &Path, work: &SlicedWork) -> io::Result<()> {
+    match lift(dir, path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        lifted => remove_tree(&lifted?, work),
+    }
+}
+
+/// Moves the entry `path` of the folder `dir` to its top, where its path is short.
+fn lift(dir: &Path, path: &Path) -> io::Result<PathBuf> {
+    let lifted = dir.join(format!("lifted-{}", uuid::Uuid::now_v7().simple()));
+    fs::rename(dir.join(path), &lifted)?;
+    Ok(lifted)
 }
 
 /// Frees the space of a large file from its end, in slices: its removal at once may take seconds.
@@ -141,7 +176,7 @@ mod tests {
     use llmprof_core::domain::{ids::RunId, run_files::ArtifactRecord};
 
     use super::*;
-    use crate::artifact::packed;
+    use crate::artifact::{packed, walk::tests::nest};
 
     #[test]
     fn a_large_file_is_shortened_unless_a_reader_has_it_open_and_is_missing_while_it_is() {
@@ -174,6 +209,34 @@ mod tests {
         assert_eq!(open().unwrap_err().kind(), io::ErrorKind::NotFound);
         drop(remover);
         assert_eq!(shortened(), BYTES / 16);
+    }
+
+    #[test]
+    fn a_folder_of_any_depth_is_removed() {
+        for depth in [0, 1, 92, 93, 94, 450, 1500] {
+            let dir = tempfile::tempdir().unwrap();
+            let tree = dir.path().join("tree");
+            fs::create_dir(&tree).unwrap();
+            nest(&tree, depth);
+            std::os::unix::fs::symlink("/etc", tree.join("link")).unwrap();
+            remove_tree(&tree, &SlicedWork::default()).unwrap();
+            assert!(fs::read_dir(dir.path()).unwrap().next().is_none(), "{depth} folders");
+            remove_tree(&tree, &SlicedWork::default()).unwrap();
+        }
+    }
+
+    #[test]
+    fn of_a_link_only_the_link_and_a_file_in_place_of_a_folder_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (other, path) = (dir.path().join("other"), dir.path().join("tree"));
+        fs::create_dir(&other).unwrap();
+        fs::write(other.join("file"), "kept").unwrap();
+        std::os::unix::fs::symlink(&other, &path).unwrap();
+        remove_tree(&path, &SlicedWork::default()).unwrap();
+        fs::write(&path, "in place of a folder").unwrap();
+        remove_tree(&path, &SlicedWork::default()).unwrap();
+        assert!(fs::symlink_metadata(&path).is_err());
+        assert_eq!(fs::read(other.join("file")).unwrap(), b"kept");
     }
 
     #[test]

@@ -18,6 +18,8 @@ use llmprof_core::domain::import::{CaptureKind, Import};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
+use super::free_space::free_bytes;
+
 /// Bytes between two checks of the disk.
 pub const LOOK: u64 = 32 << 20;
 /// Bytes by which a file is classified.
@@ -34,7 +36,8 @@ pub enum IntakeError {
     #[error("it has more than {max} bytes")]
     TooLarge { max: u64 },
     #[error(
-        "the disk of the runs has {free} bytes free; {least} must stay free (limits.free_bytes)"
+        "the disk of the runs has {free} bytes free; {least} must stay free (limits.free_bytes); \
+         delete some runs"
     )]
     NoRoom { free: u64, least: u64 },
     /// It is not a capture; one line of explanation.
@@ -99,8 +102,7 @@ impl UploadLimits {
 
     /// Checks that the disk of `dir` has space for `more` bytes. An unknown amount passes.
     pub fn have_room(&self, dir: &Path, more: u64) -> Result<(), IntakeError> {
-        let Ok(disk) = nix::sys::statvfs::statvfs(dir) else { return Ok(()) };
-        let free = disk.blocks_available() * disk.fragment_size();
+        let Ok(free) = free_bytes(dir) else { return Ok(()) };
         if free < self.least_free.saturating_add(more) {
             return Err(IntakeError::NoRoom { free, least: self.least_free.saturating_add(more) });
         }

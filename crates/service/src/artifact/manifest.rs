@@ -17,6 +17,7 @@ use super::{
     durable,
     packed::{open_named, open_own, read_own},
     size_limit,
+    walk::walk,
 };
 use crate::runtime::work::SlicedWork;
 
@@ -87,22 +88,17 @@ fn try_seal(dir: &Path, max_bytes: u64, work: &SlicedWork) -> io::Result<SealedF
     Ok(SealedFolder { artifacts, finding: size_limit::finding(dir, max_bytes) })
 }
 
-/// The regular files below `dir`, without links, which may lead outside.
+/// The regular files below `dir`, without links, which may lead outside, and without names that are
+/// not UTF-8.
 pub(super) fn paths(dir: &Path) -> io::Result<Vec<String>> {
-    let (mut files, mut folders) = (Vec::new(), vec![String::new()]);
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(dir.join(&folder))? {
-            let entry = entry?;
-            let Ok(name) = entry.file_name().into_string() else { continue };
-            let path = if folder.is_empty() { name } else { format!("{folder}/{name}") };
-            let kind = entry.file_type()?;
-            if kind.is_dir() {
-                folders.push(path);
-            } else if kind.is_file() {
-                files.push(path);
-            }
+    let mut files = Vec::new();
+    let unvisited = walk(dir, &SlicedWork::default(), |path, entry| {
+        if entry.file_type()?.is_file() {
+            files.extend(path.into_os_string().into_string());
         }
-    }
+        Ok(())
+    })?;
+    unvisited.readable()?;
     Ok(files)
 }
 

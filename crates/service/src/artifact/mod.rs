@@ -7,6 +7,7 @@ pub mod dropped_files;
 pub mod durable;
 pub mod finished_passes;
 pub mod folder;
+pub mod free_space;
 pub mod import_staging;
 pub mod inputs;
 pub mod inspection;
@@ -17,6 +18,7 @@ pub mod samples;
 pub mod size_limit;
 pub mod temporary;
 pub mod verify;
+mod walk;
 
 #[cfg(test)]
 mod stop_tests;

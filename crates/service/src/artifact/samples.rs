@@ -2,6 +2,8 @@
 
 use std::{fs, io, path::Path};
 
+use super::manifest::write_whole;
+
 const FILES: &[(&str, &[u8])] = &[
     ("inputs.yaml", include_bytes!("../../../../samples/inputs.yaml")),
     ("inputs-small.yaml", include_bytes!("../../../../samples/inputs-small.yaml")),
@@ -28,9 +30,7 @@ pub fn unpack(folder: &Path) -> io::Result<()> {
         if fs::read(&path).is_ok_and(|there| there == *bytes) {
             continue;
         }
-        let new = folder.join(format!(".{name}.new"));
-        fs::write(&new, bytes)?;
-        fs::rename(&new, &path)?;
+        write_whole(&path, bytes)?;
     }
     Ok(())
 }

@@ -17,17 +17,19 @@ use llmprof_core::{
     layout,
 };
 
-use super::{dropped_files, packed::open_own};
+use super::{dropped_files, folder::remove_lifted, packed::open_own, walk::walk};
 use crate::runtime::work::SlicedWork;
 
 /// Maximum difference of a file's size on disk from its size that is not reserved space.
 const ROUNDING: u64 = 1 << 20;
 /// Maximum bytes of a note that are read.
 const NOTE_BYTES: u64 = 64 << 10;
-/// Maximum files that a finding lists.
+/// Maximum files that a finding lists, and entries with too long paths that a note lists.
 const LISTED: usize = 20;
-/// Entries of a folder that are read between two checks whether to stop.
-const ENTRIES: usize = 256;
+/// Reason to drop entries with too long paths.
+const NESTED: &str = "the program nested folders too deep";
+/// End of the line of such an entry, in place of its size.
+const LONG_PATH: &str = "its path is longer than 1024 bytes";
 
 /// A regular file of a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,41 +63,32 @@ impl SizedFile {
     }
 }
 
-/// The regular files below `dir`, without links. Files that vanish meanwhile are left out.
+/// The regular files below `dir`, without links. Files that vanish meanwhile, and folders that the
+/// program made unreadable, are left out.
 pub fn files(dir: &Path, work: &SlicedWork) -> io::Result<Vec<SizedFile>> {
-    let (mut found, mut folders) = (Vec::new(), vec![PathBuf::new()]);
-    let mut seen = 0_usize;
-    while let Some(folder) = folders.pop() {
-        let entries = match fs::read_dir(dir.join(&folder)) {
-            Err(error) if folder.as_os_str().is_empty() => return Err(error),
-            // It vanished, or the program made it unreadable.
-            Err(_) => continue,
-            Ok(entries) => entries,
-        };
-        for entry in entries {
-            if seen.is_multiple_of(ENTRIES) {
-                work.checkpoint()?;
-            }
-            seen += 1;
-            let entry = entry?;
-            let path = folder.join(entry.file_name());
-            match entry.metadata() {
-                Ok(meta) if meta.is_dir() => folders.push(path),
-                Ok(meta) if meta.is_file() => {
-                    found.push(SizedFile { path, bytes: meta.len(), stored: meta.blocks() * 512 })
-                }
-                _ => {}
-            }
-        }
-    }
-    Ok(found)
+    walked(dir, work).map(|(files, _)| files)
 }
 
-/// Removes the largest files below `dir` until the others have at most `max_bytes`, and adds them
-/// to a note; images of the inputs, then reports and journal are removed last. Returns the removed
-/// files.
+/// The same, and the paths that are too long to be kept.
+fn walked(dir: &Path, work: &SlicedWork) -> io::Result<(Vec<SizedFile>, Vec<PathBuf>)> {
+    let mut found = Vec::new();
+    let unvisited = walk(dir, work, |path, entry| {
+        if let Ok(meta) = entry.metadata()
+            && meta.is_file()
+        {
+            found.push(SizedFile { path, bytes: meta.len(), stored: meta.blocks() * 512 });
+        }
+        Ok(())
+    })?;
+    Ok((found, unvisited.too_long))
+}
+
+/// Removes entries below `dir` with too long paths, then the largest files until the others have at
+/// most `max_bytes`, and adds them to a note; images of the inputs, then reports and journal are
+/// removed last. Returns the files that were removed for their size.
 pub fn enforce(dir: &Path, max_bytes: u64, work: &SlicedWork) -> io::Result<Vec<SizedFile>> {
-    let mut files = files(dir, work)?;
+    let (mut files, too_long) = walked(dir, work)?;
+    drop_nested(dir, &too_long, work)?;
     // They are written after this, so a further seal would find the folder too large.
     files.retain(|file| !is_of_seal(&file.path));
     files.iter_mut().for_each(|file| file.release_reserved(dir));
@@ -147,22 +140,49 @@ fn is_input(path: &Path) -> bool {
 
 /// Adds a file to the note of the folder.
 fn note(dir: &Path, max_bytes: u64, file: &SizedFile) -> io::Result<()> {
+    let header = format!("The files of the run exceeded {max_bytes} bytes (limits.run_bytes)");
+    add_line(dir, &header, &line(&file.path, file))
+}
+
+/// Adds a line to the note of the folder; a new note starts with the reason.
+fn add_line(dir: &Path, reason: &str, line: &str) -> io::Result<()> {
     let path = dir.join(layout::DROPPED);
     let is_new = !path.exists();
     let mut note = OpenOptions::new().append(true).create(true).open(path)?;
     if is_new {
-        writeln!(
-            note,
-            "The files of the run exceeded {max_bytes} bytes (limits.run_bytes); dropped:"
-        )?;
+        writeln!(note, "{reason}; dropped:")?;
     }
-    writeln!(note, "{}", line(&file.path, file))
+    writeln!(note, "{line}")
+}
+
+/// Removes the entries with too long paths, and adds the first ones and their number to the note.
+fn drop_nested(dir: &Path, too_long: &[PathBuf], work: &SlicedWork) -> io::Result<()> {
+    for path in too_long.iter().take(LISTED) {
+        add_line(dir, NESTED, &format!("{}: {LONG_PATH}", shown(path)))?;
+    }
+    let more = too_long.len().saturating_sub(LISTED);
+    if more > 0 {
+        add_line(dir, NESTED, &format!("{more} more: {LONG_PATH}"))?;
+    }
+    for path in too_long {
+        work.checkpoint()?;
+        remove_lifted(dir, path, work)?;
+    }
+    if let Some(first) = too_long.first() {
+        let (path, entries) = (shown(first), too_long.len());
+        tracing::warn!(dir = %dir.display(), path, entries, "dropped: too long paths");
+    }
+    Ok(())
+}
+
+/// A path in a note. One with a line break would be two lines.
+fn shown(path: &Path) -> String {
+    path.to_string_lossy().replace(char::is_control, "?")
 }
 
 /// Line of a note: path, size, and size on disk if it is another one.
 fn line(path: &Path, file: &SizedFile) -> String {
-    // A name with a line break would be two lines.
-    let path = path.to_string_lossy().replace(char::is_control, "?");
+    let path = shown(path);
     let sparse = file.stored.abs_diff(file.bytes) > ROUNDING;
     let stored = if sparse { format!(" ({} on disk)", file.stored) } else { String::new() };
     format!("{path}: {} bytes{stored}", file.bytes)
@@ -177,16 +197,24 @@ pub fn finding(dir: &Path, max_bytes: u64) -> Option<Finding> {
     let text = String::from_utf8_lossy(&text);
     let files: Vec<(&str, &str)> =
         text.lines().skip(1).filter_map(|line| line.rsplit_once(": ")).collect();
-    let names: Vec<&str> = files.iter().take(3).map(|(path, _)| *path).collect();
-    let more = if files.len() > names.len() { ", ..." } else { "" };
-    let message = format!(
-        "the run's files exceeded {max_bytes} bytes (limits.run_bytes); dropped: {}{more}",
-        names.join(", ")
-    );
+    let exceeded = format!("the run's files exceeded {max_bytes} bytes (limits.run_bytes)");
+    let (nested, large): (Vec<_>, Vec<_>) =
+        files.iter().partition(|(_, size)| size.ends_with(LONG_PATH));
+    let is_nested = large.is_empty() && !nested.is_empty();
+    let parts = [(exceeded.as_str(), large), (NESTED, nested)].map(|(reason, files)| {
+        let names: Vec<&str> = files.iter().take(3).map(|(path, _)| *path).collect();
+        let more = if files.len() > names.len() { ", ..." } else { "" };
+        (!names.is_empty()).then(|| format!("{reason}; dropped: {}{more}", names.join(", ")))
+    });
+    let message = parts.into_iter().flatten().collect::<Vec<_>>().join("; ");
+    let message = if message.is_empty() { exceeded } else { message };
     let finding = Finding::new(catalogue::RUN_TOO_LARGE, message);
     let finding = finding.with("limit, bytes", max_bytes);
     let list = files.iter().take(LISTED);
     let finding = list.fold(finding, |finding, (path, size)| finding.with(path, *size));
+    if is_nested {
+        return Some(finding.advise("have the program nest fewer folders below {out}"));
+    }
     let bytes = |size: &str| size.split(' ').next().and_then(|it| it.parse().ok()).unwrap_or(0);
     let remedy = dropped_files::remedy("", files.iter().map(|&(path, size)| (path, bytes(size))));
     Some(finding.advise(format!("{remedy}; a sparse file counts with its full size")))
@@ -197,6 +225,7 @@ mod tests {
     use std::fs::File;
 
     use super::*;
+    use crate::artifact::walk::tests::nest;
 
     fn sparse(dir: &Path, path: &str, bytes: u64) {
         let path = dir.join(path);
@@ -222,6 +251,44 @@ mod tests {
         assert!(finding.advice.as_ref().unwrap().contains("have the program write fewer"));
         let text = format!("{finding:?}");
         assert!(text.contains("nsys/out/deep/map.mdb") && text.contains("4398046511104 bytes (0"));
+    }
+
+    #[test]
+    fn entries_with_too_long_paths_are_dropped_with_a_note_and_the_rest_is_sealed() {
+        let dir = tempfile::tempdir().unwrap();
+        sparse(dir.path(), "report.json", 10);
+        fs::create_dir(dir.path().join("out")).unwrap();
+        nest(&dir.path().join("out"), 450);
+        assert_eq!(enforce(dir.path(), 1000, &SlicedWork::default()).unwrap(), []);
+        assert!(walked(dir.path(), &SlicedWork::default()).unwrap().1.is_empty());
+        let names = fs::read_dir(dir.path()).unwrap().map(|it| it.unwrap().file_name());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        assert_eq!(names, [layout::DROPPED, "out", "report.json"]);
+        let found = finding(dir.path(), 1000).unwrap();
+        assert!(found.message.starts_with(&format!("{NESTED}; dropped: out/ten-bytes-/")));
+        assert!(LONG_PATH.contains(&format!("{} bytes", crate::artifact::walk::MAX_PATH)));
+        sparse(dir.path(), "nsys/large", 2000);
+        enforce(dir.path(), 1000, &SlicedWork::default()).unwrap();
+        let both = finding(dir.path(), 1000).unwrap().message.clone();
+        assert!(both.contains("dropped: nsys/large") && both.contains(NESTED), "{both}");
+    }
+
+    #[test]
+    fn the_note_of_many_entries_with_too_long_paths_is_short() {
+        let dir = tempfile::tempdir().unwrap();
+        // A program's folder whose path has 1007 bytes: names of 20 bytes in it are too long.
+        let mut deep = PathBuf::from("out");
+        (0..4).for_each(|_| deep.push("n".repeat(250)));
+        fs::create_dir_all(dir.path().join(&deep)).unwrap();
+        for number in 0..LISTED + 7 {
+            fs::write(dir.path().join(&deep).join(format!("{number:020}")), "").unwrap();
+        }
+        enforce(dir.path(), 1000, &SlicedWork::default()).unwrap();
+        let note = fs::read_to_string(dir.path().join(layout::DROPPED)).unwrap();
+        assert_eq!(note.lines().count(), 1 + LISTED + 1, "{note}");
+        assert!(note.ends_with(&format!("7 more: {LONG_PATH}\n")), "{note}");
+        assert!(fs::read_dir(dir.path().join(&deep)).unwrap().next().is_none());
     }
 
     #[test]

@@ -1,13 +1,10 @@
 //! Verifies a run's folder: every artifact is complete, and no file is left over.
 
-use std::{
-    fmt, fs, io,
-    path::{Path, PathBuf},
-};
+use std::{fmt, fs, io, path::Path};
 
 use llmprof_core::{domain::run_files::ArtifactRecord, layout};
 
-use super::packed;
+use super::{packed, walk::walk};
 use crate::runtime::work::{SlicedWork, is_stopped};
 
 /// A fault of a file.
@@ -25,12 +22,19 @@ pub enum FileFault {
     Half,
     /// It is in no manifest.
     Unlisted,
+    /// Its path is too long, so it is in no manifest.
+    TooLong,
 }
 
 impl FileFault {
     /// Returns true if a power cut is the likely cause: the run has to be executed again.
     pub fn is_cut_off(self) -> bool {
         self == Self::Empty
+    }
+
+    /// Returns true if it concerns no file of the manifest.
+    pub fn is_of_unlisted(self) -> bool {
+        matches!(self, Self::Unlisted | Self::TooLong)
     }
 
     /// Returns true if a repair loses no data. Files of a service at work may be in this state.
@@ -49,6 +53,7 @@ impl fmt::Display for FileFault {
             Self::Twice => "exists packed and unpacked: packing was interrupted",
             Self::Half => "is incomplete",
             Self::Unlisted => "is in no manifest, and no client sees it",
+            Self::TooLong => "has too long a path, and no client sees it",
         })
     }
 }
@@ -59,7 +64,7 @@ pub fn faults(
     artifacts: &[ArtifactRecord],
     contents: bool,
     work: &SlicedWork,
-) -> io::Result<Vec<(String, FileFault)>> {
+) -> io::Result<Faults> {
     let mut faults = Vec::new();
     for artifact in artifacts {
         let path = dir.join(&artifact.path);
@@ -69,7 +74,9 @@ pub fn faults(
         }
         faults.extend(found.map(|fault| (artifact.path.clone(), fault)));
     }
-    for path in files(dir)? {
+    let (files, unseen) = files(dir, work)?;
+    faults.extend(unseen);
+    for path in files {
         let original = path.strip_suffix(".zst").unwrap_or(&path);
         let listed = |path: &str| artifacts.iter().any(|artifact| artifact.path == path);
         if path.ends_with(&format!(".{}", packed::HALF))
@@ -86,11 +93,7 @@ pub fn faults(
 
 /// Compares the sealed files below `dir` with their hashes; returns the faults. Fails only if
 /// `work` is stopped.
-pub fn scrub(
-    dir: &Path,
-    artifacts: &[ArtifactRecord],
-    work: &SlicedWork,
-) -> io::Result<Vec<(String, FileFault)>> {
+pub fn scrub(dir: &Path, artifacts: &[ArtifactRecord], work: &SlicedWork) -> io::Result<Faults> {
     let mut faults = Vec::new();
     for artifact in artifacts {
         let path = dir.join(&artifact.path);
@@ -154,27 +157,42 @@ pub fn repair(dir: &Path, path: &str, fault: FileFault) -> io::Result<()> {
     }
 }
 
-/// Every file below `dir`, by its path inside.
-fn files(dir: &Path) -> io::Result<Vec<String>> {
-    let (mut found, mut folders) = (Vec::new(), vec![PathBuf::new()]);
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(dir.join(&folder))? {
-            let entry = entry?;
-            let path = folder.join(entry.file_name());
-            if entry.file_type()?.is_dir() {
-                folders.push(path);
-            } else {
-                found.push(path.to_string_lossy().into_owned());
-            }
+/// Faults by path inside the folder.
+type Faults = Vec<(String, FileFault)>;
+
+/// Every file below `dir`, by its path inside, and the faults of entries that no walk visits.
+fn files(dir: &Path, work: &SlicedWork) -> io::Result<(Vec<String>, Faults)> {
+    let mut found = Vec::new();
+    let named = |path: &Path| path.to_string_lossy().into_owned();
+    let unvisited = walk(dir, work, |path, entry| {
+        if !entry.file_type()?.is_dir() {
+            found.push(named(&path));
         }
-    }
-    Ok(found)
+        Ok(())
+    })?;
+    let too_long = unvisited.too_long.iter().map(|path| (named(path), FileFault::TooLong));
+    let unreadable = unvisited.unreadable.iter();
+    let unreadable = unreadable.map(|(path, _)| (named(path), FileFault::Unreadable));
+    let unseen = too_long.chain(unreadable).collect();
+    Ok((found, unseen))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::artifact::manifest::seal;
+    use crate::artifact::{manifest::seal, walk::tests::nest};
+
+    #[test]
+    fn nested_folders_are_named_and_are_no_fault_of_the_sealed_files() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("report.md"), "#").unwrap();
+        let sealed = seal(dir.path(), u64::MAX, &SlicedWork::default()).unwrap().artifacts;
+        nest(dir.path(), 450);
+        let found = faults(dir.path(), &sealed, true, &SlicedWork::default()).unwrap();
+        assert_eq!(found.len(), 1);
+        assert!(found[0].0.starts_with("ten-bytes-/ten-bytes-/"));
+        assert_eq!((found[0].1, found[0].1.is_of_unlisted()), (FileFault::TooLong, true));
+    }
 
     #[test]
     fn every_kind_of_damage_is_reported_and_repairable_faults_are_repaired() {

@@ -47,6 +47,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     artifact::{
         finished_passes::EarlierPasses,
+        free_space,
         journal::Journal,
         manifest::{self, SealedFolder},
     },
@@ -257,6 +258,12 @@ impl<'a> RunningJob<'a> {
         let sealed =
             runtime::stoppable(&work, move |work| manifest::seal(&dir, max_bytes, work)).await;
         let mut findings = self.findings;
+        if state == RunState::Failed
+            && let Err(low) = free_space::for_start(self.dir, self.spec.limits.free_bytes)
+            && let Some(finding) = exhaustion::of_full_disk(&findings, low)
+        {
+            self.exhausted.get_or_init(|| finding);
+        }
         findings.extend(self.exhausted.into_inner());
         match sealed {
             Ok(SealedFolder { artifacts, finding }) => {

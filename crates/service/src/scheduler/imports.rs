@@ -32,7 +32,11 @@ pub(crate) async fn work(cx: Context, executor: Arc<LocalExecutor>, stop: Cancel
         if !cx.quiet_wait().wait(&stop).await {
             break;
         }
-        match cx.store.claim_import(&worker, cx.lease()).await {
+        let claimed = match cx.has_space() {
+            true => cx.store.claim_import(&worker, cx.lease()).await,
+            false => Ok(None),
+        };
+        match claimed {
             Ok(Some(run)) => {
                 run_to_end(&run, (&device, &[], None), &cx, &*executor, None, &stop).await;
                 continue;

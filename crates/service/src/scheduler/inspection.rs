@@ -26,9 +26,10 @@ use crate::{
     measuring::UPLOAD_WAIT,
 };
 
-/// Inspections that may be queued.
+/// Inspections on their way to their kind's inspectors. The number of waiting ones is bounded by
+/// the limits of uploads and of concurrent requests.
 const MAX_INSPECTIONS: usize = 16;
-/// Inspections at a time.
+/// Inspections at a time, of captures and of inputs: neither waits for the other kind.
 const INSPECTORS: usize = 2;
 /// Time limit of an inspection.
 const TIME_LIMIT: Duration = Duration::from_secs(300);
@@ -95,7 +96,7 @@ impl<T> From<InspectionResult<T>> for Result<T, IntakeError> {
     }
 }
 
-/// Children that inspect, a few at a time.
+/// Children that inspect uploads of one kind, a few at a time.
 #[derive(Debug, Clone)]
 struct Inspectors {
     children: Arc<LimitedChildren>,
@@ -113,7 +114,11 @@ pub fn start(
     let (sender, mut inspections) = mpsc::channel::<Inspection>(MAX_INSPECTIONS);
     let children =
         Arc::new(LimitedChildren { max_wait: UPLOAD_WAIT.min(children.max_wait), ..children });
-    let inspectors = Inspectors { children, places: Arc::new(Semaphore::new(INSPECTORS)), stop };
+    let inspectors = || {
+        let (children, places) = (Arc::clone(&children), Arc::new(Semaphore::new(INSPECTORS)));
+        Inspectors { children, places, stop: stop.clone() }
+    };
+    let (of_captures, of_inputs) = (inspectors(), inspectors());
     tokio::spawn(async move {
         while let Some(inspection) = inspections.recv().await {
             match inspection {
@@ -126,11 +131,11 @@ pub fn start(
                 }) => {
                     let task = CapturesTask { files, limits, rules, tools };
                     let task = InspectionTask::Captures(task);
-                    inspectors.start(&folder, task, answer).await;
+                    of_captures.start(&folder, task, answer);
                 }
                 Inspection::Inputs(InputsInspection { upload, answer }) => {
                     let folder = upload.folder.clone();
-                    inspectors.start(&folder, InspectionTask::Inputs(upload), answer).await;
+                    of_inputs.start(&folder, InspectionTask::Inputs(upload), answer);
                 }
             }
         }
@@ -139,24 +144,27 @@ pub fn start(
 }
 
 impl Inspectors {
-    /// Waits for a place, and starts the inspection of the upload in `folder`.
-    async fn start<T: DeserializeOwned + Send + 'static>(
+    /// Starts the inspection of the upload in `folder` once there is a place.
+    fn start<T: DeserializeOwned + Send + 'static>(
         &self,
         folder: &Path,
         task: InspectionTask,
         mut answer: oneshot::Sender<Result<T, IntakeError>>,
     ) {
-        let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
+        let places = Arc::clone(&self.places);
         let (children, stop) = (Arc::clone(&self.children), self.stop.child_token());
         let folder = folder.join(FOLDER);
         tokio::spawn(async move {
+            let in_turn = async {
+                let _place = places.acquire().await;
+                inspect(&folder, &task, &children, &stop).await
+            };
             let inspected = tokio::select! {
                 biased;
-                inspected = inspect(&folder, &task, &children, &stop) => inspected,
+                inspected = in_turn => inspected,
                 // The client is gone, and its files are removed.
                 () = answer.closed() => return,
             };
-            drop(place);
             // The client may be gone.
             let _ = answer.send(inspected);
         });

@@ -28,10 +28,11 @@ use llmprof_core::domain::{
 use tokio::sync::Notify;
 
 use crate::{
-    artifact::inputs::InputFolders,
+    artifact::{free_space, inputs::InputFolders},
     collect::Collector,
     config::{Config, Models},
     measuring::{Measuring, QuietWait},
+    runtime,
     store::Store,
 };
 use limited_child::LimitedChildren;
@@ -82,6 +83,13 @@ impl Context {
     /// A wait of background work for passes that measure.
     fn quiet_wait(&self) -> QuietWait {
         QuietWait::new(&self.measuring, self.max_wait())
+    }
+
+    /// Returns false if the disk of the runs has no space for the start of a run. Runs stay queued
+    /// then, and `GET /queue` has the reason. A simulation does not check the disk.
+    fn has_space(&self) -> bool {
+        runtime::is_simulated()
+            || free_space::for_start(&self.runs, self.config.limits.free_bytes).is_ok()
     }
 
     /// Time that a worker holds a run without renewing its lease.

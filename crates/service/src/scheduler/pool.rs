@@ -118,6 +118,7 @@ async fn serve_device<E: Executor>(
         let mut woken = pin!(cx.queued.notified());
         woken.as_mut().enable();
         let turn = match super::recover(&cx, false, &SlicedWork::new(&stop)).await {
+            Ok(()) if !cx.has_space() => Ok(ClaimTurn::Wait),
             Ok(()) => group.next_turn(&cx, &worker, &device, &names).await,
             Err(error) => Err(error),
         };
@@ -227,6 +228,9 @@ async fn recover_and_claim(
     stop: &CancellationToken,
 ) -> Result<Option<ClaimedRun>, StoreError> {
     super::recover(cx, false, &SlicedWork::new(stop)).await?;
+    if !cx.has_space() {
+        return Ok(None);
+    }
     cx.store.claim(worker, names, cx.lease()).await
 }
 

@@ -12,7 +12,7 @@ use super::{Context, series, sessions};
 use crate::{
     artifact::{
         manifest::{self, SealedFolder},
-        verify::{self, FileFault},
+        verify,
     },
     collect::end_orphans,
     config::ExecutorKind,
@@ -130,7 +130,7 @@ fn ended_attempt(dir: &Path, attempt: u32) -> Option<EndedAttempt> {
         return None;
     }
     let faults = verify::faults(dir, &sealed, false, &SlicedWork::default()).ok()?;
-    if faults.iter().any(|(_, fault)| *fault != FileFault::Unlisted) {
+    if !faults.iter().all(|(_, fault)| fault.is_of_unlisted()) {
         return None;
     }
     let mut steps = StepReader::default();

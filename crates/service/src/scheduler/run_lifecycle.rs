@@ -30,7 +30,7 @@ use crate::{
     job::{self, job_spec::JobSpec, step_journal::StepReader},
     measuring::MeasuringRun,
     runtime::{self, work::SlicedWork},
-    store::{ClaimedRun, Renewal, StoreError},
+    store::{ClaimedRun, MAX_ATTEMPTS, Renewal, StoreError},
 };
 
 /// End of an attempt for which the host lacked resources.
@@ -275,7 +275,10 @@ async fn record_end(
     stop: &CancellationToken,
 ) -> Result<&'static str, StoreError> {
     let (outcome, lost) = match end {
-        Ok(outcome) => (outcome, None),
+        Ok(outcome) => {
+            let reason = exhaustion::retry_reason(&outcome);
+            (outcome, reason.filter(|_| run.attempt < MAX_ATTEMPTS))
+        }
         Err(LostJob { reason, outcome }) => (outcome, Some(reason)),
     };
     // A run may end with a report before the interruption reaches it.
@@ -301,7 +304,7 @@ async fn record_end(
         (None, Some(reason)) => {
             tracing::warn!(
                 reason,
-                "job lost: the run is requeued, or failed after its last attempt"
+                "attempt lost: the run is requeued, or failed after its last attempt"
             );
             let state = cx.store.retry(run, &reason).await?;
             if state.is_some_and(RunState::is_final) {

@@ -182,6 +182,9 @@ impl Serving<'_> {
     }
 
     async fn next_run(&self) -> Result<Option<ClaimedRun>, StoreError> {
+        if !self.cx.has_space() {
+            return Ok(None);
+        }
         let devices: Vec<&str> =
             std::iter::once(self.device).chain(self.others).map(|it| it.name.as_str()).collect();
         let session = self.session;

@@ -22,8 +22,9 @@ const VALID_FOR: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Primary result codes of SQLite for a damaged file: SQLITE_CORRUPT and SQLITE_NOTADB.
 const DAMAGE: [i32; 2] = [11, 26];
-/// SQLITE_FULL.
-const FULL: i32 = 13;
+/// Result codes of SQLite for a full disk: SQLITE_FULL, and SQLITE_IOERR_SHMSIZE for the index of
+/// the write-ahead log.
+const FULL: [i32; 2] = [13, 4874];
 
 /// The database file that this process opened.
 #[derive(Debug)]
@@ -129,15 +130,16 @@ impl Store {
 impl StoreError {
     /// Returns true if the database is damaged: only a backup helps.
     pub fn is_damage(&self) -> bool {
-        matches!(self, Self::Corrupt { .. }) || self.code().is_some_and(|it| DAMAGE.contains(&it))
+        let is_damage = |code: i32| DAMAGE.contains(&(code & 255));
+        matches!(self, Self::Corrupt { .. }) || self.code().is_some_and(is_damage)
     }
 
     /// Returns true if the disk of the database is full.
     pub fn is_disk_full(&self) -> bool {
-        self.code() == Some(FULL)
+        self.code().is_some_and(|code| FULL.contains(&code))
     }
 
-    /// The primary result code of SQLite: the low byte of the extended one.
+    /// The extended result code of SQLite, whose low byte is the primary one.
     fn code(&self) -> Option<i32> {
         let source = match self {
             Self::Open { source, .. } | Self::Query { source, .. } => source,
@@ -147,6 +149,24 @@ impl StoreError {
             } => source,
             _ => return None,
         };
-        source.as_database_error()?.code()?.parse::<i32>().ok().map(|code| code & 255)
+        source.as_database_error()?.code()?.parse().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_database_that_cannot_grow_is_a_full_disk_and_other_errors_are_not() {
+        let mut connection = SqliteConnection::connect("sqlite::memory:").await.unwrap();
+        let mut fails = async |statement: &'static str| {
+            let error = sqlx::query(statement).execute(&mut connection).await.unwrap_err();
+            during("test")(error).is_disk_full()
+        };
+        assert!(!fails("insert into missing values (1)").await);
+        assert!(
+            fails("pragma max_page_count = 2; create table t as select zeroblob(1000000)").await
+        );
     }
 }

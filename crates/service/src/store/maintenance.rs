@@ -228,8 +228,9 @@ impl Store {
         let mut tx = writer.begin_with(WRITE).await.map_err(during("insert a lost run"))?;
         sqlx::query(
             "insert into runs (id, kind, name, mode, device, priority, spec, state, attempts,
-             queued_at, ended_at, message, part, rank)
-             values (?1, ?10, ?2, ?11, ?3, ?4, ?5, ?6, 1, ?7, ?8, ?9, ?12, ?7 - ?4 * 600000)",
+             queued_at, ended_at, message, part, gpus, rank)
+             values (?1, ?10, ?2, ?11, ?3, ?4, ?5, ?6, 1, ?7, ?8, ?9, ?12, ?13,
+                     ?7 - ?4 * 600000)",
         )
         .bind(key(&run.id))
         .bind(run.spec.name())
@@ -243,6 +244,7 @@ impl Store {
         .bind(run.spec.kind().as_str())
         .bind(run.spec.mode().map_or("", Mode::as_str))
         .bind(run.spec.part())
+        .bind(run.spec.gpus())
         .execute(&mut *tx)
         .await
         .map_err(during("insert a lost run"))?;

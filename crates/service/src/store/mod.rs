@@ -37,6 +37,7 @@ use std::{path::Path, str::FromStr, sync::Arc, time::Duration};
 
 use sqlx::{
     ConnectOptions, Connection, SqliteConnection, SqlitePool,
+    migrate::MigrateError,
     sqlite::{
         SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous,
     },
@@ -48,7 +49,7 @@ use crate::runtime::{self, DatabaseCall};
 pub use crate::store::maintenance::{LostAlignment, LostRun};
 pub use alignments::{AlignmentFilter, AlignmentOutcome, StoredAlignment, SubmittedAlignment};
 pub use baselines::StoredBaseline;
-pub use claim::{ClaimedRun, Renewal};
+pub use claim::{ClaimedRun, MAX_ATTEMPTS, Renewal};
 pub use damage::{ScrubFigures, ScrubSubject};
 pub use deliveries::{Delivery, DeliveryState, StoredDelivery};
 pub use gates::{GateFilter, NewGate, StoredGate};
@@ -84,7 +85,12 @@ pub enum StoreError {
     #[error("cannot open the database {path}")]
     Open { path: String, source: sqlx::Error },
     #[error("cannot migrate the database {path}")]
-    Migrate { path: String, source: sqlx::migrate::MigrateError },
+    Migrate { path: String, source: MigrateError },
+    #[error(
+        "{path} has migration {version} of a newer version of llmprof; use that version, or \
+         restore a backup (`llmprof restore`)"
+    )]
+    NewerDatabase { path: String, version: i64 },
     #[error("cannot {act}")]
     Query { act: &'static str, source: sqlx::Error },
     #[error("{id} has {what} that this version cannot read")]
@@ -205,9 +211,12 @@ impl Store {
         let _call = DatabaseCall::start();
         let mut writer =
             connect(&options).await.map_err(|source| StoreError::Open { path: name(), source })?;
-        migrations::migrate(&mut writer)
-            .await
-            .map_err(|source| StoreError::Migrate { path: name(), source })?;
+        migrations::migrate(&mut writer).await.map_err(|source| match source {
+            MigrateError::VersionMissing(version) => {
+                StoreError::NewerDatabase { path: name(), version }
+            }
+            source => StoreError::Migrate { path: name(), source },
+        })?;
         let writer = writer::Writer::new(writer, options.clone());
         let options = options.read_only(true);
         let readers = match readers {

@@ -31,7 +31,8 @@ impl Store {
         self.requeue_with(run, None).await
     }
 
-    /// The same because of the host, with the reason as the run's message until the next attempt.
+    /// The same because of the host, with the reason as the run's message until the next attempt. A
+    /// run that a client requested to cancel is cancelled: it would wait for the host first.
     pub async fn requeue(&self, run: &ClaimedRun, why: &str) -> Result<bool, StoreError> {
         self.requeue_with(run, Some(why)).await
     }
@@ -39,11 +40,16 @@ impl Store {
     async fn requeue_with(&self, run: &ClaimedRun, why: Option<&str>) -> Result<bool, StoreError> {
         let mut writer = self.writer.lock().await;
         let changed = sqlx::query(
-            "update runs set state = 'queued', worker = null, lease_until = null,
-             started_at = null, attempts = attempts - 1, message = ?
-             where id = ? and state = 'running' and worker = ? and attempts = ?",
+            "update runs set worker = null, lease_until = null, started_at = null,
+                    attempts = attempts - 1,
+                    state = case when ?2 and cancel_requested then 'cancelled' else 'queued' end,
+                    ended_at = case when ?2 and cancel_requested then max(?3, queued_at) end,
+                    message = case when ?2 and cancel_requested then 'cancelled' else ?1 end
+             where id = ?4 and state = 'running' and worker = ?5 and attempts = ?6",
         )
         .bind(why)
+        .bind(why.is_some())
+        .bind(now_ms())
         .bind(key(&run.id))
         .bind(&run.worker)
         .bind(run.attempt)

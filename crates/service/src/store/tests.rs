@@ -245,6 +245,17 @@ async fn a_released_run_is_requeued_without_charging_the_attempt() {
 }
 
 #[tokio::test]
+async fn a_run_to_be_cancelled_does_not_wait_for_the_host() {
+    let (_dir, store) = store().await;
+    let id = submit(&store, 0).await.id;
+    let claimed = store.claim("w", &["cpu"], LEASE).await.unwrap().unwrap();
+    assert_eq!(store.cancel(id).await.unwrap(), CancelOutcome::Requested);
+    assert!(store.requeue(&claimed, "low disk space").await.unwrap());
+    let run = store.run(id).await.unwrap().unwrap();
+    assert_eq!((run.state, run.ended_at.is_some()), (RunState::Cancelled, true));
+}
+
+#[tokio::test]
 async fn a_cancellation_returns_the_state_it_found() {
     let (_dir, store) = store().await;
     let (running, queued) = (submit(&store, 0).await.id, submit(&store, 0).await.id);

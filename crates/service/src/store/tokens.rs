@@ -116,6 +116,29 @@ impl Store {
 
     /// The valid token with this hash; records its use.
     pub async fn token(&self, sha256: &[u8; 32]) -> Result<Option<Token>, StoreError> {
+        let Some((token, used)) = self.find_token(sha256).await? else { return Ok(None) };
+        let now = now_ms();
+        let fresh = now - i64::try_from(USED.as_millis()).unwrap_or(i64::MAX);
+        // A use in the future was recorded before the clock was set back.
+        if used.is_none_or(|used| used < fresh || used > now) {
+            // On a full disk, requests that read or delete runs still have to work.
+            if let Err(error) = self.record_use(token.id, now, fresh).await {
+                tracing::warn!(error = llmprof_core::chain(&error), "cannot record a token's use");
+            }
+        }
+        Ok(Some(token))
+    }
+
+    /// Returns true if the token with this hash is valid; records no use.
+    pub async fn is_valid_token(&self, sha256: &[u8; 32]) -> Result<bool, StoreError> {
+        Ok(self.find_token(sha256).await?.is_some())
+    }
+
+    /// The valid token with this hash, and its last use in milliseconds since 1970.
+    async fn find_token(
+        &self,
+        sha256: &[u8; 32],
+    ) -> Result<Option<(Token, Option<i64>)>, StoreError> {
         let row: Option<TokenRow> =
             sqlx::query_as(sqlx::AssertSqlSafe(format!("{COLUMNS} where sha256 = ?")))
                 .bind(sha256.as_slice())
@@ -123,27 +146,25 @@ impl Store {
                 .await
                 .map_err(during("look up a token"))?;
         let Some(row) = row else { return Ok(None) };
-        let (used, now) = (row.7, now_ms());
+        let used = row.7;
         let (token, hash) = token(row)?;
-        if !token.valid || !bool::from(hash.ct_eq(sha256.as_slice())) {
-            return Ok(None);
-        }
-        let fresh = now - i64::try_from(USED.as_millis()).unwrap_or(i64::MAX);
-        // A use in the future was recorded before the clock was set back.
-        if used.is_none_or(|used| used < fresh || used > now) {
-            let mut writer = self.writer.lock().await;
-            sqlx::query(
-                "update tokens set last_used_at = ?1 where id = ?2
-                         and (last_used_at is null or last_used_at < ?3 or last_used_at > ?1)",
-            )
-            .bind(now)
-            .bind(token.id)
-            .bind(fresh)
-            .execute(&mut *writer)
-            .await
-            .map_err(during("record a token's use"))?;
-        }
-        Ok(Some(token))
+        let is_valid = token.valid && bool::from(hash.ct_eq(sha256.as_slice()));
+        Ok(is_valid.then_some((token, used)))
+    }
+
+    async fn record_use(&self, id: i64, now: i64, fresh: i64) -> Result<(), StoreError> {
+        let mut writer = self.writer.lock().await;
+        sqlx::query(
+            "update tokens set last_used_at = ?1 where id = ?2
+                     and (last_used_at is null or last_used_at < ?3 or last_used_at > ?1)",
+        )
+        .bind(now)
+        .bind(id)
+        .bind(fresh)
+        .execute(&mut *writer)
+        .await
+        .map_err(during("record a token's use"))?;
+        Ok(())
     }
 }
 
@@ -163,4 +184,24 @@ fn token(
         valid,
     };
     Ok((token, sha256))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_token_is_valid_although_its_use_cannot_be_recorded() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("llmprof.db")).await.unwrap();
+        store.create_token("a", Role::Viewer, &[1; 32], None).await.unwrap().unwrap();
+        assert!(store.is_valid_token(&[1; 32]).await.unwrap());
+        assert!(!store.is_valid_token(&[2; 32]).await.unwrap());
+        assert_eq!(store.tokens().await.unwrap()[0].last_used_at, None, "a check records no use");
+        let full = "create trigger full before update on tokens
+                    begin select raise(fail, 'full'); end";
+        sqlx::query(full).execute(&mut *store.writer.lock().await).await.unwrap();
+        let token = store.token(&[1; 32]).await.unwrap().unwrap();
+        assert_eq!((token.name.as_str(), token.last_used_at), ("a", None));
+    }
 }

@@ -15,15 +15,14 @@ use llmprof_core::{
 };
 
 use super::{Image, Inputs, Sample, images, manifest};
+use crate::{artifact::folder::remove_tree, runtime::work::SlicedWork};
 
 /// Copies the images into the run's folder `dir`, each file once, and writes the manifest; returns
 /// the inputs with the copies. Files of earlier inputs are removed.
 pub fn copy_into(dir: &Path, inputs: &Inputs) -> io::Result<Inputs> {
     let folder = dir.join(layout::INPUT_COPIES);
-    match fs::remove_dir_all(&folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => fs::create_dir_all(&folder)?,
-    }
+    remove_tree(&folder, &SlicedWork::default())?;
+    fs::create_dir_all(&folder)?;
     let mut copies: Vec<(PathBuf, String)> = Vec::new();
     let mut copy = |image: &Image| -> io::Result<(Image, ManifestImage)> {
         let known = copies.iter().find(|(from, _)| *from == image.path);

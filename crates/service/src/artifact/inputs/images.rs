@@ -71,8 +71,9 @@ pub(super) fn header(path: &Path) -> Result<ImageHeader, String> {
     Ok(ImageHeader { format, width, height })
 }
 
-/// Decodes an image completely, within the limits of a runner, and writes its thumbnail.
-pub(super) fn check(path: &Path, thumbnail: &Path) -> Result<ImageHeader, String> {
+/// Decodes an image completely, within the limits of a runner; returns its header and its
+/// thumbnail, a JPEG.
+pub(super) fn check(path: &Path) -> Result<(ImageHeader, Vec<u8>), String> {
     let (mut reader, format) = open(path)?;
     let mut limits = Limits::default();
     limits.max_alloc = Some(MAX_DECODER_BYTES);
@@ -85,10 +86,16 @@ pub(super) fn check(path: &Path, thumbnail: &Path) -> Result<ImageHeader, String
     let page = DynamicImage::from_decoder(decoder).map_err(broken)?;
     let mut small = DynamicImage::from(page.thumbnail(THUMBNAIL, THUMBNAIL).into_rgb8());
     small.apply_orientation(orientation);
-    let file = File::create(thumbnail).map_err(|error| error.to_string())?;
-    let encoder = JpegEncoder::new_with_quality(io::BufWriter::new(file), THUMBNAIL_QUALITY);
+    let mut thumbnail = Vec::new();
+    let encoder = JpegEncoder::new_with_quality(&mut thumbnail, THUMBNAIL_QUALITY);
     small.write_with_encoder(encoder).map_err(broken)?;
-    Ok(ImageHeader { format, width, height })
+    Ok((ImageHeader { format, width, height }, thumbnail))
+}
+
+/// Returns true for a JPEG with its first and last bytes: a power cut may have emptied a thumbnail
+/// or cut it off.
+pub(super) fn is_whole_jpeg(bytes: &[u8]) -> bool {
+    bytes.len() > 4 && bytes.starts_with(&[0xff, 0xd8]) && bytes.ends_with(&[0xff, 0xd9])
 }
 
 fn open(path: &Path) -> Result<(ImageReader<io::BufReader<File>>, ImageFormat), String> {

@@ -243,8 +243,9 @@ fn check_image(
     let thumbnail = if upload.known.join(&sha256).is_file() {
         None
     } else {
+        let (_, jpeg) = images::check(path).map_err(|why| matched.refused(&why))?;
         let thumbnail = upload.folder.join(format!("thumbnail-{at}"));
-        images::check(path, &thumbnail).map_err(|why| matched.refused(&why))?;
+        std::fs::write(&thumbnail, jpeg)?;
         Some(thumbnail)
     };
     let ImageHeader { format, width, height } = header;

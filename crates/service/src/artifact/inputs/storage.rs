@@ -32,7 +32,7 @@ use crate::{
 pub const FOLDER: &str = "stored_inputs";
 const CONTENTS: &str = "contents";
 const THUMBNAILS: &str = "thumbnails";
-/// Suffix of a manifest that is being written.
+/// Suffix of a manifest or thumbnail that is being written.
 const INCOMPLETE: &str = ".new";
 
 /// A thumbnail on disk.
@@ -105,9 +105,11 @@ impl InputStorage {
             self.add_content(image, file)?;
         }
         self.write_manifest(id, &staged.set)?;
-        let names = staged.set.images.iter().map(|image| &image.sha256);
-        durable::sync_files(&self.contents(), names, work)?;
+        let names = || staged.set.images.iter().map(|image| &image.sha256);
+        durable::sync_files(&self.contents(), names(), work)?;
         durable::sync_folder(&self.contents())?;
+        let made = names().filter(|name| self.thumbnail(name).exists());
+        durable::sync_files(&self.root.join(THUMBNAILS), made, work)?;
         durable::sync_folder(&self.root)
     }
 
@@ -151,18 +153,32 @@ impl InputStorage {
 
     /// Makes the thumbnail of a stored content again. The error is one line. Blocks.
     pub fn make_thumbnail(&self, sha256: &str) -> Result<(), String> {
-        let new = self.root.join(THUMBNAILS).join(format!("{sha256}{INCOMPLETE}"));
-        images::check(&self.content(sha256), &new)?;
-        fs::rename(&new, self.thumbnail(sha256)).map_err(|error| error.to_string())
+        let (_, jpeg) = images::check(&self.content(sha256))?;
+        self.keep_thumbnail(sha256, &jpeg).map_err(|error| error.to_string())
+    }
+
+    /// Stores the thumbnail of a content durably, in one step. Blocks.
+    pub fn keep_thumbnail(&self, sha256: &str, jpeg: &[u8]) -> io::Result<()> {
+        write_whole(&self.thumbnail(sha256), jpeg)
+    }
+
+    /// The stored thumbnail of a content; `None` if it is missing or incomplete, as after a power
+    /// cut. Blocks.
+    pub fn read_thumbnail(&self, sha256: &str) -> io::Result<Option<Vec<u8>>> {
+        match fs::read(self.thumbnail(sha256)) {
+            Ok(bytes) => Ok(Some(bytes).filter(|it| images::is_whole_jpeg(it))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// State of the thumbnail of a content. Blocks.
     pub fn thumbnail_state(&self, sha256: &str) -> ThumbnailState {
         let path = self.thumbnail(sha256);
-        match images::header(&path) {
-            _ if !path.exists() => ThumbnailState::Missing,
-            Ok(_) => ThumbnailState::Readable,
-            Err(_) => ThumbnailState::Broken,
+        match self.read_thumbnail(sha256) {
+            Ok(Some(_)) if images::header(&path).is_ok() => ThumbnailState::Readable,
+            Ok(None) if !path.exists() => ThumbnailState::Missing,
+            _ => ThumbnailState::Broken,
         }
     }
 

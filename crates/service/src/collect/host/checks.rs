@@ -23,16 +23,17 @@ use llmprof_core::{
     layout,
     trace::{
         checkup::CheckResult,
-        environment::{Driver, Gpu},
+        environment::{Driver, Gpu, driver_versions},
     },
 };
 use nix::sys::statvfs::{FsFlags, statvfs};
 use serde::Deserialize;
 
-use crate::collect::{gpu::nvml::NoGpu, process::disk_quota::free_bytes, tools::version_numbers};
+use crate::{
+    artifact::free_space::{START_BYTES, free_bytes},
+    collect::{gpu::nvml::NoGpu, tools::version_numbers},
+};
 
-/// Free space below which a run cannot write its events, bytes.
-const NO_SPACE_BYTES: u64 = 64 << 20;
 /// Share of a GPU's memory in use from which a run may lack memory, percent.
 const USED_PCT: u64 = 10;
 /// Processes of NVIDIA's monitoring that may use the counters.
@@ -53,11 +54,9 @@ pub fn driver(driver: &Result<Driver, NoGpu>) -> CheckResult {
         )
         .severity(Severity::Warning)),
         Ok(driver) => {
-            let known = |version: &Option<String>| {
-                version.clone().unwrap_or_else(|| "of unknown version".into())
-            };
-            let (version, cuda) = (known(&driver.version), known(&driver.cuda));
-            Ok(format!("driver {version}, CUDA {cuda}, GPUs: {}", driver.gpus.len()))
+            let versions = driver_versions(driver.version.as_deref(), driver.cuda.as_deref());
+            let versions = versions.unwrap_or_else(|| "driver of unknown version".into());
+            Ok(format!("{versions}, GPUs: {}", driver.gpus.len()))
         }
         Err(NoGpu::NoDriver) => Err(found(
             catalogue::NO_GPU,
@@ -227,7 +226,7 @@ pub fn nsys_age(nsys: &str, driver: &Driver) -> CheckResult {
     let finding = found(catalogue::NSYS_OLDER_THAN_DRIVER, message, remedy);
     let version = driver.version.clone().unwrap_or_else(|| "unknown".into());
     Err(finding
-        .with("driver", format!("{version}, CUDA {cuda}"))
+        .with("driver", format!("{version}, which supports CUDA up to {cuda}"))
         .with("wanted", format!("nsys {} or newer", fitting.nsys)))
 }
 
@@ -264,7 +263,7 @@ pub fn process_names() -> Vec<String> {
 pub fn disk(dir: &Path, wanted_bytes: u64) -> CheckResult {
     let (severity, message, free) = match free_bytes(dir) {
         Ok(free) if free >= wanted_bytes => return Ok(format!("{} free for runs", gib(free))),
-        Ok(free) if free < NO_SPACE_BYTES => {
+        Ok(free) if free < START_BYTES => {
             (Severity::Critical, "the disk of the runs is full", free.to_string())
         }
         Ok(free) => (

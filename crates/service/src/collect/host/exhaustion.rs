@@ -3,11 +3,13 @@
 use std::{error::Error, io};
 
 use llmprof_core::domain::{
-    finding::{Finding, catalogue},
+    finding::{Finding, Severity, catalogue},
     outcome::Outcome,
     state::RunState,
 };
 use nix::errno::Errno;
+
+use crate::artifact::free_space::LowSpace;
 
 /// Exit code of a job that could not leave its result for such a reason (EX_TEMPFAIL).
 pub const EXIT: u8 = 75;
@@ -24,6 +26,29 @@ pub fn of_exit() -> Finding {
 pub fn of_outcome(outcome: &Outcome) -> Option<&Finding> {
     let findings = outcome.findings.iter().filter(|_| outcome.state != RunState::Succeeded);
     findings.into_iter().find(|finding| finding.id == catalogue::HOST_EXHAUSTED)
+}
+
+/// The finding of a run that failed because the disk is full and still has no space for its start:
+/// the run is requeued, and starts again when there is space.
+pub fn of_full_disk(findings: &[Finding], low: LowSpace) -> Option<Finding> {
+    full_disk(findings)?;
+    let message = format!("{low}; the run is requeued and no attempt is counted");
+    Some(Finding::new(catalogue::HOST_EXHAUSTED, message))
+}
+
+/// Returns the reason to repeat a run that failed because the disk was full. There is space now, so
+/// the attempt is counted: the run may have filled the disk itself.
+pub fn retry_reason(outcome: &Outcome) -> Option<String> {
+    let finding = full_disk(&outcome.findings).filter(|_| outcome.state == RunState::Failed);
+    finding.map(|finding| finding.message.clone())
+}
+
+/// The finding of a disk that was full before a run or during a pass.
+fn full_disk(findings: &[Finding]) -> Option<&Finding> {
+    findings.iter().find(|finding| {
+        finding.id == catalogue::DISK_FULL
+            || finding.id == catalogue::DISK_LOW && finding.severity == Severity::Critical
+    })
 }
 
 /// Returns the finding if the error, or one of its causes, is a failure of the host.
@@ -76,8 +101,10 @@ fn missing(error: Errno) -> Option<(&'static str, &'static str)> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
-    use crate::collect::CollectError;
+    use crate::{artifact::free_space, collect::CollectError};
 
     #[test]
     fn only_failures_of_the_host_are_found_also_as_causes() {
@@ -96,6 +123,40 @@ mod tests {
         }
         assert_eq!((of(Errno::ENOENT), of(Errno::EACCES)), (None, None));
         assert_eq!(finding(&io::Error::other("no code")), None);
+    }
+
+    #[test]
+    fn a_full_disk_is_a_reason_to_repeat_a_failed_run_only() {
+        let found = |id, severity| vec![Finding::new(id, "full").severity(severity)];
+        let full = found(catalogue::DISK_FULL, Severity::Warning);
+        let outcome = |state, findings: &[Finding]| Outcome {
+            state,
+            failed_step: None,
+            message: None,
+            findings: findings.to_vec(),
+            artifacts: vec![],
+            series: None,
+        };
+        for (state, findings, is_repeated) in [
+            (RunState::Failed, full.clone(), true),
+            (RunState::Failed, found(catalogue::DISK_LOW, Severity::Critical), true),
+            (RunState::Failed, found(catalogue::DISK_LOW, Severity::Warning), false),
+            (RunState::Failed, found(catalogue::RUN_TOO_LARGE, Severity::Warning), false),
+            (RunState::Failed, vec![], false),
+            (RunState::Partial, full.clone(), false),
+            (RunState::Succeeded, full.clone(), false),
+        ] {
+            let reason = retry_reason(&outcome(state, &findings));
+            assert_eq!(reason.is_some(), is_repeated, "{state} {findings:?}");
+        }
+        let low = free_space::for_start(Path::new("/"), u64::MAX).unwrap_err();
+        let requeued = of_full_disk(&full, low).unwrap();
+        assert!(requeued.message.starts_with("low disk space"), "{}", requeued.message);
+        assert_eq!(
+            of_outcome(&outcome(RunState::Failed, std::slice::from_ref(&requeued))),
+            Some(&requeued)
+        );
+        assert_eq!(of_full_disk(&[], low), None);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use llmprof_core::{
 };
 
 use super::pass::{CollectError, Pass, PassFolder};
-use crate::collect::{Collector, ProcessLimits, gpu::sampler::Sampler, host::load::LoadWatch};
+use crate::collect::{Collector, ProcessLimits, gpu::sampler::Samplers, host::load::LoadWatch};
 
 impl Collector {
     /// Runs the unprofiled pass, the only source of timings: only the runner, into `baseline/`. A
@@ -28,17 +28,14 @@ impl Collector {
         // Only power readings need the steady repeats.
         let steady_ms = if sampled.is_some() { nvml.steady_ms } else { 0 };
         let runner = self.runner_argv(&RunnerRequest { steady_ms, ..request.clone() }, &folder)?;
-        let sampler = sampled.map(|gpu| Sampler::start(gpu, dir.join(layout::NVML), nvml.hz));
+        let samplers = Samplers::start(request.gpu.as_slice(), dir, nvml);
         let load = LoadWatch::start();
         let pass = folder.run("the model runner", "baseline", &runner, limits).await;
         let load = load.stop(self.host_busy_pct).await;
-        let sampler_failure = match sampler {
-            Some(sampler) => sampler.stop().await,
-            None => None,
-        };
+        let not_sampled = samplers.stop().await;
         let mut pass = pass?;
         folder.write_load(&load)?;
-        pass.findings.extend(sampler_failure);
+        pass.findings.extend(not_sampled);
         folder.require(runner::EVENTS, "the model runner", "baseline")?;
         Ok(pass)
     }

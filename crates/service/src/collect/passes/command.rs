@@ -26,12 +26,16 @@ use super::{
     session::SessionAccess,
     timeline::{NsysPass, RecordedTarget},
 };
-use crate::collect::{
-    CollectError, Collector, Pass, ProcessLimits,
-    gpu::sampler::Sampler,
-    host::load::LoadWatch,
-    process::{argv::Argv, orphans, ports::free_port},
-    tools,
+use crate::{
+    artifact::folder::remove_tree,
+    collect::{
+        CollectError, Collector, Pass, ProcessLimits,
+        gpu::sampler::Samplers,
+        host::load::LoadWatch,
+        process::{argv::Argv, orphans, ports::free_port},
+        tools,
+    },
+    runtime::work::SlicedWork,
 };
 
 /// Value of `CUBLASLT_LOG_MASK` that logs calls which launch kernels, and nothing else.
@@ -57,7 +61,7 @@ pub(super) struct PassPlace {
 
 impl Collector {
     /// Runs the unprofiled pass: each repeat is a process of the program, or of a server's client,
-    /// into `baseline/`. A GPU is sampled during it.
+    /// into `baseline/`. Its GPUs are sampled during it.
     pub async fn unprofiled_command(
         &self,
         dir: &Path,
@@ -68,9 +72,7 @@ impl Collector {
         let folder = PassFolder::create(self, dir, layout::BASELINE)?;
         let place = PassPlace::of(&folder)?;
         let argv = self.command_argv(run, &run.plan.program, &run.plan.args, &place)?;
-        let has_uuid = |gpu: &&String| gpu.starts_with("GPU-") || gpu.starts_with("MIG-");
-        let sampled = run.gpus.first().filter(has_uuid).filter(|_| nvml.enabled);
-        let sampler = sampled.map(|gpu| Sampler::start(gpu, dir.join(layout::NVML), nvml.hz));
+        let samplers = Samplers::start(&run.gpus, dir, nvml);
         let load = LoadWatch::start();
         let ran = match (&run.plan.ready, &run.session) {
             (None, _) => repeat(&folder, &place, &argv, run, limits).await,
@@ -85,14 +87,11 @@ impl Collector {
             }
         };
         let load = load.stop(self.host_busy_pct).await;
-        let sampler_failure = match sampler {
-            Some(sampler) => sampler.stop().await,
-            None => None,
-        };
+        let not_sampled = samplers.stop().await;
         let (mut pass, times) = ran?;
         folder.write_load(&load)?;
         folder.write_times(&times)?;
-        pass.findings.extend(sampler_failure);
+        pass.findings.extend(not_sampled);
         Ok(pass)
     }
 
@@ -243,10 +242,8 @@ impl PassPlace {
 
 /// Recreates `folder`, empty.
 fn recreate(folder: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => fs::create_dir_all(folder),
-    }
+    remove_tree(folder, &SlicedWork::default())?;
+    fs::create_dir_all(folder)
 }
 
 /// Runs the requested repeats, or as many as the time limit allows.

@@ -18,6 +18,14 @@ const SAMPLE_LESS: &str =
     "if it samples the CPU, set nsys.sample and nsys.cpuctxsw to none, or update nsys";
 /// Remedy if nsys does not finish the report of a recorded program, or its export.
 const RECORD_LESS: &str = "record less (nsys.trace, nsys.duration_s)";
+/// The server of a pass, or of a session that fails.
+pub(super) const THE_SERVER: &str = "the server";
+/// The server of a session in which a run fails.
+pub(super) const SESSION_SERVER: &str = "the session's server";
+/// Remedy if the command of a server ends before it is stopped.
+const FOREGROUND: &str = "a server's command has to stay in the foreground until it is stopped; if \
+                          it starts the server in the background (--daemon, &), remove that from \
+                          the command in targets.toml";
 /// Time from the end of a delay to the start of the recording, at most: nsys itself takes time.
 const DELAY_MARGIN: Duration = Duration::from_secs(1);
 /// Time after the end of a program from which the deadline of a run counts as its profiler's.
@@ -48,7 +56,7 @@ pub enum CollectError {
     NoProgram { program: PathBuf },
     #[error("the server was not ready within {within_s} s: {how}{}", quote_error(last_words))]
     NotReady { how: String, within_s: u32, last_words: Vec<String> },
-    #[error("{what} {}", describe_exit(*ended, last_words))]
+    #[error("{what} {}", describe_end(what, *ended, last_words))]
     Ended { what: &'static str, ended: ExitReason, last_words: Vec<String> },
     #[error(
         "the program ended before recording started (delay {delay_s} s, runtime {}{:.1} s): it \
@@ -115,6 +123,16 @@ pub enum CollectError {
         quote(last_words)
     )]
     NotImported { last_words: Vec<String> },
+}
+
+/// Describes the end of a command, with the remedy for a server that succeeded: it started its
+/// processes in the background, where they are neither profiled nor stopped.
+pub(super) fn describe_end(what: &str, ended: ExitReason, last_words: &[String]) -> String {
+    let described = describe_exit(ended, last_words);
+    if ended == ExitReason::Exited(0) && [THE_SERVER, SESSION_SERVER].contains(&what) {
+        return format!("{described}; {FOREGROUND}");
+    }
+    described
 }
 
 /// Describes the exit of a command, with the reason from its output.

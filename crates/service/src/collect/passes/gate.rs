@@ -22,7 +22,10 @@ use super::{
     pass::{CollectError, Pass, PassFolder},
 };
 use crate::{
-    artifact::packed::{open_own, resolved},
+    artifact::{
+        folder::remove_tree,
+        packed::{open_own, resolved},
+    },
     collect::{Collector, ProcessLimits},
     runtime::{self, work::SlicedWork},
 };
@@ -49,12 +52,8 @@ impl Collector {
         limits: &ProcessLimits,
     ) -> Result<Pass, CollectError> {
         let traces = dir.join(layout::PYTORCH);
-        match fs::remove_dir_all(&traces) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                return Err(CollectError::Write { path: traces, source });
-            }
-            _ => {}
-        }
+        remove_tree(&traces, &SlicedWork::default())
+            .map_err(|source| CollectError::Write { path: traces, source })?;
         let folder = PassFolder::create(self, dir, layout::NSYS)?;
         let place = PassPlace::of(&folder)?;
         let argv = self.command_argv(run, &run.plan.program, &run.plan.args, &place)?;

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, OpenOptions},
-    io::{self, Write},
+    io::Write,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -17,6 +17,7 @@ use llmprof_core::{
 use crate::{
     artifact::{
         dropped_files::TEMPORARY_FILES,
+        folder::remove_tree,
         size_limit::{self, SizedFile},
     },
     collect::{
@@ -66,10 +67,8 @@ impl<'a> PassFolder<'a> {
     ) -> Result<Self, CollectError> {
         let path = dir.join(name);
         let make = || {
-            match fs::remove_dir_all(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => fs::create_dir_all(&path)?,
-            }
+            remove_tree(&path, &SlicedWork::default())?;
+            fs::create_dir_all(&path)?;
             fs::create_dir_all(dir.join(layout::LOGS))
         };
         make().map_err(|source| CollectError::Write { path: path.clone(), source })?;

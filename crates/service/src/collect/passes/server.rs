@@ -21,7 +21,10 @@ use nix::{
 };
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::pass::{LAST_WORDS, PassFolder};
+use super::{
+    failure::THE_SERVER,
+    pass::{LAST_WORDS, PassFolder},
+};
 use crate::{
     collect::{
         CollectError, Pass, ProcessLimits,
@@ -118,7 +121,7 @@ impl ServedTarget<'_> {
             RunningChild::start(argv, &logs, limits, ChildScope::Run).await.map_err(not_started)?;
         let used = tokio::select! {
             ended = running.wait(limits) => Err(match ended {
-                Ok(ended) => CollectError::Ended { what: "the server", ended, last_words: vec![] },
+                Ok(ended) => CollectError::Ended { what: THE_SERVER, ended, last_words: vec![] },
                 Err(source) => not_started(source),
             }),
             used = async {
@@ -135,14 +138,14 @@ impl ServedTarget<'_> {
             && matches!(ended, ExitReason::Exited(_) | ExitReason::Signalled(_))
         {
             // A client fails when its server has died; nsys writes its report meanwhile.
-            used = Err(CollectError::Ended { what: "the server", ended, last_words: vec![] });
+            used = Err(CollectError::Ended { what: THE_SERVER, ended, last_words: vec![] });
         }
         let ended = match &used {
             Ok(_) if stop == StopTarget::Target => {
                 stop_targets(limits).await;
                 running.wait(limits).await.map_err(not_started)?
             }
-            Err(CollectError::Ended { ended, what: "the server", .. }) => *ended,
+            Err(CollectError::Ended { ended, what: THE_SERVER, .. }) => *ended,
             _ => ExitReason::Stopped,
         };
         let ended = running.finish(ended, limits).await.map_err(not_started)?;
@@ -154,9 +157,9 @@ impl ServedTarget<'_> {
             {
                 Ok(Pass { wall: started.elapsed(), findings })
             }
-            Ok(_) => Err(folder.failure("the server", ended, &logs, limits)),
-            Err(CollectError::Ended { what: "the server", .. }) => {
-                Err(folder.failure("the server", ended, &logs, limits))
+            Ok(_) => Err(folder.failure(THE_SERVER, ended, &logs, limits)),
+            Err(CollectError::Ended { what: THE_SERVER, .. }) => {
+                Err(folder.failure(THE_SERVER, ended, &logs, limits))
             }
             Err(CollectError::NotReady { how, within_s, .. }) => Err(CollectError::NotReady {
                 how,

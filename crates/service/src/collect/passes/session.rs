@@ -23,6 +23,7 @@ use tokio::{
 
 use super::{
     command::PassPlace,
+    failure::{SESSION_SERVER, THE_SERVER, describe_end},
     pass::{LAST_WORDS, PassFolder},
     server::{ServedTarget, stop_targets},
     timeline::NsysPass,
@@ -180,7 +181,7 @@ async fn start_server(
         Ok(Err(error)) => Err(error),
         Err(ended) => {
             child.finish(ended, limits).await.map_err(not_started)?;
-            Err(folder.failure("the server", ended, logs, limits))
+            Err(folder.failure(THE_SERVER, ended, logs, limits))
         }
     }
 }
@@ -203,8 +204,7 @@ impl RunningSession {
         match self.server.wait(&self.limits).await {
             Ok(ended) => {
                 let last = self.access.server_logs().last_output(1);
-                let last = last.first().map(|line| format!(": {line}")).unwrap_or_default();
-                format!("the server {ended}{last}")
+                format!("{THE_SERVER} {}", describe_end(THE_SERVER, ended, &last))
             }
             Err(error) => format!("cannot wait for the server: {error}"),
         }
@@ -374,6 +374,6 @@ impl SessionAccess {
             sleep(END_PERIOD).await;
         };
         let last_words = self.server_logs().last_output(LAST_WORDS);
-        CollectError::Ended { what: "the session's server", ended: reason, last_words }
+        CollectError::Ended { what: SESSION_SERVER, ended: reason, last_words }
     }
 }

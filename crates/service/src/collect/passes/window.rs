@@ -6,13 +6,13 @@
 use std::{
     ffi::OsStr,
     fs,
-    io::{self, Read as _},
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
 
 use llmprof_core::{
     domain::{
+        bounded_read::read_bounded_text,
         command::{GateSettings, WindowSettings},
         finding::{Finding, catalogue},
     },
@@ -241,14 +241,8 @@ fn failed(action: &str, why: &str) -> Finding {
 
 /// The requests of a load that were recorded whole.
 fn read_requests(path: &Path) -> Vec<RequestRecord> {
-    let read = || -> io::Result<String> {
-        let file = open_own(path)?;
-        match file.metadata()?.len() {
-            0..=MAX_RECORD => io::read_to_string(file.take(MAX_RECORD)),
-            _ => Ok(String::new()),
-        }
-    };
-    let text = read().unwrap_or_default();
+    let text = open_own(path).and_then(|file| read_bounded_text(file, MAX_RECORD));
+    let text = text.unwrap_or_default();
     let lines = text.lines().filter_map(|line| match serde_json::from_str(line).ok()? {
         LoadLine::Request(record) => Some(record),
         _ => None,

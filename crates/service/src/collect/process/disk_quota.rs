@@ -14,6 +14,7 @@ use tokio::time::sleep;
 use crate::{
     artifact::{
         dropped_files::TEMPORARY_FILES,
+        free_space::free_bytes,
         size_limit::{self, SizedFile},
     },
     runtime::{self, work::SlicedWork},
@@ -69,27 +70,11 @@ impl DiskQuota {
     }
 }
 
-/// Free space on the disk of `dir`, bytes.
-pub fn free_bytes(dir: &Path) -> io::Result<u64> {
-    let disk = nix::sys::statvfs::statvfs(dir)?;
-    Ok(disk.blocks_available() * disk.fragment_size())
-}
-
 /// Size of all files below `folder`. Files that vanish meanwhile count as 0; links are not
 /// followed.
 pub(super) fn bytes_in(folder: &Path) -> u64 {
-    let mut bytes = 0_u64;
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-            match entry.metadata() {
-                Ok(meta) if meta.is_dir() => folders.push(entry.path()),
-                Ok(meta) if meta.is_file() => bytes = meta.len().saturating_add(bytes),
-                _ => {}
-            }
-        }
-    }
-    bytes
+    let files = size_limit::files(folder, &SlicedWork::default()).unwrap_or_default();
+    files.iter().fold(0_u64, |sum, file| sum.saturating_add(file.bytes))
 }
 
 /// Removes the raw data of a pass in its folder and those below, leaves a note in its folder, and

@@ -33,7 +33,11 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{artifact::temporary, config::environment, runtime};
+use crate::{
+    artifact::{folder::remove_tree, temporary},
+    config::environment,
+    runtime::{self, work::SlicedWork},
+};
 
 /// Variable that marks the processes of a run, with its id.
 pub const MARKER: &str = "LLMPROF_RUN_ID";
@@ -92,10 +96,8 @@ pub fn scratch(of: impl Into<RunMark>) -> PathBuf {
 /// Creates that folder, empty and closed to other users. It is in use while the file is open.
 pub fn make_scratch(of: impl Into<RunMark>) -> io::Result<(PathBuf, File)> {
     let path = scratch(of);
-    match fs::remove_dir_all(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => temporary::create_folder(&path).map(|lock| (path, lock)),
-    }
+    remove_tree(&path, &SlicedWork::default())?;
+    temporary::create_folder(&path).map(|lock| (path, lock))
 }
 
 /// Ids of all processes.
@@ -245,9 +247,7 @@ pub(super) fn end_with(run: RunMark, leader: Option<Pid>) -> usize {
     if left > 0 {
         tracing::warn!(%run, left, "processes of a run ignore SIGKILL");
     }
-    if let Err(error) = fs::remove_dir_all(scratch(run))
-        && error.kind() != io::ErrorKind::NotFound
-    {
+    if let Err(error) = remove_tree(&scratch(run), &SlicedWork::default()) {
         tracing::warn!(%run, %error, "cannot remove a run's temporary files");
     }
     first

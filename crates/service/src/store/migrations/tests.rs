@@ -219,3 +219,23 @@ async fn accepted_regressions_become_gates_and_messages_keep_their_ids() {
     store.add_gate(gate, Some(&message)).await.unwrap();
     assert_eq!(store.deliveries(None, 9).await.unwrap()[0].delivery.id, 3, "2 was used");
 }
+
+#[tokio::test]
+async fn a_database_of_a_newer_version_is_refused_and_stays_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("llmprof.db");
+    drop(Store::open(&path).await.unwrap());
+    let options = SqliteConnectOptions::new().filename(&path);
+    let mut database = SqliteConnection::connect_with(&options).await.unwrap();
+    let newer = "insert into _sqlx_migrations (version, description, success, checksum,
+        execution_time) values (9000, 'newer', true, x'00', 0)";
+    sqlx::query(newer).execute(&mut database).await.unwrap();
+    let error = Store::open(&path).await.unwrap_err().to_string();
+    assert!(error.contains("has migration 9000 of a newer version"), "{error}");
+    assert!(error.contains("llmprof restore"), "{error}");
+    let versions: i64 = sqlx::query_scalar("select count(*) from _sqlx_migrations")
+        .fetch_one(&mut database)
+        .await
+        .unwrap();
+    assert_eq!(usize::try_from(versions).unwrap(), migrator().iter().count() + 1);
+}

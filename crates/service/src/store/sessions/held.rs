@@ -170,7 +170,8 @@ impl Store {
         let ids: Result<Vec<SessionId>, _> =
             ids.iter().map(|id| id_of(id).map(|it| SessionId(it.0))).collect();
         let ids = ids?;
-        let message = "no device became free within its lifetime; retry, or choose another device";
+        let message = "no device became free within its lifetime, or the disk had no space for \
+                       it; retry, or choose another device";
         self.end_all(&ids, SessionState::Failed, message).await?;
         Ok(ids.len())
     }

@@ -34,7 +34,8 @@ fn problem(checked: CheckResult) -> (String, Severity) {
 
 #[test]
 fn a_driver_works_is_missing_or_is_broken() {
-    assert_eq!(driver(&Ok(host("580.159", "13.0"))).unwrap(), "driver 580.159, CUDA 13.0, GPUs: 1");
+    let words = driver(&Ok(host("580.159", "13.0"))).unwrap();
+    assert_eq!(words, "driver 580.159, which supports CUDA up to 13.0, GPUs: 1");
     assert_eq!(problem(driver(&Err(NoGpu::NoDriver))), ("no_gpu".into(), Severity::Warning));
     assert_eq!(problem(driver(&Ok(Driver::default()))), ("no_gpu".into(), Severity::Warning));
     let broken = NoGpu::Broken(nvml_wrapper::error::NvmlError::GpuLost);

@@ -4,6 +4,22 @@ use super::*;
 use crate::artifact::dropped_files::TEMPORARY_FILES;
 
 #[test]
+fn a_server_whose_command_succeeds_has_to_stay_in_the_foreground() {
+    for (what, ended, is_refused) in [
+        (THE_SERVER, ExitReason::Exited(0), true),
+        (SESSION_SERVER, ExitReason::Exited(0), true),
+        (THE_SERVER, ExitReason::Exited(4), false),
+        (THE_SERVER, ExitReason::Stopped, false),
+        ("the client", ExitReason::Exited(0), false),
+    ] {
+        let error = CollectError::Ended { what, ended, last_words: vec!["started".into()] };
+        let message = error.to_string();
+        assert!(message.starts_with(what) && !message.contains('\n'), "{message}");
+        assert_eq!(message.contains("in the foreground"), is_refused, "{message}");
+    }
+}
+
+#[test]
 fn a_deadline_after_the_end_of_the_program_is_an_unfinished_report_with_its_remedy() {
     let ended = |ended| CollectError::Ended {
         what: "nsys profile",
