@@ -194,6 +194,16 @@ async fn a_missing_thumbnail_is_made_from_the_image_again() {
     assert_eq!(third.body, first.body);
     assert_eq!(fs::read(&thumbnail).unwrap(), first.body);
 
+    // As a power cut leaves it: empty, cut off, or full of zeros.
+    let (whole, zeros) = (first.body.clone(), vec![0; first.body.len()]);
+    let half = whole.len() / 2;
+    for left in [&whole[..0], &whole[..1], &whole[..half], &whole[..whole.len() - 1], &zeros[..]] {
+        fs::write(&thumbnail, left).unwrap();
+        let again = api.get(path).await;
+        assert_eq!((again.status.as_u16(), &again.body), (200, &whole), "{} bytes", left.len());
+        assert_eq!(fs::read(&thumbnail).unwrap(), whole);
+    }
+
     fs::remove_file(&thumbnail).unwrap();
     fs::remove_file(&content).unwrap();
     fs::write(&content, png(2)).unwrap();

@@ -85,6 +85,17 @@ fn every_operation_has_examples_of_its_request_and_responses() {
 }
 
 #[test]
+fn every_operation_that_writes_lists_the_full_disk() {
+    for path in http::contract()["paths"].as_object().unwrap().values() {
+        for method in ["post", "put", "patch", "delete"] {
+            let operation = &path[method];
+            let listed = operation["responses"]["507"].is_object();
+            assert!(operation.is_null() || listed, "{}", operation["operationId"]);
+        }
+    }
+}
+
+#[test]
 fn every_operation_lists_its_errors_as_shared_responses() {
     let (mut shown, mut named) = (BTreeSet::new(), BTreeSet::new());
     for (name, operation) in operations() {

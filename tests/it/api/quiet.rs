@@ -1,9 +1,23 @@
 //! Background work while a pass measures: it waits with a message, and continues afterwards.
 
-use std::fs;
+use std::{fs, time::Duration};
 
+use llmprof_service::{
+    artifact::{
+        import_staging::{CapturesInspection, IntakeError, UploadLimits},
+        inputs::staging::{InputsInspection, InputsUpload, UploadedSamples},
+    },
+    config::Config,
+    measuring::Measuring,
+    scheduler::{
+        inspection::{self, ReportTools},
+        limited_child::LimitedChildren,
+    },
+};
 use serde_json::{Value, json};
 use tempfile::tempdir;
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     api::{
@@ -136,4 +150,57 @@ async fn the_unprofiled_pass_records_the_load_of_the_host() {
     assert_eq!(report["environment"]["load"], load);
     let text = service.get(&format!("/runs/{id}/artifacts/report.md")).await.text().await.unwrap();
     assert!(text.contains("| Host load | tasks waited for a CPU during"), "{text}");
+}
+
+#[tokio::test]
+async fn inputs_are_checked_while_more_captures_wait_than_are_inspected_at_a_time() {
+    let dir = tempdir().unwrap();
+    let end = dir.path().join("end");
+    // Stands in for `llmprof inspect --folder DIR`: captures wait for the file `end`.
+    let lines = format!(
+        "if grep -q '\"Captures\"' \"$3/task.json\"; then
+            while [ ! -e {} ]; do sleep 0.02; done
+        fi
+        echo '{{\"Unfit\":\"inspected\"}}' >\"$3/result.json\"",
+        end.display()
+    );
+    let children = LimitedChildren {
+        program: script(dir.path(), &lines),
+        limits: Config::default().limits,
+        measuring: Measuring::default(),
+        max_wait: Duration::ZERO,
+    };
+    let tools = ReportTools { nsys: false, ncu: false };
+    let inspector = inspection::start(children, tools, CancellationToken::new());
+    let limits = UploadLimits { max_bytes: 1 << 20, least_free: 0 };
+    let rules = json!({ "name": "a", "model": null, "files": [], "stages": [],
+        "include_ranges": [], "exclude_ranges": [] });
+    let mut waiting = Vec::new();
+    for at in 0..20 {
+        let (answer, answered) = oneshot::channel();
+        let (folder, rules) = (dir.path().join(at.to_string()), rules.clone());
+        let rules = serde_json::from_value(rules).unwrap();
+        let upload = CapturesInspection { folder, files: vec![], limits, rules, answer };
+        inspector.send(upload.into()).await.unwrap();
+        waiting.push(answered);
+    }
+    let (answer, answered) = oneshot::channel();
+    let upload = InputsUpload {
+        folder: dir.path().join("inputs"),
+        files: vec![],
+        manifest: None,
+        is_archive: false,
+        stated: None,
+        samples: UploadedSamples::default(),
+        limits,
+        known: dir.path().join("known"),
+    };
+    inspector.send(InputsInspection { upload, answer }.into()).await.unwrap();
+    assert!(matches!(answered.await.unwrap(), Err(IntakeError::Unfit(why)) if why == "inspected"));
+    assert!(waiting.iter_mut().all(|it| it.try_recv().is_err()), "no capture was inspected");
+    fs::write(&end, "").unwrap();
+    for answered in waiting {
+        let inspected = answered.await.unwrap();
+        assert!(matches!(inspected, Err(IntakeError::Unfit(why)) if why == "inspected"));
+    }
 }

@@ -34,6 +34,17 @@ fn resolved(folder: &Path, name: &str) -> PathBuf {
 }
 
 #[test]
+fn a_setting_of_the_systemd_unit_is_stated_once() {
+    let mut stated = BTreeSet::new();
+    let unit = text("conf/systemd/llmprof.service");
+    for (key, _) in unit.lines().filter_map(|line| line.split_once('=')) {
+        let is_comment = key.starts_with('#');
+        assert!(is_comment || stated.insert(key), "{key} is stated twice");
+    }
+    assert!(stated.len() > 20, "{stated:?}");
+}
+
+#[test]
 fn the_image_contains_every_included_file() {
     let kept: Vec<String> = text(".dockerignore")
         .lines()

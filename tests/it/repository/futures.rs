@@ -20,8 +20,9 @@ const KEEP_FUTURES: &[&str] = &[
     // Rows that are read one by one keep their connection.
     ".fetch(",
 ];
-/// Files that poll by themselves.
+/// Files that poll by themselves, each kept future whenever they are polled.
 const POLLING: &[&str] = &[
+    "crates/service/src/http/auth/recheck.rs",
     "crates/service/src/runtime.rs",
     "crates/service/src/http/connection/mod.rs",
     "crates/service/src/http/connection/stream.rs",

@@ -272,7 +272,7 @@ impl DataCheck<'_> {
                 self.report_as(&format!("{of}: {path} {fault}"), Some("requeued"));
                 continue;
             }
-            if fault == FileFault::Unlisted {
+            if fault.is_of_unlisted() {
                 print_line(format_args!("note: {of}: {path} {fault}"))?;
                 continue;
             }
@@ -303,7 +303,7 @@ impl DataCheck<'_> {
         let dir = self.dir(it);
         let Some(lost) = lost::lost(it, &dir) else {
             if self.options.repair {
-                fs::remove_dir_all(&dir)
+                folder::remove_tree(&dir, &self.work)
                     .with_context(|| format!("cannot remove {}", dir.display()))?;
             }
             self.report(
@@ -324,5 +324,5 @@ impl DataCheck<'_> {
 }
 
 fn harmless(fault: FileFault) -> bool {
-    fault.is_repairable() || fault == FileFault::Unlisted
+    fault.is_repairable() || fault.is_of_unlisted()
 }

@@ -9,7 +9,10 @@ use std::{
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use llmprof_core::{
-    domain::finding::{Finding, Severity, catalogue},
+    domain::{
+        finding::{Finding, Severity, catalogue},
+        visible::{one_line, pretty_json},
+    },
     trace::checkup::{CheckState, Checkup, HostCheck},
 };
 use llmprof_service::{
@@ -62,7 +65,7 @@ pub fn run(options: &DoctorOptions) -> Result<ExitCode> {
     );
     let text = match options.format {
         DoctorFormat::Text => as_text(&checkup),
-        DoctorFormat::Json => serde_json::to_string_pretty(&checkup)? + "\n",
+        DoctorFormat::Json => pretty_json(&checkup)?,
     };
     terminal::print(&text)?;
     Ok(if checkup.state == CheckState::Failure { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -103,11 +106,10 @@ fn models(folder: &Path) -> HostCheck {
 fn as_text(checkup: &Checkup) -> String {
     let mut text = String::new();
     for check in &checkup.checks {
-        let message: String =
-            check.message.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        let message = one_line(&check.message);
         let _ = writeln!(text, "{:<8} {:<20} {message}", check.state.as_str(), check.id);
         if let Some(remedy) = &check.remedy {
-            let _ = writeln!(text, "{:<29} -> {remedy}", "");
+            let _ = writeln!(text, "{:<29} -> {}", "", one_line(remedy));
         }
     }
     let count = |state| checkup.checks.iter().filter(|check| check.state == state).count();

@@ -11,7 +11,7 @@ use llmprof_analyze::series::{
     gate::{GateVerdict, MAX_RUNS},
     gate_thresholds::THRESHOLD_PCT,
 };
-use llmprof_core::domain::{json_numbers::Within, subject::RunSpec};
+use llmprof_core::domain::{json_numbers::Within, subject::RunSpec, visible};
 use llmprof_report::gate::{GateFigure, GateReport};
 use serde_json::{Map, Value, json};
 
@@ -106,7 +106,7 @@ pub fn verdict_code(verdict: GateVerdict) -> ExitCode {
 fn print(report: &GateReport, format: GateFormat) -> Result<()> {
     let text = match format {
         GateFormat::Text => report.text(),
-        GateFormat::Json => serde_json::to_string_pretty(report)? + "\n",
+        GateFormat::Json => visible::pretty_json(report)?,
         GateFormat::Junit => report.junit(),
         GateFormat::Github => report.github(),
         GateFormat::Markdown => report.markdown(),

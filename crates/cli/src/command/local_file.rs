@@ -4,12 +4,12 @@
 
 use std::{
     fs::{self, File, Metadata},
-    io::Read,
     os::unix::fs::FileTypeExt as _,
     path::Path,
 };
 
 use anyhow::{Context as _, Result, ensure};
+use llmprof_core::domain::bounded_read::read_bounded;
 use llmprof_service::artifact::packed::open_named;
 
 /// Maximum size of a model's config.json, bytes.
@@ -34,7 +34,7 @@ pub fn check_kind(path: &Path) -> Result<()> {
 pub fn read(path: &Path, max: u64) -> Result<Vec<u8>> {
     let read = || -> Result<Vec<u8>> {
         check(&fs::metadata(path)?, max)?;
-        bounded(open_named(path)?, max)
+        Ok(read_bounded(open_named(path)?, max)?)
     };
     read().with_context(|| format!("cannot read {}", path.display()))
 }
@@ -45,19 +45,11 @@ pub fn read_text(path: &Path, max: u64) -> Result<String> {
     let is_pipe = fs::metadata(path).is_ok_and(|about| about.file_type().is_fifo());
     let bytes = if is_pipe {
         let pipe = File::open(path).with_context(cannot)?; // waits for the writer
-        bounded(pipe, max).with_context(cannot)?
+        read_bounded(pipe, max).with_context(cannot)?
     } else {
         read(path, max)?
     };
     String::from_utf8(bytes).with_context(cannot)
-}
-
-/// Reads at most `max` bytes: the file may grow, and a pipe has no size.
-fn bounded(file: File, max: u64) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    file.take(max + 1).read_to_end(&mut bytes)?;
-    ensure!(bytes.len() as u64 <= max, "larger than {max} bytes");
-    Ok(bytes)
 }
 
 #[cfg(test)]

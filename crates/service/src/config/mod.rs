@@ -11,12 +11,13 @@ mod targets;
 
 use std::{
     fs::File,
-    io::{self, Read as _},
+    io,
     path::{Path, PathBuf},
 };
 
 pub use devices::{devices, devices_with};
 use llmprof_core::domain::{
+    bounded_read::read_bounded_text,
     device_peaks::DevicesError,
     profiling::ProfilingError,
     settings::{self, Settings, UnknownSetting},
@@ -373,12 +374,7 @@ fn merge(base: &mut Settings, over: Settings, origin: &str) -> Result<(), Config
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {
-    let mut text = String::new();
-    let read = File::open(path).and_then(|it| it.take(MAX_FILE + 1).read_to_string(&mut text));
-    let read = read.and_then(|bytes| match bytes as u64 > MAX_FILE {
-        true => Err(io::Error::other(format!("larger than {MAX_FILE} bytes"))),
-        false => Ok(text),
-    });
+    let read = File::open(path).and_then(|file| read_bounded_text(file, MAX_FILE));
     read.map_err(|source| ConfigError::Read { path: path.into(), source })
 }
 

@@ -133,6 +133,7 @@ pub fn router(app: App) -> Router {
         hosts: app.config.server.hosts.clone(),
         rule: access_rule,
         session: ui::session,
+        last_event: events::refused,
     };
     let default_header = |name: HeaderName, value| {
         SetResponseHeaderLayer::if_not_present(name, HeaderValue::from_static(value))

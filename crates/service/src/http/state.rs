@@ -18,6 +18,7 @@ use uuid::Uuid;
 use crate::{
     artifact::{
         data_folder::FolderLock,
+        free_space::{self, LowSpace},
         import_staging::UploadLimits,
         inputs::{InputFolders, storage::InputStorage},
         inspection::Inspection,
@@ -73,6 +74,11 @@ pub struct App {
 }
 
 impl App {
+    /// Returns the reason why no queued run starts, if the disk of the runs lacks space.
+    pub(super) fn start_space(&self) -> Result<(), LowSpace> {
+        free_space::for_start(&self.runs, self.config.limits.free_bytes)
+    }
+
     /// Longest wait of an upload's check for passes that measure.
     pub(super) fn upload_wait(&self) -> Duration {
         UPLOAD_WAIT.min(Duration::from_secs(self.config.worker.background_wait_s.into()))

@@ -3,6 +3,7 @@
 //! Lists are ordered by importance, so what does not fit is cut from their ends, counted, and the
 //! answer states how to get it. Nothing is dropped in silence.
 
+use llmprof_core::domain::visible::{self, one_line};
 use rmcp::model::{CallToolResult, ContentBlock};
 use serde_json::{Map, Value, json};
 
@@ -88,10 +89,10 @@ impl ToolAnswer {
             let parts = it.iter().map(|(name, note)| format!("{} of {name}", note["count"]));
             format!("left out: {}; see left_out", parts.collect::<Vec<_>>().join(", "))
         });
-        let text: Vec<String> = lines.into_iter().chain(note).map(one_line).collect();
+        let text: Vec<String> = lines.into_iter().chain(note).map(|it| one_line(&it)).collect();
         let mut blocks = vec![ContentBlock::text(cut(&text.join("\n"), MAX_TEXT))];
         if !is_structured {
-            blocks.push(ContentBlock::text(content.to_string()));
+            blocks.push(ContentBlock::text(visible::json(&content.to_string())));
         }
         let mut result = CallToolResult::success(blocks);
         result.structured_content = is_structured.then_some(content);
@@ -101,7 +102,7 @@ impl ToolAnswer {
 
 /// The result of a call that failed: one line.
 pub fn refused(refusal: &ApiRefusal, is_structured: bool) -> CallToolResult {
-    let line = cut(&one_line(refusal.to_string()), MAX_TEXT);
+    let line = cut(&one_line(&refusal.to_string()), MAX_TEXT);
     let mut result = CallToolResult::error(vec![ContentBlock::text(line)]);
     let error =
         json!({ "error": { "code": refusal.code, "message": cut(&refusal.message, MAX_TEXT) } });
@@ -111,11 +112,6 @@ pub fn refused(refusal: &ApiRefusal, is_structured: bool) -> CallToolResult {
 
 fn len(value: &Value) -> usize {
     value.to_string().len()
-}
-
-/// Text without line breaks and other control characters.
-fn one_line(text: String) -> String {
-    text.chars().map(|it| if it.is_control() { ' ' } else { it }).collect()
 }
 
 /// At most `max` bytes of a text.
@@ -200,6 +196,7 @@ mod tests {
     fn an_error_is_one_line() {
         let result = refused(&ApiRefusal::new("a\nb\u{1b}[31m"), true);
         let text = serde_json::to_value(&result.content).unwrap();
-        assert_eq!((result.is_error, text[0]["text"].as_str()), (Some(true), Some("a b [31m")));
+        let line = text[0]["text"].as_str();
+        assert_eq!((result.is_error, line), (Some(true), Some("a b‹U+001B›[31m")));
     }
 }

@@ -4,7 +4,7 @@
 //! | fault | code |
 //! |---|---|
 //! | not JSON | -32700 |
-//! | not a request, notification or response of JSON-RPC 2.0; a batch; too long | -32600 |
+//! | not a request, notification or response of JSON-RPC 2.0; a batch; too long or deep | -32600 |
 //! | `params` that the method does not take | -32602 |
 //!
 //! An unknown method (-32601) and an unknown tool (-32602) are answered by the server; a wrong
@@ -12,13 +12,13 @@
 
 use llmprof_core::domain::{
     plain_words::{invalid, plain_words},
-    unique_keys::UniqueKeys,
+    unique_keys::{MAX_LEVELS, UniqueKeys, is_too_deep},
 };
 use rmcp::model::{
     CallToolRequestParams, ClientJsonRpcMessage, DiscoverRequestParams, InitializeRequestParams,
     PaginatedRequestParams,
 };
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
 
 use super::MAX_MESSAGE;
@@ -27,6 +27,13 @@ use super::MAX_MESSAGE;
 const PARSE_ERROR: i32 = -32700;
 const INVALID_REQUEST: i32 = -32600;
 const INVALID_PARAMS: i32 = -32602;
+
+/// The part of a message that identifies it.
+#[derive(Deserialize)]
+struct MessageHead {
+    #[serde(default)]
+    id: Value,
+}
 
 /// The answer to a message that is refused; `None` for every other message. Its id is null if the
 /// message has no valid one.
@@ -49,7 +56,17 @@ pub fn refuse(message: &[u8]) -> Option<Value> {
         Err(error) if error.inner().is_data() => return Some(repeated_field(message, &error)),
         Err(error) => error.into_inner(),
     };
+    if is_too_deep(&error) {
+        let text = format!("the message has more than {MAX_LEVELS} levels of arrays and objects");
+        return Some(answer(INVALID_REQUEST, &id_of_deep(message), &text));
+    }
     Some(answer(PARSE_ERROR, &Value::Null, &format!("the message is not JSON: {error}")))
+}
+
+/// The id of a message with too many levels, which are not read.
+fn id_of_deep(message: &[u8]) -> Value {
+    let id = serde_json::from_slice(message).map(|MessageHead { id }| json!({ "id": id }));
+    id.map_or(Value::Null, |it| self::id(&it))
 }
 
 /// The answer to a message with a field that is given more than once.
@@ -172,7 +189,7 @@ mod tests {
             ("garbage", PARSE_ERROR, Value::Null, "not JSON"),
             ("{", PARSE_ERROR, Value::Null, "not JSON"),
             ("{} {}", PARSE_ERROR, Value::Null, "not JSON"),
-            (&deep, PARSE_ERROR, Value::Null, "not JSON"),
+            (&deep, INVALID_REQUEST, Value::Null, "more than 127 levels"),
             (&long, INVALID_REQUEST, Value::Null, "longer than 256 KiB"),
             (&batch, INVALID_REQUEST, Value::Null, "send each message alone"),
             ("[]", INVALID_REQUEST, Value::Null, "send each message alone"),
@@ -226,6 +243,19 @@ mod tests {
             ),
         ] {
             assert_refused(message, code, &id, part);
+        }
+    }
+
+    #[test]
+    fn a_message_with_too_many_levels_is_refused_by_its_id() {
+        let nested = |levels: usize| {
+            let value = format!("{}1{}", "[".repeat(levels), "]".repeat(levels));
+            request("tools/call", &format!(r#"{{"name": "x", "arguments": {{"a": {value}}}}}"#))
+        };
+        // Around the value are the message, its parameters and its arguments.
+        assert_eq!(refuse(nested(MAX_LEVELS - 3).as_bytes()), None);
+        for levels in [MAX_LEVELS - 2, 415, 100_000] {
+            assert_refused(&nested(levels), INVALID_REQUEST, &json!(7), "more than 127 levels");
         }
     }
 

@@ -18,7 +18,7 @@ use super::{
     answers::{ArtifactAnswer, ArtifactsAnswer},
     download::{Downloaded, download},
     run_path,
-    terminal::{escaped, print},
+    terminal::{escaped, print, print_json},
 };
 
 /// Download the files of a run of a service
@@ -74,7 +74,7 @@ async fn fetch(client: &ServiceClient, options: &FetchOptions) -> Result<ExitCod
         let done = done.inspect_err(|_| bar.finish_and_clear())?;
         if options.json {
             let line = json!({ "path": to, "bytes": artifact.bytes, "state": word(done) });
-            bar.suspend(|| print(&format!("{line}\n")))?;
+            bar.suspend(|| print_json(&line))?;
         }
     }
     bar.finish_and_clear();

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::{
     ServerOptions, ServiceClient,
     answers::{RunListAnswer, RunSummaryAnswer},
-    terminal::{self, Column, TerminalTable, between, duration, print, since},
+    terminal::{self, Column, TerminalTable, between, duration, print, print_json, since},
 };
 
 /// The rule of the times that stand for a run, which `headline::times` of the report applies.
@@ -73,7 +73,7 @@ async fn list(client: &ServiceClient, options: &ListOptions) -> Result<ExitCode>
     let request = client.http.get(client.url("/runs")).query(&query);
     let answer: Value = client.json(request, "/runs").await?;
     if options.json {
-        print(&format!("{answer}\n"))?;
+        print_json(&answer)?;
         return Ok(ExitCode::SUCCESS);
     }
     let list: RunListAnswer = client.understood(answer, "/runs").await?;

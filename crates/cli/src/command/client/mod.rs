@@ -57,7 +57,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// The service and the caller's token.
 #[derive(Debug, Clone, Args)]
 pub struct ServerOptions {
-    /// URL of the service
+    /// URL of the service; for a private CA, set SSL_CERT_FILE to its PEM file
     #[arg(long, env = SERVER, default_value = DEFAULT_SERVER, value_name = "URL")]
     server: String,
     /// File with the caller's token; the variable LLMPROF_TOKEN when absent

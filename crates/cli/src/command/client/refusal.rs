@@ -59,12 +59,31 @@ pub(super) fn no_answer(client: &ServiceClient, error: &reqwest::Error) -> Error
         cause = source;
     }
     let base = &client.base;
-    let message = if error.is_connect() || error.is_timeout() {
+    let message = if let Some(remedy) = untrusted(&llmprof_core::chain(error)) {
+        format!("the certificate of {base} is refused ({cause}); {remedy}")
+    } else if error.is_connect() || error.is_timeout() {
         format!("no answer from {base}: {cause}; check --server, and that `llmprof serve` runs")
     } else {
         format!("the connection to {base} was cut: {cause}; retry")
     };
     NoAnswer { is_connect: error.is_connect(), message }.into()
+}
+
+/// The remedy if a connection failed by its certificate, by the causes as rustls words them.
+fn untrusted(causes: &str) -> Option<&'static str> {
+    let (_, reason) = causes.split_once("invalid peer certificate: ")?;
+    let is = |name: &str| reason.contains(name);
+    Some(if is("CaUsedAsEndEntity") {
+        "it is the certificate of a CA: create one for the server, with basicConstraints=CA:FALSE, \
+         and set SSL_CERT_FILE to its PEM file"
+    } else if is("NotValidForName") || is("not valid for name") {
+        "use a name that it contains as the host of --server"
+    } else if is("Expired") || is("expired") || is("NotValidYet") || is("not valid yet") {
+        "renew it, and check the clock of this host"
+    } else {
+        "set SSL_CERT_FILE to a PEM file with the certificate of its CA, or its own if it is \
+         self-signed"
+    })
 }
 
 /// The error of a server that does not answer like llmprof.
@@ -162,4 +181,27 @@ async fn other_version(client: &ServiceClient) -> Option<String> {
     Some(format!(
         "the service is llmprof {version}, this is {VERSION}: use the same version of both"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_certificate_has_the_remedy_of_its_fault() {
+        for (reason, part) in [
+            ("Other(OtherError(CaUsedAsEndEntity))", "basicConstraints=CA:FALSE"),
+            ("UnknownIssuer", "set SSL_CERT_FILE"),
+            ("certificate not valid for name \"a\"; certificate is only valid for b", "--server"),
+            ("certificate not valid for name \"expired.a\"", "--server"),
+            ("certificate expired: verification time 2 (UNIX), but 1", "renew it"),
+            ("certificate not valid yet: verification time 1 (UNIX), but 2", "check the clock"),
+            ("BadSignature", "set SSL_CERT_FILE"),
+        ] {
+            let causes = format!("error sending request: invalid peer certificate: {reason}");
+            let remedy = untrusted(&causes).unwrap();
+            assert!(remedy.contains(part) && !remedy.contains('\n'), "{reason}: {remedy}");
+        }
+        assert_eq!(untrusted("connection refused"), None);
+    }
 }

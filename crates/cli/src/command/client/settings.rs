@@ -1,8 +1,11 @@
 //! Settings of passes on a command line: `--set nsys.cuda_graph_trace=graph`.
 
 use anyhow::{Context as _, Result};
-use llmprof_core::domain::settings::{Settings, assign_all};
+use llmprof_core::domain::settings::{Settings, assign_all, assignments};
 use serde_json::Value;
+
+/// Dropped settings that a note lists.
+const LISTED: usize = 5;
 
 /// Sets them in the `profiling` of a submission. The service validates them.
 pub fn change(submission: &mut Value, settings: &[String]) -> Result<()> {
@@ -15,6 +18,20 @@ pub fn change(submission: &mut Value, settings: &[String]) -> Result<()> {
     }
     let tree = profiling.as_object_mut().context("profiling of the submission is not an object")?;
     assign_all(tree, settings).context("--set")
+}
+
+/// The note on settings of the file that the mode of an option dropped.
+pub fn dropped_note(dropped: &Settings, mode: &str) -> String {
+    let settings = assignments(dropped);
+    let listed = settings[..settings.len().min(LISTED)].join(", ");
+    let more = match settings.len().saturating_sub(LISTED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!(
+        "mode {mode} has its own settings: the file's `profiling`, of another mode, is dropped \
+         ({listed}{more}); --set changes single settings"
+    )
 }
 
 #[cfg(test)]

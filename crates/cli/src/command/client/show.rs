@@ -14,7 +14,7 @@ use super::{
     ServerOptions, ServiceClient,
     answers::{ArtifactsAnswer, RunAnswer, StepAnswer},
     run_path,
-    terminal::{self, Column, TerminalTable, between, duration, escaped, print},
+    terminal::{self, Column, TerminalTable, between, duration, escaped, print, print_json},
 };
 
 /// Rows of a table on a terminal.
@@ -93,7 +93,7 @@ async fn show(client: &ServiceClient, options: &ShowOptions) -> Result<()> {
     let path = run_path(&options.run)?;
     let answer = client.get(&path).await?;
     if options.json {
-        return Ok(print(&format!("{answer}\n"))?);
+        return Ok(print_json(&answer)?);
     }
     let run: RunAnswer = client.understood(answer, &path).await?;
     let mut text = head(client, &run);
@@ -185,7 +185,7 @@ async fn tables(client: &ServiceClient, options: &ShowOptions) -> Result<()> {
     let path = format!("{}/tables", run_path(&options.run)?);
     let answer = client.get(&path).await?;
     if options.json {
-        return Ok(print(&format!("{answer}\n"))?);
+        return Ok(print_json(&answer)?);
     }
     let list: TableList = client.understood(answer, &path).await?;
     let columns = vec![Column::name("table"), Column::number("rows"), Column::text("columns")];
@@ -211,7 +211,7 @@ async fn table(client: &ServiceClient, name: &str, options: &ShowOptions) -> Res
     let request = client.http.get(url).query(&query).header("accept", "application/json");
     let answer = client.json(request, &path).await?;
     if options.json {
-        return Ok(print(&format!("{answer}\n"))?);
+        return Ok(print_json(&answer)?);
     }
     let rows: TableRows = client.understood(answer, &path).await?;
     if let Some(unknown) = options.columns.iter().find(|it| !rows.columns.contains(it)) {
@@ -251,6 +251,9 @@ async fn report(client: &ServiceClient, options: &ShowOptions) -> Result<()> {
     let kind = if options.json { "application/json" } else { "text/markdown" };
     let request = client.http.get(client.url(&path)).header("accept", kind);
     let text = client.send(request, &path).await?.text().await?;
+    if options.json {
+        return Ok(print_json(&text.trim_end())?);
+    }
     let lines: Vec<String> = text.lines().map(escaped).collect();
     Ok(print(&format!("{}\n", lines.join("\n")))?)
 }

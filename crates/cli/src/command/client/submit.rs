@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::Read,
+    io::{ErrorKind, Read},
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
@@ -11,11 +11,8 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
 use llmprof_core::domain::{
-    byte_order_mark::BYTE_ORDER_MARK,
-    image_limits::MAX_INLINE_BYTES,
-    run_config::set_mode,
-    settings::{Settings, assignments, parse},
-    unique_keys::UniqueKeys,
+    bounded_read::read_bounded_text, byte_order_mark::BYTE_ORDER_MARK,
+    image_limits::MAX_INLINE_BYTES, run_config::set_mode, settings::parse, unique_keys::UniqueKeys,
 };
 use serde_json::{Map, Value, json};
 
@@ -27,7 +24,7 @@ use super::{
     },
     refusal::Refused,
     settings,
-    terminal::{duration, escaped, print, print_notice},
+    terminal::{duration, escaped, print, print_json, print_notice},
     watch,
 };
 
@@ -35,8 +32,6 @@ use super::{
 const MAX_FILE: u64 = 16 << 20;
 /// Maximum number of open brackets in a file: parsers take long for deep nests.
 const MAX_DEPTH: usize = 1000;
-/// Dropped settings that a note lists.
-const LISTED: usize = 5;
 /// The usual forms, for a submission of nothing.
 const NO_SUBJECT: &str = "nothing to submit; name a model (`llmprof submit --model \
                           deepseek-ocr-tiny`), a command of `GET /targets` (`llmprof submit \
@@ -100,9 +95,21 @@ pub struct SubmitOptions {
     /// Sequences generated together
     #[arg(long, allow_negative_numbers = true)]
     batch: Option<i64>,
+    /// Seed of synthetic weights [default: seed of the inputs, else 0]
+    #[arg(long, allow_negative_numbers = true)]
+    seed: Option<i64>,
+    /// Dtype, as in bf16 [default: dtype of the model]
+    #[arg(long)]
+    dtype: Option<String>,
+    /// Also profile the whole model, and align --part with it: e2e
+    #[arg(long, value_name = "WITH")]
+    align_with: Option<String>,
     /// Device (`GET /devices`)
     #[arg(long)]
     device: Option<String>,
+    /// Time limit of the whole run, seconds
+    #[arg(long, allow_negative_numbers = true)]
+    timeout_s: Option<i64>,
     /// Label to find the run by; several may be given
     #[arg(long)]
     label: Vec<String>,
@@ -144,7 +151,7 @@ async fn submit(client: &ServiceClient, options: &SubmitOptions) -> Result<ExitC
         (None, None) => client.submit("/runs", &body).await?,
     };
     if options.json {
-        print(&format!("{answer}\n"))?;
+        print_json(&answer)?;
     }
     if body["dry_run"] == true {
         if !options.json {
@@ -275,6 +282,10 @@ fn submission(options: &SubmitOptions) -> Result<(Value, Option<String>)> {
     set("warmup", options.warmup.map(|it| json!(it)));
     set("max_new_tokens", options.max_new_tokens.map(|it| json!(it)));
     set("batch", options.batch.map(|it| json!(it)));
+    set("seed", options.seed.map(|it| json!(it)));
+    set("dtype", options.dtype.as_ref().map(|it| json!(it)));
+    set("align_with", options.align_with.as_ref().map(|it| json!(it)));
+    set("timeout_s", options.timeout_s.map(|it| json!(it)));
     set("device", options.device.as_ref().map(|it| json!(it)));
     set("labels", Some(json!(options.label)).filter(|_| !options.label.is_empty()));
     set("revision", options.revision.as_ref().map(|it| json!(it)));
@@ -283,21 +294,7 @@ fn submission(options: &SubmitOptions) -> Result<(Value, Option<String>)> {
     let mut body = Value::from(body);
     settings::change(&mut body, &options.settings)?;
     let mode = options.mode.as_deref().unwrap_or_default();
-    Ok((body, dropped.map(|dropped| dropped_note(&dropped, mode))))
-}
-
-/// The note on settings of the file that the mode of an option dropped.
-fn dropped_note(dropped: &Settings, mode: &str) -> String {
-    let settings = assignments(dropped);
-    let listed = settings[..settings.len().min(LISTED)].join(", ");
-    let more = match settings.len().saturating_sub(LISTED) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    format!(
-        "mode {mode} has its own settings: the file's `profiling`, of another mode, is dropped \
-         ({listed}{more}); --set changes single settings"
-    )
+    Ok((body, dropped.map(|dropped| settings::dropped_note(&dropped, mode))))
 }
 
 /// Replaces parameters of the command that a file names.
@@ -321,11 +318,12 @@ pub fn read_object(path: &Path) -> Result<Map<String, Value>> {
         true => Box::new(std::io::stdin()),
         false => Box::new(fs::File::open(path).with_context(|| format!("cannot read {shown}"))?),
     };
-    let mut text = String::new();
-    let read = source.take(MAX_FILE + 1).read_to_string(&mut text);
-    if read.with_context(|| format!("cannot read {shown}"))? as u64 > MAX_FILE {
-        bail!("{shown} is larger than {} MiB, the most that a service accepts", MAX_FILE >> 20);
-    }
+    let text = match read_bounded_text(source, MAX_FILE) {
+        Err(error) if error.kind() == ErrorKind::FileTooLarge => {
+            bail!("{shown} is larger than {} MiB, the most that a service accepts", MAX_FILE >> 20)
+        }
+        read => read.with_context(|| format!("cannot read {shown}"))?,
+    };
     let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text);
     if depth(text) > MAX_DEPTH {
         bail!("{shown} has more than {MAX_DEPTH} open brackets");

@@ -8,7 +8,7 @@ use std::{
 };
 
 use console::{measure_text_width, truncate_str};
-pub use llmprof_core::{print, print_line, print_notice};
+pub use llmprof_core::{print, print_json, print_line, print_notice};
 pub use llmprof_report::format::escaped;
 
 /// Spaces between columns.
@@ -176,7 +176,7 @@ mod tests {
     fn a_program_gets_complete_cells_with_tabs_and_no_control_characters() {
         assert_eq!(
             table().text(None),
-            "run\tname\tms\na1\ta kernel with a long name\t1.5\nb2\t\\u{1b}[31mred‹U+202E›\t120\n"
+            "run\tname\tms\na1\ta kernel with a long name\t1.5\nb2\t‹U+001B›[31mred‹U+202E›\t120\n"
         );
     }
 

@@ -19,7 +19,7 @@ use super::{
     super::local_file,
     ServerOptions, ServiceClient,
     submit::{plan, queued},
-    terminal::print,
+    terminal::{print, print_json},
 };
 
 /// Import captures that were collected elsewhere into a service
@@ -92,7 +92,7 @@ async fn upload(client: &ServiceClient, options: &UploadOptions) -> Result<ExitC
     bar.finish_and_clear();
     let answer = answer?;
     if options.json {
-        print(&format!("{answer}\n"))?;
+        print_json(&answer)?;
     }
     if options.dry_run {
         if !options.json {

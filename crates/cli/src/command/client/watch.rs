@@ -10,7 +10,7 @@ use super::{
     answers::RunAnswer,
     events::{self, RunUpdate},
     progress::RunProgress,
-    terminal::{between, duration, escaped, print, print_notice},
+    terminal::{between, duration, escaped, print, print_json, print_notice},
 };
 
 /// Exit code of a failed or cancelled run.
@@ -82,7 +82,7 @@ async fn print_events(client: &ServiceClient, id: &str) -> Result<ExitCode> {
     let mut failed = None;
     let run = events::follow(client, id, |update| match update {
         RunUpdate::Event(event) => {
-            if let Err(error) = print(&format!("{event}\n")) {
+            if let Err(error) = print_json(event) {
                 failed = Some(error);
             }
         }
@@ -95,7 +95,7 @@ async fn print_events(client: &ServiceClient, id: &str) -> Result<ExitCode> {
     if let Some(error) = failed {
         return Err(error.into());
     }
-    print(&format!("{}\n", client.get(&super::run_path(id)?).await?))?;
+    print_json(&client.get(&super::run_path(id)?).await?)?;
     Ok(exit_code(&run))
 }
 

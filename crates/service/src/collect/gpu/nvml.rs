@@ -150,6 +150,7 @@ pub fn watch<T>(
         uuid: uuid.to_owned(),
         board_uuid: board.uuid().map_err(no_such)?,
         name: board.name().unwrap_or_default(),
+        gpus: 1,
         period_ns,
         power_source,
         power_limit_w: power_limit_w(board),

@@ -1,20 +1,24 @@
-//! Sampler of a GPU during a pass: power, clocks and limits, many times per second, into a file of
-//! the run.
+//! Samplers of the GPUs of a pass: power, clocks and limits, many times per second, each into a
+//! file of the run.
 //!
-//! Runs on its own thread, so that neither the runtime nor the pass waits for the driver. A failed
-//! sampler is a finding and never fails a run.
+//! Each runs on its own thread, so that neither the runtime nor the pass waits for the driver. A
+//! failed sampler is a finding and never fails a run.
 
 use std::{
     fs::File,
     io::{self, BufWriter, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::mpsc::{self, RecvTimeoutError},
     thread::{self, JoinHandle},
     time::Duration,
 };
 
 use llmprof_core::{
-    domain::finding::{Finding, catalogue},
+    domain::{
+        finding::{Finding, catalogue},
+        profiling::NvmlSettings,
+    },
+    layout,
     trace::power::{PowerLine, PowerSample, SampledDevice, SamplerEnd},
 };
 
@@ -34,49 +38,83 @@ enum SamplerError {
     Crashed,
 }
 
+/// Samplers of all GPUs of a pass.
+#[derive(Debug, Default)]
+pub struct Samplers(Vec<Sampler>);
+
+impl Samplers {
+    /// Starts to sample each of `gpus` into the folder `dir` of a run; none if the settings forbid
+    /// it, or the first has no UUID.
+    pub fn start(gpus: &[String], dir: &Path, nvml: &NvmlSettings) -> Self {
+        let has_uuid = |gpu: &str| gpu.starts_with("GPU-") || gpu.starts_with("MIG-");
+        if !nvml.enabled || !gpus.first().is_some_and(|gpu| has_uuid(gpu)) {
+            return Self::default();
+        }
+        let count = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
+        let sampler = |(number, gpu): (u32, &String)| {
+            let file = if number == 1 { layout::NVML.to_owned() } else { layout::nvml_of(number) };
+            has_uuid(gpu).then(|| Sampler::start((gpu.as_str(), count), dir.join(file), nvml.hz))
+        };
+        Self((1..).zip(gpus).filter_map(sampler).collect())
+    }
+
+    /// Stops the sampling; returns a finding for each GPU without samples.
+    pub async fn stop(self) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        for sampler in self.0 {
+            findings.extend(sampler.stop().await);
+        }
+        findings
+    }
+}
+
 /// Thread that samples until it is stopped or dropped.
 #[derive(Debug)]
-pub struct Sampler {
+struct Sampler {
+    uuid: String,
     stop: mpsc::Sender<()>,
     thread: Option<JoinHandle<Result<(), SamplerError>>>,
 }
 
 impl Sampler {
-    /// Starts to sample the device `uuid` into `path`, `hz` times per second. Devices update their
-    /// readings every 10 to 100 ms.
-    pub fn start(uuid: &str, path: PathBuf, hz: u32) -> Self {
+    /// Starts to sample the device `uuid`, one of `gpus`, into `path`, `hz` times per second.
+    /// Devices update their readings every 10 to 100 ms.
+    fn start((uuid, gpus): (&str, u32), path: PathBuf, hz: u32) -> Self {
         let period_ns = 1_000_000_000 / i64::from(hz.max(1));
         let (stop, stopped) = mpsc::channel();
-        let uuid = uuid.to_owned();
+        let device = uuid.to_owned();
         let work = move || {
             // A message or a closed channel ends it.
             let pause = |time| matches!(stopped.recv_timeout(time), Err(RecvTimeoutError::Timeout));
-            nvml::watch(&uuid, period_ns, |device, read| {
+            nvml::watch(&device, period_ns, |device, read| {
+                let device = SampledDevice { gpus, ..device };
                 let mut out = BufWriter::new(File::create(&path)?);
                 record(&mut out, device, read, now_ns, pause)?;
                 Ok(())
             })?
         };
         // Without a thread there are no samples, and stopping reports that.
-        Self { stop, thread: thread::Builder::new().name("sample-gpu".into()).spawn(work).ok() }
+        let thread = thread::Builder::new().name("sample-gpu".into()).spawn(work).ok();
+        Self { uuid: uuid.to_owned(), stop, thread }
     }
 
     /// Stops the sampling; returns a finding if there are no samples.
-    pub async fn stop(self) -> Option<Finding> {
-        let Self { stop, thread } = self;
+    async fn stop(self) -> Option<Finding> {
+        let Self { uuid, stop, thread } = self;
         drop(stop);
         let joined = runtime::blocking(move || thread.map(JoinHandle::join)).await;
         let ended = match joined {
             Ok(Some(Ok(ended))) => ended,
             _ => Err(SamplerError::Crashed),
         };
-        ended.err().map(|error| not_sampled(&error))
+        ended.err().map(|error| not_sampled(&uuid, &error))
     }
 }
 
-fn not_sampled(error: &SamplerError) -> Finding {
+fn not_sampled(uuid: &str, error: &SamplerError) -> Finding {
     let message = "Power and clocks of the GPU were not sampled.";
     Finding::new(catalogue::POWER_NOT_SAMPLED, message)
+        .with("GPU", uuid)
         .with("reason", llmprof_core::chain(error))
         .advise(
             "Check nvidia-smi -L: NVIDIA's driver installs libnvidia-ml.so.1 and lists the GPU by \
@@ -147,6 +185,7 @@ mod tests {
             uuid: "MIG-1".into(),
             board_uuid: "GPU-1".into(),
             name: "g".into(),
+            gpus: 1,
             period_ns: 20_000_000,
             power_source: PowerSource::Instant,
             power_limit_w: None,
@@ -207,18 +246,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_missing_device_is_a_finding_without_a_file() {
+    async fn each_missing_device_is_a_finding_without_a_file() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("nvml.jsonl");
-        let finding = Sampler::start("GPU-00000000-0000-0000-0000-000000000000", path.clone(), 50)
-            .stop()
-            .await
-            .unwrap();
-        assert!(
-            finding.id == "power_not_sampled"
-                && finding.evidence.contains_key("reason")
-                && finding.advice.is_some()
-        );
-        assert!(!path.exists());
+        let missing = |number: u32| format!("GPU-00000000-0000-0000-0000-00000000000{number}");
+        let gpus = [missing(0), missing(1)];
+        let nvml = NvmlSettings { enabled: true, hz: 50, steady_ms: 0 };
+        let findings = Samplers::start(&gpus, dir.path(), &nvml).stop().await;
+        assert_eq!(findings.len(), 2);
+        for (finding, gpu) in findings.iter().zip(&gpus) {
+            assert!(
+                finding.id == "power_not_sampled"
+                    && finding.evidence["GPU"] == *gpu
+                    && finding.evidence.contains_key("reason")
+                    && finding.advice.is_some()
+            );
+        }
+        assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none());
+        let off = NvmlSettings { enabled: false, ..nvml };
+        assert!(Samplers::start(&gpus, dir.path(), &off).0.is_empty());
+        assert!(Samplers::start(&["0".to_owned()], dir.path(), &nvml).0.is_empty());
     }
 }

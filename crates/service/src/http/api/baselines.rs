@@ -12,8 +12,8 @@ use crate::{
         error::{
             ApiError, ErrorCode,
             responses::{
-                BodyErrors, GuardedErrors, InvalidBody, InvalidRequest, RequestConflict,
-                RunNotFound,
+                BodyErrors, GuardedErrors, InsufficientStorage, InvalidBody, InvalidRequest,
+                RequestConflict, RunNotFound,
             },
         },
         extract::{
@@ -104,7 +104,8 @@ pub(crate) async fn settings(app: &App) -> Result<Vec<Baseline>, ApiError> {
     responses(
         (status = 200, description = "All settings", body = BaselineList,
             example = json!(BaselineList::example())),
-        GuardedErrors, InvalidBody, RunNotFound, RequestConflict, BodyErrors, InvalidRequest))]
+        GuardedErrors, InvalidBody, RunNotFound, RequestConflict, BodyErrors, InvalidRequest,
+        InsufficientStorage))]
 pub async fn set(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,

@@ -4,7 +4,7 @@ use std::{fmt::Display, path::PathBuf};
 
 use crate::{
     artifact::folder,
-    http::error::{ApiError, ErrorCode},
+    http::error::ApiError,
     runtime::{self, work::SlicedWork},
     store::{DeleteOutcome, Removal, Store, StoreError},
 };
@@ -16,13 +16,7 @@ pub(crate) async fn delete(
     (parent, id, removal): (PathBuf, impl Display + Send + 'static, Removal),
     deletion: impl Future<Output = Result<DeleteOutcome, StoreError>>,
 ) -> Result<DeleteOutcome, ApiError> {
-    let outcome = deletion.await.map_err(|error| {
-        if error.is_disk_full() {
-            let message = "cannot record the deletion: the disk is full; free some bytes elsewhere";
-            return ApiError::new(ErrorCode::DiskFull, message).retry_after(60);
-        }
-        error.into()
-    })?;
+    let outcome = deletion.await?;
     if outcome == DeleteOutcome::Deleted {
         let remove = move |work: &SlicedWork| folder::remove(&parent, id, work);
         match runtime::stoppable(&SlicedWork::default(), remove).await {

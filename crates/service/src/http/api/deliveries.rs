@@ -13,7 +13,7 @@ use crate::{
     http::{
         error::{
             ApiError, ErrorCode,
-            responses::{DeliveryNotFound, GuardedErrors, InvalidParameter},
+            responses::{DeliveryNotFound, GuardedErrors, InsufficientStorage, InvalidParameter},
         },
         extract::params::{Params, bad_path},
         state::App,
@@ -123,7 +123,7 @@ pub async fn list(
     responses(
         (status = 200, description = "The pending delivery", body = DeliveryView,
             example = json!(DeliveryView::example())),
-        GuardedErrors, InvalidParameter, DeliveryNotFound))]
+        GuardedErrors, InvalidParameter, DeliveryNotFound, InsufficientStorage))]
 pub async fn replay(
     State(app): State<App>,
     id: Result<Path<i64>, PathRejection>,

@@ -22,7 +22,10 @@ fn example() -> Checkup {
     )
     .advise("install ncu (NVIDIA's package nsight-compute)");
     let checks = vec![
-        HostCheck::of("driver", Ok("driver 580.159, CUDA 13.0, GPUs: 1".into())),
+        HostCheck::of(
+            "driver",
+            Ok("driver 580.159, which supports CUDA up to 13.0, GPUs: 1".into()),
+        ),
         HostCheck::of("ncu", Err(missing)),
     ];
     Checkup::of("2026-11-20T09:00:00.000Z".into(), checks)

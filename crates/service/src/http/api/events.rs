@@ -6,6 +6,7 @@
 use std::{convert::Infallible, path::PathBuf, time::Duration};
 
 use axum::{
+    body::Bytes,
     extract::State,
     http::HeaderMap,
     response::{
@@ -60,6 +61,8 @@ pub enum StateEvent {
     State { state: RunState, queue_position: Option<u64> },
     /// The run has ended; the last event.
     End { state: RunState, message: Option<String> },
+    /// The token has expired or was revoked; the last event of the stream, not of the run.
+    Refused { message: String },
 }
 
 impl RunEvent {
@@ -73,6 +76,7 @@ impl RunEvent {
             Self::Journal(JournalEvent::Finding { .. }) => "finding",
             Self::State(StateEvent::State { .. }) => "state",
             Self::State(StateEvent::End { .. }) => "end",
+            Self::State(StateEvent::Refused { .. }) => "refused",
         }
     }
 }
@@ -81,13 +85,19 @@ impl RunEvent {
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "the contract's view of what axum writes")]
 pub struct StreamedEvent {
-    /// `state`, `attempt`, `step`, `progress`, `log`, `finding` or `end`.
+    /// `state`, `attempt`, `step`, `progress`, `log`, `finding`, `end` or `refused`.
     event: String,
     /// Resumes after this event; only entries of the journal have one.
     id: Option<String>,
     /// JSON.
     #[schema(content_media_type = "application/json")]
     data: String,
+}
+
+/// The text of the last event of a caller that is no longer admitted.
+pub(crate) fn refused(error: &ApiError) -> Bytes {
+    let event = RunEvent::State(StateEvent::Refused { message: error.message().to_owned() });
+    format!("event: {}\ndata: {}\n\n", event.name(), serde_json::json!(event)).into()
 }
 
 /// The text of a progress event.
@@ -108,6 +118,7 @@ fn example() -> String {
 /// `Last-Event-ID` resumes after the event of that id. The data of each event is JSON and repeats
 /// its type in `event`. An `attempt` starts the steps and findings again; a step that finished in
 /// an earlier attempt, and is not repeated, follows once, with its earlier times. Ids keep growing.
+/// A stream whose token expires or is revoked ends within ten seconds, with `refused`.
 #[utoipa::path(get, path = "/runs/{run_id}/events", tag = "runs", operation_id = "follow_run",
     params(
         ("run_id" = RunId, Path),

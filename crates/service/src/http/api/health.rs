@@ -79,6 +79,9 @@ pub async fn readyz(State(app): State<App>) -> Result<Json<Health>, ApiError> {
     }
     app.folder.verify().map_err(|error| unready(&error))?;
     app.store.ready().await.map_err(|error| unready(&error))?;
+    if let Err(low) = app.start_space() {
+        return Err(ApiError::new(ErrorCode::Unavailable, low.to_string()).retry_after(60));
+    }
     match app.store.exhaustion().await.map_err(|error| unready(&error))? {
         None => Ok(Json(Health::ok())),
         Some(reason) => Err(ApiError::new(ErrorCode::Unavailable, reason)),

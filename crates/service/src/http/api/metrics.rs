@@ -5,7 +5,6 @@
 
 use std::{
     fmt,
-    path::Path,
     sync::{Arc, Mutex, atomic::AtomicU64},
     time::{Duration, Instant},
 };
@@ -29,6 +28,7 @@ use prometheus_client::{
 };
 
 use crate::{
+    artifact::free_space::free_bytes,
     http::{
         error::{ApiError, responses::GuardedErrors},
         state::App,
@@ -295,12 +295,6 @@ impl Collector for Durations {
     }
 }
 
-/// Free bytes on the disk of `folder`.
-pub(crate) fn free_bytes(folder: &Path) -> Option<u64> {
-    let disk = nix::sys::statvfs::statvfs(folder).ok()?;
-    Some(disk.blocks_available() * disk.fragment_size())
-}
-
 /// Show metrics in the OpenMetrics format, for Prometheus
 #[utoipa::path(get, path = "/metrics", tag = "service", operation_id = "metrics",
     responses(
@@ -315,7 +309,7 @@ pub async fn metrics(
     let figures = app.store.figures().await?;
     let gpus = app.gpus.borrow().clone();
     let text = metrics
-        .write(&app.access.traffic, &figures, free_bytes(&app.runs), &gpus)
+        .write(&app.access.traffic, &figures, free_bytes(&app.runs).ok(), &gpus)
         .map_err(|error| ApiError::internal(&error))?;
     Ok(([(header::CONTENT_TYPE, MEDIA_TYPE)], text))
 }

@@ -2,6 +2,8 @@
 //!
 //! Starts are estimated from the median duration of past runs of the same model and mode.
 
+use std::fmt::Display;
+
 use axum::{Json, extract::State};
 use llmprof_core::domain::{
     device::Device,
@@ -55,6 +57,15 @@ pub struct QueuedRun {
 }
 
 impl Queue {
+    /// The same while no queued run starts for this reason.
+    fn held_by(mut self, reason: &impl Display) -> Self {
+        for run in &mut self.waiting {
+            run.expected_start = None;
+            run.unknown_because = Some(format!("no estimate: {reason}"));
+        }
+        self
+    }
+
     fn example() -> Self {
         let reason =
             "no estimate: no run like the one ahead (deepseek-ocr) has finished on this host";
@@ -89,7 +100,11 @@ pub async fn queue(State(app): State<App>) -> Result<Json<Queue>, ApiError> {
     let history = app.store.history(&kinds).await?;
     let now = jiff::Timestamp::now().as_millisecond();
     let sessions = app.store.sessions(MAX_LISTED).await?;
-    Ok(Json(estimate(&runs, (&app.devices, &sessions), &history, now)))
+    let queue = estimate(&runs, (&app.devices, &sessions), &history, now);
+    Ok(Json(match app.start_space() {
+        Ok(()) => queue,
+        Err(low) => queue.held_by(&low),
+    }))
 }
 
 /// A device and the time at which it is free, in milliseconds since 1970; or the reason why that is

@@ -13,7 +13,7 @@ use crate::{
         auth::access::Caller,
         error::{
             ApiError,
-            responses::{GuardedErrors, InvalidParameter, RunNotFound},
+            responses::{GuardedErrors, InsufficientStorage, InvalidParameter, RunNotFound},
         },
         extract::params::RunPath,
         state::App,
@@ -169,7 +169,7 @@ pub async fn retention(State(app): State<App>) -> Result<Json<RetentionView>, Ap
     responses(
         (status = 200, description = "The run is pinned", body = RunView,
             example = json!(RunView { pinned: true, ..example::run() })),
-        GuardedErrors, InvalidParameter, RunNotFound))]
+        GuardedErrors, InvalidParameter, RunNotFound, InsufficientStorage))]
 pub async fn pin(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
@@ -184,7 +184,7 @@ pub async fn pin(
     responses(
         (status = 200, description = "The run is not pinned", body = RunView,
             example = json!(example::run())),
-        GuardedErrors, InvalidParameter, RunNotFound))]
+        GuardedErrors, InvalidParameter, RunNotFound, InsufficientStorage))]
 pub async fn unpin(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,

@@ -21,7 +21,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
-use super::runs::{check_device, check_gpu_count, check_sampling, find_command};
+use super::runs::{
+    check_device, check_gpu_count, check_sampling, find_command, submit::check_free_space,
+};
 use crate::{
     config::ExecutorKind,
     http::{
@@ -29,8 +31,8 @@ use crate::{
         error::{
             ApiError, ErrorCode,
             responses::{
-                BodyErrors, GuardedErrors, InvalidBody, InvalidParameter, InvalidRequest,
-                QueueLimit, SessionNotFound, SubjectNotFound, SubmissionConflict,
+                BodyErrors, GuardedErrors, InsufficientStorage, InvalidBody, InvalidParameter,
+                InvalidRequest, QueueLimit, SessionNotFound, SubjectNotFound, SubmissionConflict,
             },
         },
         extract::{
@@ -167,7 +169,7 @@ pub struct SessionList {
         (status = 202, description = "It starts", body = SessionView,
             example = json!(example())),
         GuardedErrors, InvalidBody, SubjectNotFound, BodyErrors, SubmissionConflict, InvalidRequest,
-        QueueLimit))]
+        QueueLimit, InsufficientStorage))]
 pub async fn start(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
@@ -185,6 +187,7 @@ pub(crate) async fn start_session(
     body: &[u8],
 ) -> Result<SessionView, ApiError> {
     let spec = check(app, parse_object(body)?)?;
+    check_free_space(app)?;
     let per_owner = app.config.sessions.per_owner;
     let new = NewSession { id: None, spec, owner: caller.name.clone(), per_owner };
     match app.store.start_session(&new).await? {
@@ -275,7 +278,7 @@ pub async fn show(
     params(("session_id" = SessionId, Path)),
     responses(
         (status = 204, description = "It ends, or has ended"),
-        GuardedErrors, InvalidParameter, SessionNotFound))]
+        GuardedErrors, InvalidParameter, SessionNotFound, InsufficientStorage))]
 pub async fn end(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,

@@ -32,6 +32,8 @@ use crate::{
 
 /// Interval of the check for a first token.
 const TOKEN_CHECK_MS: u64 = 1000;
+/// Longest time for which a response is sent without a check of its caller.
+const RECHECK: Duration = Duration::from_secs(5);
 
 /// The caller of a handler.
 #[derive(Debug, Clone)]
@@ -50,6 +52,27 @@ impl Caller {
     }
 }
 
+/// The identification that a request carries. Not printable: a session's value is secret.
+#[derive(Clone)]
+pub(super) enum Credential {
+    None,
+    /// Hash of a token.
+    Token([u8; 32]),
+    /// Value of a browser's session.
+    Session(String),
+}
+
+impl Credential {
+    /// The token in the request's headers, else the browser's `session`.
+    pub(super) fn of(headers: &HeaderMap, session: Option<&str>) -> Self {
+        match (bearer(headers), session) {
+            (Some(secret), _) => Self::Token(hash(secret)),
+            (None, Some(session)) => Self::Session(session.to_owned()),
+            (None, None) => Self::None,
+        }
+    }
+}
+
 /// Settings and state of access control.
 #[derive(Debug)]
 pub struct AccessControl {
@@ -64,6 +87,8 @@ pub struct AccessControl {
     pub(super) handlers: Semaphore,
     uploads: Arc<UploadSlots>,
     pub traffic: Traffic,
+    /// Longest time for which a response is sent without a check of its caller.
+    pub(super) recheck: Duration,
     audit: Option<AuditLog>,
     /// Result and time of the last check for a token.
     has_tokens: tokio::sync::Mutex<(bool, Option<Instant>)>,
@@ -94,6 +119,7 @@ impl AccessControl {
                 traffic.clone(),
             )),
             traffic,
+            recheck: RECHECK,
             handlers: Semaphore::new(settings.concurrent_requests.max(1) as usize),
             audit,
             has_tokens: tokio::sync::Mutex::new((false, None)),
@@ -104,6 +130,11 @@ impl AccessControl {
     /// The same for a service that speaks TLS if `encrypted`, also on a loopback address.
     pub fn with_tls(self, encrypted: bool) -> Self {
         Self { encrypted: self.encrypted || encrypted, ..self }
+    }
+
+    /// The same, with responses whose caller is checked again after `period`.
+    pub fn with_recheck(self, period: Duration) -> Self {
+        Self { recheck: period, ..self }
     }
 
     /// Returns true if requests need a token.
@@ -161,25 +192,50 @@ impl AccessControl {
         if allowed { Ok(()) } else { Err(ApiError::of(ErrorCode::CrossOrigin)) }
     }
 
-    /// The token with this secret.
-    pub async fn token(&self, store: &Store, secret: &str) -> Result<Token, ApiError> {
-        let token = store.token(&Sha256::digest(secret.as_bytes()).into()).await?;
-        token.ok_or_else(|| {
-            let message = "the token is unknown, has expired or was revoked";
-            ApiError::new(ErrorCode::Unauthenticated, message)
-        })
+    /// The token of a request's credential; extends the session of a browser.
+    pub(super) async fn token(
+        &self,
+        store: &Store,
+        credential: &Credential,
+    ) -> Result<Token, ApiError> {
+        if let Credential::Session(value) = credential {
+            self.sessions.extend(value);
+        }
+        self.valid_token(store, credential).await
     }
 
-    /// The token of a browser's session, which it extends.
-    pub async fn session(&self, store: &Store, value: &str) -> Result<Token, ApiError> {
-        let token = match self.sessions.token(value) {
+    /// Checks the caller of a response that is being sent. Only reads: extends no session, and
+    /// records no use of a token.
+    pub(super) async fn check_again(
+        &self,
+        store: &Store,
+        credential: &Credential,
+    ) -> Result<(), ApiError> {
+        if !self.requires_token(store).await? {
+            return Ok(());
+        }
+        let is_valid = match self.token_hash(credential) {
+            Some(hash) => store.is_valid_token(&hash).await?,
+            None => false,
+        };
+        if is_valid { Ok(()) } else { Err(not_valid(credential)) }
+    }
+
+    async fn valid_token(&self, store: &Store, credential: &Credential) -> Result<Token, ApiError> {
+        let token = match self.token_hash(credential) {
             Some(hash) => store.token(&hash).await?,
             None => None,
         };
-        token.ok_or_else(|| {
-            let message = "the login session has ended, or its token has expired or was revoked";
-            ApiError::new(ErrorCode::Unauthenticated, message)
-        })
+        token.ok_or_else(|| not_valid(credential))
+    }
+
+    /// Hash of the token that a request has, or its session; `None`: neither, or it has ended.
+    fn token_hash(&self, credential: &Credential) -> Option<[u8; 32]> {
+        match credential {
+            Credential::None => None,
+            Credential::Token(hash) => Some(*hash),
+            Credential::Session(value) => self.sessions.token(value),
+        }
     }
 
     /// Logs in with a token from a form, within the rate of its address. Returns the value of the
@@ -191,12 +247,15 @@ impl AccessControl {
         secret: &str,
     ) -> Result<(Caller, String), ApiError> {
         self.rates.take_address(address)?;
-        let token = self.token(store, secret).await?;
-        let session = self
-            .sessions
-            .start(Sha256::digest(secret.as_bytes()).into())
-            .map_err(|error| ApiError::internal(&error))?;
+        let hash = hash(secret);
+        let token = self.valid_token(store, &Credential::Token(hash)).await?;
+        let session = self.sessions.start(hash).map_err(|error| ApiError::internal(&error))?;
         Ok((Caller { name: Some(token.name), role: token.role, address }, session))
+    }
+
+    /// Returns true if a browser's session has not ended.
+    pub async fn is_logged_in(&self, store: &Store, session: &str) -> bool {
+        self.valid_token(store, &Credential::Session(session.to_owned())).await.is_ok()
     }
 
     /// Ends a browser's session.
@@ -247,8 +306,24 @@ impl Default for AccessControl {
     }
 }
 
+/// The refusal of a credential without a valid token.
+fn not_valid(credential: &Credential) -> ApiError {
+    let message = match credential {
+        Credential::None => return ApiError::of(ErrorCode::Unauthenticated),
+        Credential::Token(_) => "the token is unknown, has expired or was revoked",
+        Credential::Session(_) => {
+            "the login session has ended, or its token has expired or was revoked"
+        }
+    };
+    ApiError::new(ErrorCode::Unauthenticated, message)
+}
+
+fn hash(secret: &str) -> [u8; 32] {
+    Sha256::digest(secret.as_bytes()).into()
+}
+
 /// The token in the header `authorization`.
-pub(super) fn bearer(headers: &HeaderMap) -> Option<&str> {
+fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     Some(token.trim()).filter(|token| scheme.eq_ignore_ascii_case("bearer") && !token.is_empty())
 }

@@ -6,6 +6,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use axum::{
+    body::Bytes,
     extract::{MatchedPath, Request, State},
     http::{HeaderMap, Method, StatusCode, Uri},
     middleware::Next,
@@ -13,8 +14,8 @@ use axum::{
 };
 
 use super::{
-    access::{AccessControl, Caller, bearer},
-    host_check,
+    access::{AccessControl, Caller, Credential},
+    host_check, recheck,
 };
 use crate::{
     http::{
@@ -48,6 +49,8 @@ pub struct Guard {
     pub rule: fn(&Method, &str) -> AccessRule,
     /// Reads the session that a browser sends by itself; true: over encrypted connections only.
     pub session: fn(&HeaderMap, bool) -> Option<&str>,
+    /// The last event of a stream of events whose caller is no longer admitted.
+    pub last_event: fn(&ApiError) -> Bytes,
 }
 
 /// The access rule of an operation of the API, by the path of its contract or of a request.
@@ -68,7 +71,7 @@ impl Guard {
     async fn admit(
         &self,
         (method, uri, headers): (&Method, &Uri, &HeaderMap),
-        rule: AccessRule,
+        (rule, credential): (AccessRule, &Credential),
         address: Option<IpAddr>,
         name: &mut Option<String>,
     ) -> Result<Caller, ApiError> {
@@ -91,11 +94,7 @@ impl Guard {
             return Ok(Caller { name: None, role: Role::Admin, address });
         }
         access.rates.take_address(address)?;
-        let token = match (bearer(headers), session) {
-            (Some(secret), _) => access.token(&self.store, secret).await?,
-            (None, Some(session)) => access.session(&self.store, session).await?,
-            (None, None) => return Err(ApiError::of(ErrorCode::Unauthenticated)),
-        };
+        let token = access.token(&self.store, credential).await?;
         *name = Some(token.name.clone());
         access.rates.take_token(token.id)?;
         if token.role < required_role {
@@ -119,7 +118,9 @@ pub async fn guard(State(guard): State<Guard>, mut request: Request, next: Next)
     let rule = (guard.rule)(&method, &path);
     let mut name = None;
     let head = (&method, request.uri(), request.headers());
-    let admitted = guard.admit(head, rule, address, &mut name).await;
+    let session = (guard.session)(request.headers(), access.is_encrypted());
+    let credential = Credential::of(request.headers(), session);
+    let admitted = guard.admit(head, (rule, &credential), address, &mut name).await;
     let is_of_calls = matches!(rule, AccessRule::Calls(_));
     let permit = (!is_of_calls).then(|| access.handlers.try_acquire());
     let response = match (admitted, permit) {
@@ -148,6 +149,9 @@ pub async fn guard(State(guard): State<Guard>, mut request: Request, next: Next)
             request_id: Some(request_id::current()),
             ..AuditEntry::on_host(&format!("{method} {}", route.as_deref().unwrap_or("-")), &path)
         });
+    }
+    if matches!(rule, AccessRule::Role(_) | AccessRule::Calls(_)) {
+        return recheck::guarded(response, guard.clone(), credential, is_of_calls);
     }
     response
 }

@@ -5,5 +5,6 @@ pub mod access;
 pub mod guard;
 mod host_check;
 mod rates;
+mod recheck;
 mod sessions;
 pub mod upload_slots;

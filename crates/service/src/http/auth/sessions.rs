@@ -65,20 +65,32 @@ impl Sessions {
         sessions.insert(hash(value), Session { token, started: now, used: now });
     }
 
-    /// Returns the hash of a session's token, and extends the session.
+    /// Returns the hash of a session's token; `None` if the session is unknown or has ended.
     pub fn token(&self, value: &str) -> Option<Hash> {
         self.token_at(value, Instant::now())
     }
 
     fn token_at(&self, value: &str, now: Instant) -> Option<Hash> {
         let mut sessions = self.by_value.lock().unwrap_or_else(PoisonError::into_inner);
-        let session = sessions.get_mut(&hash(value))?;
+        let session = sessions.get(&hash(value))?;
         if !session.is_valid(self.idle, now) {
             sessions.remove(&hash(value));
             return None;
         }
-        session.used = now;
         Some(session.token)
+    }
+
+    /// Extends a session that has not ended.
+    pub fn extend(&self, value: &str) {
+        self.extend_at(value, Instant::now());
+    }
+
+    fn extend_at(&self, value: &str, now: Instant) {
+        let mut sessions = self.by_value.lock().unwrap_or_else(PoisonError::into_inner);
+        let session = sessions.get_mut(&hash(value)).filter(|it| it.is_valid(self.idle, now));
+        if let Some(session) = session {
+            session.used = now;
+        }
     }
 
     pub fn end(&self, value: &str) {
@@ -106,12 +118,24 @@ mod tests {
         while now < start + MAX_AGE - HOUR {
             now += HOUR / 2;
             assert_eq!(sessions.token_at("a", now), Some([1; 32]));
+            sessions.extend_at("a", now);
         }
         assert_eq!(sessions.token_at("a", now + HOUR), None, "an hour without a request");
         sessions.insert("a", [1; 32], start);
-        let steps = (0..48).map(|step| start + step * HOUR / 2);
-        assert!(steps.map(|at| sessions.token_at("a", at)).all(|token| token.is_some()));
+        for at in (0..48).map(|step| start + step * HOUR / 2) {
+            sessions.extend_at("a", at);
+            assert!(sessions.token_at("a", at).is_some());
+        }
         assert_eq!(sessions.token_at("a", start + MAX_AGE), None, "used for a day");
+    }
+
+    #[test]
+    fn reading_the_token_of_a_session_does_not_extend_it() {
+        let (sessions, start) = (Sessions::new(HOUR), Instant::now());
+        sessions.insert("a", [1; 32], start);
+        assert!(sessions.token_at("a", start + HOUR / 2).is_some());
+        sessions.extend_at("a", start + HOUR);
+        assert_eq!(sessions.token_at("a", start + HOUR), None, "not extended after its end");
     }
 
     #[test]

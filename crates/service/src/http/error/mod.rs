@@ -13,6 +13,7 @@ use axum::{
     http::{HeaderValue, Response, Uri, header},
     response::IntoResponse,
 };
+use llmprof_core::domain::visible::visible;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -39,22 +40,16 @@ pub struct ErrorDetail {
 /// Maximum length of a message, bytes: it may quote a value of any length.
 const MAX_MESSAGE: usize = 8192;
 
-/// The message, with control characters of quoted values escaped, and cut if it is too long.
-fn readable(message: String) -> String {
-    let is_hidden = |it: char| it.is_control() && it != '\n';
-    if message.len() <= MAX_MESSAGE && !message.contains(is_hidden) {
-        return message;
-    }
-    let mut text = String::new();
-    for it in message.chars() {
-        if text.len() >= MAX_MESSAGE {
-            text.push_str("...");
-            break;
-        }
-        match is_hidden(it) {
-            true => text.extend(it.escape_default()),
-            false => text.push(it),
-        }
+/// Message of a request that could not be stored.
+const DISK_FULL: &str = "cannot store the request: the disk of the data folder is full; free some \
+                         bytes on it, then delete runs";
+
+/// The message, with hidden characters of quoted values as symbols, and cut if it is too long.
+fn readable(message: &str) -> String {
+    let mut text = visible(message).into_owned();
+    if text.len() > MAX_MESSAGE {
+        text.truncate(text.floor_char_boundary(MAX_MESSAGE));
+        text.push_str("...");
     }
     text
 }
@@ -69,7 +64,8 @@ pub struct ApiError {
 
 impl ApiError {
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: readable(message.into()), retry_after_s: None }
+        let message: String = message.into();
+        Self { code, message: readable(&message), retry_after_s: None }
     }
 
     /// Sets the seconds after which a retry can succeed.
@@ -90,8 +86,13 @@ impl ApiError {
         &self.message
     }
 
-    /// Logs `error` and returns a 500 without its cause.
-    pub fn internal(error: &dyn std::error::Error) -> Self {
+    /// Logs `error` and returns a 500 without its cause; a 507 if the disk is full.
+    pub fn internal(error: &(dyn std::error::Error + 'static)) -> Self {
+        if is_disk_full(error) {
+            let error = llmprof_core::chain(error);
+            tracing::error!(request_id = request_id::current(), %error, "the disk is full");
+            return Self::new(ErrorCode::DiskFull, DISK_FULL).retry_after(60);
+        }
         let error = llmprof_core::chain(error);
         tracing::error!(request_id = request_id::current(), %error, "request failed");
         Self::of(ErrorCode::Internal)
@@ -112,6 +113,18 @@ impl ApiError {
         let remedy = "ask the operator to run `llmprof check`";
         Self::new(ErrorCode::FileDamaged, format!("{path}: the stored file {damage}; {remedy}"))
     }
+}
+
+/// Returns true if the error, or one of its causes, is a full disk.
+fn is_disk_full(error: &(dyn std::error::Error + 'static)) -> bool {
+    let is_full = |error: &io::Error| {
+        error.kind() == io::ErrorKind::StorageFull
+            || error.raw_os_error() == Some(nix::libc::EDQUOT)
+    };
+    std::iter::successors(Some(error), |error| error.source()).any(|error| {
+        error.downcast_ref::<StoreError>().is_some_and(StoreError::is_disk_full)
+            || error.downcast_ref::<io::Error>().is_some_and(is_full)
+    })
 }
 
 impl From<StoreError> for ApiError {
@@ -152,4 +165,26 @@ pub async fn no_route(uri: Uri) -> ApiError {
 pub fn panicked(_: Box<dyn std::any::Any + Send>) -> Response<Body> {
     tracing::error!(request_id = request_id::current(), "a handler panicked");
     ApiError::of(ErrorCode::Internal).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::artifact::import_staging::IntakeError;
+
+    #[test]
+    fn a_full_disk_is_507_with_a_remedy_as_the_error_or_its_cause() {
+        let full = || io::Error::from_raw_os_error(nix::libc::ENOSPC);
+        let quota = io::Error::from_raw_os_error(nix::libc::EDQUOT);
+        for error in [
+            ApiError::internal(&full()),
+            ApiError::internal(&quota),
+            ApiError::internal(&IntakeError::from(full())),
+        ] {
+            assert_eq!(error.code(), ErrorCode::DiskFull);
+            assert!(error.message().contains("free some bytes"), "{}", error.message());
+        }
+        let other = io::Error::from_raw_os_error(nix::libc::EIO);
+        assert_eq!(ApiError::internal(&other).code(), ErrorCode::Internal);
+    }
 }

@@ -97,7 +97,6 @@ families! {
     Unready: Unavailable;
     Overloaded: Overloaded;
     Unavailable: Overloaded Unavailable;
-    QuotaExceeded: DiskQuota;
     InsufficientStorage: DiskFull DiskQuota;
 }
 

@@ -6,7 +6,10 @@ use axum::{
     body::{Body, Bytes, to_bytes},
     http::{HeaderMap, HeaderName, header},
 };
-use llmprof_core::domain::{plain_words::with_value, unique_keys::UniqueKeys};
+use llmprof_core::domain::{
+    plain_words::with_value,
+    unique_keys::{MAX_LEVELS, UniqueKeys, is_too_deep},
+};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -96,7 +99,10 @@ fn refused(body: &[u8], error: Option<serde_path_to_error::Error<serde_json::Err
     let value: Value = match serde_json::from_slice(body) {
         Ok(value) => value,
         Err(error) => {
-            let message = format!("malformed JSON body: {error}");
+            let message = match is_too_deep(&error) {
+                true => format!("the body has more than {MAX_LEVELS} levels of arrays and objects"),
+                false => format!("malformed JSON body: {error}"),
+            };
             return ApiError::new(ErrorCode::MalformedBody, message);
         }
     };

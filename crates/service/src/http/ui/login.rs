@@ -116,7 +116,7 @@ pub async fn form(
 ) -> Result<Response, ApiError> {
     let next = own_page(&query.next).to_owned();
     let is_logged_in = match session(&headers, app.access.is_encrypted()) {
-        Some(session) => app.access.session(&app.store, session).await.is_ok(),
+        Some(session) => app.access.is_logged_in(&app.store, session).await,
         None => false,
     };
     if is_logged_in || !app.access.requires_token(&app.store).await? {

@@ -126,9 +126,11 @@ fn causes(stored: &StoredLedger, stage: Option<&str>) -> Vec<Value> {
             .iter()
             .take(MEMBERS)
             .map(|it| {
-                let member = json!({ "operator": it.operator, "kernel": it.kernel, "ns": it.ns,
-                    "calls": it.calls, "evidence": it.evidence });
-                known(&member, &["operator", "kernel", "ns", "calls", "evidence"])
+                let member = json!({ "operator": it.operator, "kernel": it.kernel,
+                    "grid": it.grid, "block": it.block, "ns": it.ns, "calls": it.calls,
+                    "evidence": it.evidence });
+                let names = ["operator", "kernel", "grid", "block", "ns", "calls", "evidence"];
+                known(&member, &names)
             })
             .collect();
         let row = json!({

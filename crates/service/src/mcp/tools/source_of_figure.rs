@@ -263,9 +263,9 @@ async fn aggregate(
     let kind = aggregate_figure(requested)?;
     let target = format!("{run}/report");
     let text = api.call(ApiCall::get(&*target)).await?;
-    let report: LLMProfileReport =
-        serde_json::from_slice(&text).map_err(|error| unreadable(&target, &error))?;
     let all: Value = serde_json::from_slice(&text).map_err(|error| unreadable(&target, &error))?;
+    let report =
+        LLMProfileReport::deserialize(&all).map_err(|error| unreadable(&target, &error))?;
     let at = |path: &str| path.split('.').fold(&all["aggregates"], |at, name| &at[name]).clone();
     let figure = |table: &str, column: &str, value, row: Map<String, Value>| Figure {
         // Loads, whose row names the pass, and commands are timed without a profiler.

@@ -1,6 +1,6 @@
 //! Tool `submit_run`: queues a run of a model or of an allowed command.
 
-use llmprof_core::domain::json_numbers::Within;
+use llmprof_core::domain::json_numbers::{MAX_EXACT, Within};
 use rmcp::{
     model::Tool,
     schemars::{self, JsonSchema},
@@ -56,9 +56,29 @@ pub struct Arguments {
     #[serde(default, deserialize_with = "Within::<1, 1024>::optional")]
     #[schemars(range(min = 1, max = 1024))]
     batch: Option<u32>,
+    /// Seed of synthetic weights; of the inputs when absent
+    #[serde(default, deserialize_with = "Within::<0, MAX_EXACT>::optional")]
+    #[schemars(range(min = 0, max = MAX_EXACT))]
+    seed: Option<u64>,
+    /// Dtype of the model: `f32`, `f16` or `bf16`
+    #[schemars(length(max = 64), example = &"bf16")]
+    dtype: Option<String>,
+    /// `e2e`: also profile the whole model, and align `part` with it
+    #[schemars(length(max = 64))]
+    align_with: Option<String>,
     /// Device, as `describe` lists it
     #[schemars(length(max = 64), example = &"auto")]
     device: Option<String>,
+    /// Limit on the whole run, seconds
+    #[serde(default, deserialize_with = "Within::<1, 1800>::optional")]
+    #[schemars(range(min = 1, max = 1800))]
+    timeout_s: Option<u32>,
+    /// Runs of higher priority start first
+    #[serde(default, deserialize_with = "Within::<-100, 100>::optional")]
+    #[schemars(range(min = -100, max = 100))]
+    priority: Option<i32>,
+    /// Settings that override those of the mode (`GET /profiling`)
+    profiling: Option<Map<String, Value>>,
     /// Labels to find the run by
     #[serde(default)]
     #[schemars(length(max = 16))]
@@ -93,9 +113,11 @@ fn body(arguments: Arguments) -> Result<Value, ApiRefusal> {
     }
     let is_of_model = it.part.is_some() || it.inputs.is_some() || it.prompt.is_some();
     let has_size = it.max_new_tokens.is_some() || it.batch.is_some();
-    if it.command.is_some() && (is_of_model || has_size) {
+    let has_values = it.seed.is_some() || it.dtype.is_some() || it.align_with.is_some();
+    if it.command.is_some() && (is_of_model || has_size || has_values) {
         return Err(invalid(
-            "part, inputs, prompt, max_new_tokens and batch are of a model, not a command",
+            "part, inputs, prompt, max_new_tokens, batch, seed, dtype and align_with are of a \
+             model, not a command",
         ));
     }
     if it.inputs.is_some() && it.prompt.is_some() {
@@ -119,7 +141,13 @@ fn body(arguments: Arguments) -> Result<Value, ApiRefusal> {
         ("warmup", it.warmup.map(Value::from)),
         ("max_new_tokens", it.max_new_tokens.map(Value::from)),
         ("batch", it.batch.map(Value::from)),
+        ("seed", it.seed.map(Value::from)),
+        ("dtype", it.dtype.map(Value::from)),
+        ("align_with", it.align_with.map(Value::from)),
         ("device", it.device.map(Value::from)),
+        ("timeout_s", it.timeout_s.map(Value::from)),
+        ("priority", it.priority.map(Value::from)),
+        ("profiling", it.profiling.map(Value::from)),
         ("labels", Some(Value::from(it.labels)).filter(|it| it != &json!([]))),
         ("revision", it.revision.map(Value::from)),
         ("dry_run", it.dry_run.then_some(Value::from(true))),
@@ -188,6 +216,7 @@ mod tests {
             (json!({ "model": "a", "command": "b" }), "either model or command"),
             (json!({ "model": "a", "params": {} }), "give command too"),
             (json!({ "command": "a", "prompt": "b" }), "of a model"),
+            (json!({ "command": "a", "seed": 1 }), "of a model"),
             (json!({ "model": "a", "prompt": "b", "inputs": "c" }), "either inputs or prompt"),
         ] {
             let refusal = body_of(value).unwrap_err();

@@ -4,19 +4,20 @@
 
 use std::{
     fs::File,
-    io::{self, Read as _},
+    io,
     path::{Path, PathBuf},
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use hmac::{Hmac, KeyInit, Mac};
+use llmprof_core::domain::bounded_read::read_bounded_text;
 use sha2::Sha256;
 
 /// Prefix of a secret in its file.
 const PREFIX: &str = "whsec_";
 const MIN_BYTES: usize = 24;
 const MAX_BYTES: usize = 64;
-/// Bytes of the file that are read.
+/// Maximum size of the file, bytes.
 const MAX_FILE: u64 = 4096;
 
 #[derive(Debug, thiserror::Error)]
@@ -44,7 +45,7 @@ impl WebhookSecret {
             return Err(SecretError::NoFile);
         }
         let text = File::open(path)
-            .and_then(|file| io::read_to_string(file.take(MAX_FILE)))
+            .and_then(|file| read_bounded_text(file, MAX_FILE))
             .map_err(|source| SecretError::Read { path: path.to_owned(), source })?;
         Self::parse(&text).ok_or_else(|| SecretError::Format { path: path.to_owned() })
     }
@@ -82,7 +83,7 @@ mod tests {
     #[test]
     fn a_file_without_an_end_is_not_a_secret() {
         let refused = WebhookSecret::read(Path::new("/dev/zero")).err().unwrap().to_string();
-        assert!(refused.contains("/dev/zero is not a secret"), "{refused}");
+        assert!(refused.contains("cannot read /dev/zero"), "{refused}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Messages in the format of Slack's incoming webhooks: one line of text.
 
-use llmprof_core::domain::webhook_event::WebhookEvent;
+use llmprof_core::domain::{visible::one_line, webhook_event::WebhookEvent};
 use serde_json::{Value, json};
 
 /// The message for the body of a signed one.
@@ -41,7 +41,7 @@ fn run_ended(body: &Value, text: impl Fn(&str) -> String) -> String {
 /// Escapes the characters that Slack reserves, so that text has no mentions and links.
 fn escaped(text: &str) -> String {
     let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    text.replace(char::is_control, " ")
+    one_line(&text)
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ fn a_note_lists_some_dropped_settings_and_counts_the_others() {
     else {
         panic!("settings are an object")
     };
-    let note = dropped_note(&dropped, "light");
+    let note = settings::dropped_note(&dropped, "light");
     assert!(note.contains("(a=1, b=2, c=3, d=4, e=5 and 2 more)"), "{note}");
 }
 

@@ -25,8 +25,8 @@ use crate::{
         error::{
             ApiError, ErrorCode,
             responses::{
-                AlignmentConflict, BodyErrors, GuardedErrors, InvalidBody, InvalidRequest,
-                QueueLimit, QuotaExceeded, SideNotFound,
+                AlignmentConflict, BodyErrors, GuardedErrors, InsufficientStorage, InvalidBody,
+                InvalidRequest, QueueLimit, SideNotFound,
             },
         },
         extract::{
@@ -66,7 +66,7 @@ const MAX_TEXT: usize = 500;
             headers(("Location" = String, description = "Path of the alignment")),
             example = json!(example::queued())),
         GuardedErrors, InvalidBody, SideNotFound, BodyErrors, AlignmentConflict, InvalidRequest,
-        QueueLimit, QuotaExceeded))]
+        QueueLimit, InsufficientStorage))]
 pub async fn submit(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,

@@ -23,8 +23,8 @@ use crate::{
         error::{
             ApiError, ErrorCode,
             responses::{
-                BodyErrors, GateNotFound, GuardedErrors, InvalidBody, InvalidRequest,
-                RequestConflict,
+                BodyErrors, GateNotFound, GuardedErrors, InsufficientStorage, InvalidBody,
+                InvalidRequest, RequestConflict,
             },
         },
         extract::{
@@ -113,7 +113,8 @@ fn default_runs() -> u32 {
     responses(
         (status = 200, description = "The decision", body = GateReport,
             example = json!(GateReport::example(example::id(), example::id()))),
-        GuardedErrors, InvalidBody, GateNotFound, RequestConflict, BodyErrors, InvalidRequest))]
+        GuardedErrors, InvalidBody, GateNotFound, RequestConflict, BodyErrors, InvalidRequest,
+        InsufficientStorage))]
 pub async fn submit(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,

@@ -22,7 +22,8 @@ use crate::{
         error::{
             ApiError, ErrorCode,
             responses::{
-                GuardedErrors, InputsActive, InputsNotFound, InvalidParameter, Unavailable,
+                GuardedErrors, InputsActive, InputsNotFound, InsufficientStorage, InvalidParameter,
+                Unavailable,
             },
         },
         extract::params::{ImagePath, InputsPath, Params, parse_id},
@@ -264,7 +265,7 @@ pub async fn thumbnail(
     params(("inputs_id" = InputsId, Path)),
     responses(
         (status = 204, description = "The inputs are deleted"),
-        GuardedErrors, InvalidParameter, InputsNotFound, InputsActive))]
+        GuardedErrors, InvalidParameter, InputsNotFound, InputsActive, InsufficientStorage))]
 pub async fn delete(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,

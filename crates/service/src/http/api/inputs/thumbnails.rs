@@ -1,12 +1,8 @@
-//! Thumbnails: read, or made from the image if they are missing.
+//! Thumbnails: read, or made from the image if they are missing or incomplete.
 //!
 //! An image is decoded in a child process, like an upload, one at a time.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
 use axum::{
     http::header,
@@ -23,6 +19,7 @@ use crate::{
         error::{ApiError, ErrorCode},
         state::App,
     },
+    runtime,
 };
 
 /// Longest wait for the thumbnails of other requests.
@@ -35,10 +32,9 @@ pub(crate) async fn respond(
     sha256: &str,
     from: PathBuf,
 ) -> Result<Response, ApiError> {
-    let stored = app.input_storage.thumbnail(sha256);
-    let bytes = match read(&stored).await? {
+    let bytes = match read(app, sha256).await? {
         Some(bytes) => bytes,
-        None => make(app, name, sha256, from, &stored).await?,
+        None => make(app, name, sha256, from).await?,
     };
     // A content never changes, and neither does the image at a position.
     let headers = [
@@ -48,30 +44,22 @@ pub(crate) async fn respond(
     Ok((headers, bytes).into_response())
 }
 
-/// Returns `None` for a missing file.
-async fn read(path: &Path) -> Result<Option<Vec<u8>>, ApiError> {
-    match tokio::fs::read(path).await {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(ApiError::internal(&error)),
-    }
+/// Returns `None` for a missing or incomplete thumbnail.
+async fn read(app: &App, sha256: &str) -> Result<Option<Vec<u8>>, ApiError> {
+    let (storage, sha256) = (app.input_storage.clone(), sha256.to_owned());
+    let read = runtime::blocking(move || storage.read_thumbnail(&sha256)).await;
+    read.map_err(|error| ApiError::internal(&error))?.map_err(|error| ApiError::internal(&error))
 }
 
-/// Makes a thumbnail of the image `from`, and keeps it as `to`.
-async fn make(
-    app: &App,
-    name: &str,
-    sha256: &str,
-    from: PathBuf,
-    to: &Path,
-) -> Result<Vec<u8>, ApiError> {
+/// Makes the thumbnail of the content `sha256`, the image `from`, and stores it.
+async fn make(app: &App, name: &str, sha256: &str, from: PathBuf) -> Result<Vec<u8>, ApiError> {
     let busy = |_| {
         let message = "other thumbnails are being made; retry later";
         ApiError::new(ErrorCode::Unavailable, message).retry_after(10)
     };
     let _lock =
         tokio::time::timeout(MAX_WAIT, app.input_storage.lock_thumbnails()).await.map_err(busy)?;
-    if let Some(bytes) = read(to).await? {
+    if let Some(bytes) = read(app, sha256).await? {
         return Ok(bytes);
     }
     let missing = |why: &str| {
@@ -104,6 +92,11 @@ async fn make(
     let made = files.into_iter().next().and_then(|file| file.thumbnail);
     let made = made.ok_or_else(|| missing("the image was not decoded"))?;
     let bytes = tokio::fs::read(&made).await.map_err(|error| ApiError::internal(&error))?;
-    fs::rename(&made, to).map_err(|error| ApiError::internal(&error))?;
+    let (storage, sha256, jpeg) = (app.input_storage.clone(), sha256.to_owned(), bytes.clone());
+    let kept = runtime::blocking(move || storage.keep_thumbnail(&sha256, &jpeg)).await;
+    // It is made again for the next request.
+    if let Ok(Err(error)) = kept {
+        tracing::warn!(%error, "cannot store a thumbnail");
+    }
     Ok(bytes)
 }

@@ -10,7 +10,10 @@ use crate::{
         auth::access::Caller,
         error::{
             ApiError, ErrorCode,
-            responses::{GuardedErrors, InvalidParameter, RunNotCancellable, RunNotFound},
+            responses::{
+                GuardedErrors, InsufficientStorage, InvalidParameter, RunNotCancellable,
+                RunNotFound,
+            },
         },
         extract::params::RunPath,
         state::App,
@@ -30,7 +33,7 @@ use crate::{
             example = json!(example::cancelled())),
         (status = 202, description = "The run is being stopped", body = RunView,
             example = json!(example::cancelling())),
-        GuardedErrors, InvalidParameter, RunNotFound, RunNotCancellable))]
+        GuardedErrors, InvalidParameter, RunNotFound, RunNotCancellable, InsufficientStorage))]
 pub async fn cancel(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,

@@ -138,7 +138,11 @@ impl RunView {
             cancel_requested: run.cancel_requested,
             pinned: run.pinned,
             scheduled: run.scheduled,
-            message: run.message,
+            message: match run.state {
+                RunState::Queued => app.start_space().err().map(|it| it.to_string()),
+                _ => None,
+            }
+            .or(run.message),
             failed_step: run.failed_step,
             steps: run.steps,
             findings: run.findings,

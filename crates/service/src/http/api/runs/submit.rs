@@ -21,11 +21,9 @@ use super::{
     submit_command, submit_model, submit_session,
 };
 use crate::{
+    artifact::free_space,
     http::{
-        api::{
-            inputs::{self, pending::PendingInputs},
-            metrics::free_bytes,
-        },
+        api::inputs::{self, pending::PendingInputs},
         auth::access::Caller,
         error::{
             ApiError, ErrorCode,
@@ -227,17 +225,8 @@ pub(crate) fn accepted_run(submitted: Submitted, caller: &Caller) -> Result<Stor
 
 /// Refuses a run that would fail for lack of disk space.
 pub(crate) fn check_free_space(app: &App) -> Result<(), ApiError> {
-    let required = app.config.limits.free_bytes;
-    match free_bytes(&app.runs) {
-        Some(free) if free < required => {
-            let message = format!(
-                "low disk space: {free} bytes free, limits.free_bytes requires {required}; \
-                 delete some runs"
-            );
-            Err(ApiError::new(ErrorCode::DiskFull, message).retry_after(60))
-        }
-        _ => Ok(()),
-    }
+    free_space::for_submission(&app.runs, app.config.limits.free_bytes)
+        .map_err(|low| ApiError::new(ErrorCode::DiskFull, low.to_string()).retry_after(60))
 }
 
 /// Checks a submission of either form and fills in the defaults.

@@ -33,8 +33,8 @@ use crate::{
         error::{
             ApiError, ErrorCode,
             responses::{
-                GuardedErrors, InvalidParameter, NotAcceptable, SweepActive, SweepEnded,
-                SweepNotFound,
+                GuardedErrors, InsufficientStorage, InvalidParameter, NotAcceptable, SweepActive,
+                SweepEnded, SweepNotFound,
             },
         },
         extract::{
@@ -246,7 +246,7 @@ pub(crate) enum SweepAction {
     params(("sweep_id" = SweepId, Path)),
     responses(
         (status = 200, description = "It is paused", body = SweepView, example = json!(example())),
-        GuardedErrors, InvalidParameter, SweepNotFound, SweepEnded))]
+        GuardedErrors, InvalidParameter, SweepNotFound, SweepEnded, InsufficientStorage))]
 pub async fn pause(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
@@ -261,7 +261,7 @@ pub async fn pause(
     params(("sweep_id" = SweepId, Path)),
     responses(
         (status = 200, description = "It continues", body = SweepView, example = json!(example())),
-        GuardedErrors, InvalidParameter, SweepNotFound, SweepEnded))]
+        GuardedErrors, InvalidParameter, SweepNotFound, SweepEnded, InsufficientStorage))]
 pub async fn resume(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
@@ -276,7 +276,7 @@ pub async fn resume(
     params(("sweep_id" = SweepId, Path)),
     responses(
         (status = 200, description = "It ends", body = SweepView, example = json!(example())),
-        GuardedErrors, InvalidParameter, SweepNotFound, SweepEnded))]
+        GuardedErrors, InvalidParameter, SweepNotFound, SweepEnded, InsufficientStorage))]
 pub async fn cancel(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
@@ -328,7 +328,7 @@ pub(crate) async fn apply(
     params(("sweep_id" = SweepId, Path)),
     responses(
         (status = 204, description = "It was deleted"),
-        GuardedErrors, InvalidParameter, SweepNotFound, SweepActive))]
+        GuardedErrors, InvalidParameter, SweepNotFound, SweepActive, InsufficientStorage))]
 pub async fn delete(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,

@@ -6,6 +6,12 @@
   const main = by("main");
   const LINES = 500;
 
+  // Text with its hidden characters as symbols, as the service renders it.
+  const HIDDEN =
+    /[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
+  const code = (it) => it.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0");
+  const visible = (text) => text.replace(HIDDEN, (it) => `‹U+${code(it)}›`);
+
   // Calls `act` after `ms`, once for all calls until then.
   function debounce(act, ms) {
     let timer;
@@ -63,7 +69,7 @@
     on("log", ({ step, line }) => {
       if (!log) return;
       const down = log.scrollTop + log.clientHeight >= log.scrollHeight - 8;
-      log.append(`${step}: ${line}\n`);
+      log.append(`${step}: ${visible(line)}\n`);
       while (log.childNodes.length > LINES) log.firstChild.remove();
       if (down) log.scrollTop = log.scrollHeight;
     });
@@ -104,7 +110,7 @@
     const item = (text) => {
       const entry = document.createElement("li");
       const name = document.createElement("span");
-      name.textContent = name.title = text;
+      name.textContent = name.title = visible(text);
       entry.append(name);
       return entry;
     };
