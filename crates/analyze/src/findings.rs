@@ -12,6 +12,7 @@ mod experts;
 mod gemms;
 mod host;
 mod kernels;
+pub mod language_model;
 pub mod ledger;
 mod power;
 mod reference;

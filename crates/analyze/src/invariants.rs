@@ -27,7 +27,7 @@ pub use self::unbounded::UNBOUNDED;
 use llmprof_core::{
     domain::{
         device_peaks::DevicePeaks,
-        digits::figure,
+        digits::{self, figure},
         finding::{Finding, Severity, catalogue},
     },
     trace::{
@@ -375,7 +375,7 @@ fn early(it: &EarlyStart) -> Option<Finding> {
     let message = format!(
         "{} kernels, copies or graphs of {} start before their launching call, by up to {} ms: \
          the stage's window, busy and idle time, and decode steps with such work, are omitted.",
-        it.count,
+        digits::count(it.count),
         in_sentence(&it.stage),
         figure(it.worst_ns as f64 / 1e6),
     );

@@ -17,6 +17,7 @@ mod long_launches;
 mod missing_figures;
 mod necessary;
 mod other_work;
+mod part_names;
 mod rows;
 mod sampled_values;
 mod savings;
@@ -31,9 +32,9 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     cause::LedgerCause,
-    evidence::tile_fills,
+    evidence::{SAMPLED_PASS, tile_fills},
     few_steps::{FewSteps, StepOfCause, varying},
-    gaps::CauseRanges,
+    gaps::{CauseOsCalls, CauseRanges},
     necessary::work,
     rows::length_of,
     savings::launch_ns,
@@ -189,26 +190,6 @@ pub struct LedgerMember {
     /// The longest of its gaps and parts of gaps, as traced; `None` for a kernel.
     #[serde(default)]
     pub longest_ns: Option<i64>,
-}
-
-impl LedgerMember {
-    /// Kernel and operator in one text, each shortened; empty of a gap that follows no work.
-    pub fn name_by(&self, shortened: impl Fn(&str) -> String) -> String {
-        // A compiled kernel has the name of its operator.
-        let operator = self.operator.as_ref().filter(|it| Some(*it) != self.kernel.as_ref());
-        match (operator, &self.kernel) {
-            (Some(operator), Some(kernel)) => {
-                format!("{} of {}", shortened(kernel), shortened(operator))
-            }
-            (Some(name), None) | (None, Some(name)) => shortened(name),
-            (None, None) => String::new(),
-        }
-    }
-
-    /// Kernel and operator in one text.
-    pub fn name(&self) -> String {
-        self.name_by(str::to_owned)
-    }
 }
 
 /// The ledgers of all stages.

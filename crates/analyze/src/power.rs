@@ -5,9 +5,10 @@
 //! stage, else from the finer of the counter and the integral of power; each figure names its
 //! source. Instances of a stage are summed over the repeats. A stage shorter than the device's
 //! reading interval is measured from a back-to-back run of the stage; without such a run it has no
-//! figures, and the record gives the reason.
+//! figures, and the record gives the reason. On several GPUs, energy and power are sums over all.
 
 mod curve;
+mod gpus;
 mod interval;
 mod readings;
 mod steady;
@@ -24,7 +25,7 @@ pub use self::{
     throttling::findings,
 };
 use llmprof_core::trace::power::{
-    ClockReason, PowerLog, PowerSample, REASONS, SampledDevice, throttling_reasons,
+    ClockReason, PowerLog, PowerSample, REASONS, SampledDevice, one_gpu, throttling_reasons,
 };
 
 use super::{
@@ -44,6 +45,7 @@ const UTILISATION_WINDOW_NS: i64 = 1_000_000_000;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Power {
+    /// The first GPU, with the number of GPUs and the sum of their power limits.
     pub device: SampledDevice,
     pub samples: u64,
     /// Median time between samples, milliseconds.
@@ -54,6 +56,7 @@ pub struct Power {
     pub power_period_ms: Option<f64>,
     /// Share of the time that the sampler spent in driver calls, percent: its load on the host.
     pub busy_pct: Option<f64>,
+    /// Highest reading; on several GPUs of their sum.
     pub peak_w: Option<f64>,
     pub peak_temperature_c: Option<u32>,
     /// One record per stage that ran.
@@ -68,6 +71,10 @@ pub struct Power {
 pub struct StagePower {
     #[cfg_attr(feature = "schema", schema(example = "decode_all"))]
     pub stage: String,
+    /// GPUs whose energy and power are summed; clocks and utilisation are their means, throttling
+    /// is of the GPU with the largest share.
+    #[serde(default = "one_gpu")]
+    pub gpus: u32,
     /// Instances of the stage within the sampled time.
     pub instances: u64,
     /// The back-to-back run that the figures are from; absent if they are from the instances.
@@ -88,7 +95,7 @@ pub struct StagePower {
     /// back-to-back run; `null` for fewer than five with two readings each.
     #[serde(default)]
     pub mean_w_half_width: Option<f64>,
-    /// Highest reading.
+    /// Highest reading; on several GPUs of their sum.
     pub peak_w: Option<f64>,
     pub sm_mhz: Option<f64>,
     pub memory_mhz: Option<f64>,
@@ -99,7 +106,7 @@ pub struct StagePower {
     /// The same for reads and writes of device memory.
     #[serde(default)]
     pub memory_active_pct: Option<f64>,
-    /// Highest memory in use on the device, by all processes.
+    /// Highest memory in use on one device, by all processes.
     #[serde(default)]
     pub memory_used_bytes: Option<u64>,
     /// Share of the samples in which the device was throttled, percent.
@@ -151,8 +158,17 @@ pub struct ReasonShare {
     pub share_pct: f64,
 }
 
-/// Joins the sampler's log with the stages of the pass that it covers.
+/// Joins the sampler's logs with the stages of the pass that they cover.
 pub fn power(log: &PowerLog, events: &Events, stages: &Stages) -> Power {
+    let mut power = of_gpu(log, events, stages);
+    if !log.others.is_empty() {
+        gpus::add_others(&mut power, log, events, stages);
+    }
+    power
+}
+
+/// Joins the log of one GPU.
+fn of_gpu(log: &PowerLog, events: &Events, stages: &Stages) -> Power {
     let samples = &log.samples;
     let readings = PowerReadings::of(log);
     let ms = |ns: Option<i64>| ns.map(|ns| ns as f64 / 1e6);
@@ -186,6 +202,7 @@ fn stage_power(
         log.samples.iter().filter(|it| cover.contains(it.t_ns)).collect();
     let mut record = StagePower {
         stage: stage.to_owned(),
+        gpus: 1,
         instances: instances.len() as u64,
         samples: inside.len() as u64,
         ..StagePower::default()

@@ -113,6 +113,10 @@ pub const OUT: &str = "out";
 pub const COMMAND: &str = "cmd.txt";
 /// Power and clocks of the GPU during the unprofiled pass ([`crate::trace::power::PowerLine`]).
 pub const NVML: &str = "baseline/nvml.jsonl";
+/// The same for each further GPU of the pass, numbered from 2: `baseline/nvml-2.jsonl`.
+pub fn nvml_of(gpu: u32) -> String {
+    format!("{BASELINE}/nvml-{gpu}.jsonl")
+}
 /// Load of the host during the unprofiled pass ([`crate::trace::environment::HostLoad`]).
 pub const HOST_LOAD: &str = "baseline/host.json";
 pub const PREDICTIONS: &str = "predictions.jsonl";

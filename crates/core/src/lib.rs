@@ -9,6 +9,8 @@ use std::{
     io::{self, Write},
 };
 
+use domain::visible;
+
 /// Writes to standard output; a reader that left, such as `head`, is not an error.
 pub fn print(text: &str) -> io::Result<()> {
     match io::stdout().write_all(text.as_bytes()) {
@@ -22,10 +24,15 @@ pub fn print_line(line: impl Display) -> io::Result<()> {
     print(&format!("{line}\n"))
 }
 
-/// Writes a line to standard error. A failed write is ignored: a reader that left changes neither
-/// the output nor the exit code.
+/// Writes a JSON value on a line of standard output, readable on a terminal.
+pub fn print_json(value: &impl Display) -> io::Result<()> {
+    print_line(visible::json(&value.to_string()))
+}
+
+/// Writes a line to standard error; hidden characters of text from outside are symbols. A failed
+/// write is ignored: a reader that left changes neither the output nor the exit code.
 pub fn print_notice(line: impl Display) {
-    _ = writeln!(io::stderr(), "{line}");
+    _ = writeln!(io::stderr(), "{}", visible::visible(&line.to_string()));
 }
 
 /// An error with its causes, in one line: the only place where a chain is joined.

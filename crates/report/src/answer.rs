@@ -18,6 +18,7 @@ mod ran;
 mod reasons;
 mod remedies;
 mod repeats;
+mod runtime_calls;
 mod shared_gpus;
 mod stage_time;
 mod step_floors;
@@ -60,7 +61,7 @@ use super::{
     RunFacts,
     charts::waterfall::waterfall,
     kernel_names::KernelNames,
-    profile::gather::{MAX_RECORDS, identity},
+    profile::gather::{MAX_RECORDS, first_records, identity},
 };
 
 /// Caveat of times without an unprofiled pass.
@@ -114,7 +115,8 @@ struct AnswerRecords<'a> {
     device_totals: Option<&'a DeviceTotals>,
     longest_kernel: Option<&'a KernelRecord>,
     kernel_names: KernelNames,
-    longest_call: Option<&'a CallSum>,
+    /// Longest first.
+    calls: &'a [CallSum],
     ranges: &'a [RangeSum],
     /// Launching threads in the gaps of each stage.
     host_stages: &'a [HostStage],
@@ -159,7 +161,7 @@ pub fn of_analysis(facts: &RunFacts, analysis: &Analysis, findings: &[Finding]) 
             analysis.kernels.measured().take(MAX_RECORDS),
             &analysis.ledger.members,
         ),
-        longest_call: analysis.sums.calls.first(),
+        calls: first_records(&analysis.sums.calls),
         ranges: &analysis.sums.ranges,
         host_stages: analysis.host_cpu.as_ref().map_or(&[], |it| &it.stages),
         only_traced: analysis.only_traced,
@@ -176,6 +178,7 @@ pub fn of_analysis(facts: &RunFacts, analysis: &Analysis, findings: &[Finding]) 
                 &analysis.stage_gpu.devices,
                 analysis.device_totals.as_ref(),
             ),
+            is_import: !facts.spec.kind().runs_here(),
             only_traced: analysis.only_traced,
             is_timed: analysis.command.as_ref().is_some_and(CommandTiming::is_unprofiled),
         }),
@@ -218,7 +221,7 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
         device_totals: it.aggregates.devices.as_ref(),
         longest_kernel: it.kernels_topk.first(),
         kernel_names: KernelNames::with_members(&it.kernels_topk, &ledger.members),
-        longest_call: it.api_calls.first(),
+        calls: &it.api_calls,
         ranges: &it.ranges,
         host_stages: it.host_cpu.as_ref().map_or(&[], |it| &it.stages),
         only_traced: it.only_traced,
@@ -236,6 +239,7 @@ pub fn stored_answer(report: &[u8]) -> Result<Vec<Answer>, serde_json::Error> {
                     &it.stage_gpu_devices,
                     it.aggregates.devices.as_ref(),
                 ),
+                is_import: it.spec.as_ref().is_some_and(|spec| !spec.kind().runs_here()),
                 only_traced: it.only_traced,
                 is_timed: timing.is_some_and(CommandTiming::is_unprofiled),
             })

@@ -4,14 +4,12 @@
 use std::{borrow::Cow, sync::LazyLock};
 
 use llmprof_analyze::stages::in_sentence;
+use llmprof_core::domain::visible::one_line;
 use minijinja::{
     AutoEscape, Environment, State, UndefinedBehavior, syntax::SyntaxConfig, value::Value,
 };
 
-use super::{
-    format::{escaped, figure},
-    html, markdown,
-};
+use super::{format::figure, html, markdown};
 
 const MARKDOWN: AutoEscape = AutoEscape::Custom(Cow::Borrowed("markdown"));
 const TERMINAL: AutoEscape = AutoEscape::Custom(Cow::Borrowed("terminal"));
@@ -27,7 +25,7 @@ fn form(template: &str) -> AutoEscape {
 
 /// Text in one paragraph of a terminal, which shows marks of Markdown and HTML as they are.
 fn paragraph(text: &str) -> String {
-    escaped(text.replace(['\n', '\r', '\t'], " ").trim())
+    one_line(text.replace('\r', " ").trim())
 }
 
 /// Renders an embedded template.
@@ -108,6 +106,8 @@ const TEMPLATES: [(&str, &str); 15] = [
 
 #[cfg(test)]
 mod tests {
+    use llmprof_core::domain::visible::{hidden, is_hidden};
+
     use super::*;
 
     #[test]
@@ -118,7 +118,22 @@ mod tests {
         for text in names {
             assert_eq!(shown(text), text);
         }
-        assert_eq!(shown("a\nb\u{1b}[2J\u{202e}c\n"), "a b\\u{1b}[2J‹U+202E›c");
+        assert_eq!(shown("a\nb\u{1b}[2J\u{202e}c\n"), "a b‹U+001B›[2J‹U+202E›c");
+    }
+
+    #[test]
+    fn no_form_of_a_report_has_a_hidden_character() {
+        let mut engine = engine();
+        engine.add_template("text.txt", "{{ text }} {{ text|prose }}").unwrap();
+        engine.add_template("text.md", "{{ text }} {{ text|prose }}").unwrap();
+        engine.add_template("text.html", "{{ text }} {{ text|prose }}").unwrap();
+        for c in hidden() {
+            for name in ["text.txt", "text.md", "text.html"] {
+                let page = minijinja::context! { text => format!("a{c}b `{c}`") };
+                let shown = engine.get_template(name).unwrap().render(page).unwrap();
+                assert!(!shown.contains(is_hidden), "{name} {c:?}: {shown:?}");
+            }
+        }
     }
 
     #[test]

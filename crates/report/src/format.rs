@@ -1,10 +1,11 @@
 //! Figures for people: grouped digits, a fitting unit, no false precision.
 
-use std::borrow::Cow;
-
 use llmprof_analyze::stats::ratio;
-pub use llmprof_core::domain::digits::{count, decimals, figure, multiple};
-use llmprof_core::domain::units::plural;
+pub use llmprof_core::domain::{
+    digits::{count, decimals, figure, multiple, sides},
+    units::quantity,
+};
+use llmprof_core::{domain::visible::visible, trace::copies::CopyKind};
 
 /// Stands in a cell whose figure is unknown.
 pub const UNKNOWN: &str = "–";
@@ -13,38 +14,10 @@ pub const HALF_INTERVAL: &str = "± is half of the 95 % interval";
 /// Stands for an empty name, which a program gave to a kernel or range.
 const NO_NAME: &str = "(no name)";
 
-/// Text with its characters that reverse the direction of text made visible (`‹U+202E›`), so that
-/// it is displayed in the order in which it is stored.
-pub fn visible(text: &str) -> Cow<'_, str> {
-    if !text.contains(is_direction_change) {
-        return Cow::Borrowed(text);
-    }
-    let mut shown = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        match is_direction_change(c) {
-            true => shown.push_str(&format!("‹U+{:04X}›", u32::from(c))),
-            false => shown.push(c),
-        }
-    }
-    Cow::Owned(shown)
-}
-
-/// Text from outside with its control characters and changes of direction made visible, so that it
-/// cannot control a terminal.
+/// Text from outside on one line of a terminal: hidden characters are symbols, and line breaks and
+/// tabs are escaped.
 pub fn escaped(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for c in visible(text).chars() {
-        match c {
-            c if c.is_control() => shown.extend(c.escape_default()),
-            c => shown.push(c),
-        }
-    }
-    shown
-}
-
-/// Embeddings, overrides and isolates of Unicode's bidirectional algorithm.
-fn is_direction_change(c: char) -> bool {
-    matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    visible(text).replace('\t', "\\t").replace("\r\n", "\\r\\n").replace('\n', "\\n")
 }
 
 /// Milliseconds without the unit; small values keep their microseconds.
@@ -99,6 +72,17 @@ pub fn short_name(name: &str) -> String {
     shortened(name, 48)
 }
 
+/// Work of a GPU in a sentence, by its name in tables: a copy in words, or the name of a kernel.
+pub fn work_name(name: &str) -> String {
+    const COPIES: [CopyKind; 3] =
+        [CopyKind::HostToDevice, CopyKind::DeviceToHost, CopyKind::DeviceToDevice];
+    let is_copy = |kind: &&str| COPIES.iter().any(|it| it.as_str() == *kind);
+    match name.strip_prefix("copy ").filter(is_copy) {
+        Some(kind) => format!("copy {}", kind.replace('_', " ")),
+        None => short_name(name),
+    }
+}
+
 /// A name of at most `max` characters: its start and its end.
 pub fn shortened(name: &str, max: usize) -> String {
     if name.trim().is_empty() {
@@ -113,11 +97,6 @@ pub fn shortened(name: &str, max: usize) -> String {
     let first: String = name.chars().take(head).collect();
     let last: String = name.chars().skip(length - tail).collect();
     format!("{first}…{last}")
-}
-
-/// A count with its noun, digits in groups of three.
-pub fn quantity(value: u64, noun: &str) -> String {
-    format!("{} {}", count(value), plural(value, noun))
 }
 
 /// More than this share, percent, is most of a time.
@@ -175,11 +154,6 @@ pub fn shapes(shapes: &[Vec<u64>], variants: u64) -> String {
     if all.is_empty() { UNKNOWN.into() } else { format!("{}{more}", all.join(", ")) }
 }
 
-/// Sides of a grid or block: `4×24×1`.
-pub fn sides(size: [u32; 3]) -> String {
-    size.map(|side| side.to_string()).join("×")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -202,6 +176,19 @@ mod tests {
         assert_eq!((short_name("gemm").as_str(), short_name(" ").as_str()), ("gemm", "(no name)"));
         let long = short_name(&"a".repeat(338));
         assert_eq!((long.chars().count(), long.contains('…')), (48, true));
+    }
+
+    #[test]
+    fn a_copy_in_a_sentence_has_words_and_other_work_its_name() {
+        for (name, words) in [
+            ("copy host_to_device", "copy host to device"),
+            ("copy device_to_device", "copy device to device"),
+            ("copy kv_cache", "copy kv_cache"),
+            ("copy_to_device", "copy_to_device"),
+            ("fill", "fill"),
+        ] {
+            assert_eq!(work_name(name), words);
+        }
     }
 
     #[test]

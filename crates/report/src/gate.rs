@@ -100,7 +100,10 @@ impl From<DecidedFigure> for GateFigure {
 impl GateFigure {
     /// The title, with the statistic of its runs.
     fn title(&self) -> String {
-        self.figure.title_by(self.statistic)
+        let is_measured = self.baseline.is_some() || self.candidate.is_some();
+        // A service of an earlier version does not state it.
+        let unstated = || self.figure.statistic(None).filter(|_| is_measured);
+        self.figure.title_by(self.statistic.or_else(unstated))
     }
 
     fn sentence(&self) -> String {

@@ -2,10 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_analyze::{Analysis, kernels::KernelRecord, ledger::LedgerMember};
+use llmprof_analyze::{
+    Analysis,
+    kernels::KernelRecord,
+    ledger::{Ledger, LedgerMember},
+};
 use llmprof_core::trace::{kernel::LaunchKind, names::canonical, timeline::Timeline};
 
-use crate::format::shortened;
+use crate::format::{shortened, work_name};
 
 /// Longest name with template arguments, characters; arguments have at least `MIN_ARGUMENTS`.
 const MAX_NAME: usize = 72;
@@ -121,6 +125,12 @@ impl KernelNames {
             None => self.of_short(short),
         });
         LedgerMember { kernel: named.or_else(|| it.kernel.clone()), ..it.clone() }
+    }
+
+    /// A part of a cause in a sentence: the unique name of its kernel, and the operator and launch
+    /// by which it differs from other parts of the kernel.
+    pub fn of_part(&self, ledger: &Ledger, it: &LedgerMember) -> String {
+        ledger.part_name(it, |it| self.of_member(it).name_by(work_name))
     }
 
     /// The work before a gap, or a kernel of a stored report without full names.

@@ -50,6 +50,7 @@ use llmprof_core::{
         run_files::InputFile,
         state::{RunState, StepRecord},
         subject::RunSpec,
+        visible,
     },
     layout,
     trace::{Trace, environment::Environment},
@@ -223,10 +224,7 @@ fn table_files(
 }
 
 fn json(value: &impl Serialize) -> String {
-    let mut text = serde_json::to_string_pretty(value)
-        .expect("plain values with string keys always serialise");
-    text.push('\n');
-    text
+    visible::pretty_json(value).expect("plain values with string keys always serialise")
 }
 
 /// Findings of collection, parsing and analysis: each once, worst first.

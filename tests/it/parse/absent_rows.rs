@@ -149,6 +149,39 @@ fn a_finding_calls_absent_only_what_the_file_lacks() {
 }
 
 #[test]
+fn cuda_is_advised_to_be_recorded_only_if_nothing_shows_that_it_was() {
+    let without = |tables: &[&str]| -> String {
+        tables.iter().map(|it| format!("drop table if exists {it}; ")).collect()
+    };
+    let work = [
+        "CUPTI_ACTIVITY_KIND_KERNEL",
+        "CUPTI_ACTIVITY_KIND_MEMCPY",
+        "CUPTI_ACTIVITY_KIND_MEMSET",
+        "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
+    ];
+    let (calls, options, own) =
+        ("CUPTI_ACTIVITY_KIND_RUNTIME", "META_DATA_CAPTURE", "PROFILER_OVERHEAD");
+    let of_other = "delete from StringIds where value like 'CUDA profiling init%'";
+    let no_launches = "delete from CUPTI_ACTIVITY_KIND_RUNTIME where nameId not in (select id from \
+                       StringIds where value like 'cudaMalloc%' or value like 'cudaGet%')";
+    for (dropped, sql, is_recorded) in [
+        (&[calls][..], "", true),
+        (&[calls, options], "", true),
+        (&[calls, own], "", true),
+        (&[options, own], no_launches, true),
+        (&[calls, options], of_other, false),
+        (&[calls, options, own], "", false),
+    ] {
+        let sql = format!("{}{}{sql}", without(&work), without(dropped));
+        let (analysis, _) = analyzed(MOCK, &sql);
+        let found = analysis.findings.iter().find(|it| it.id == "no_kernel_data").unwrap();
+        let advice = found.advice.as_deref().unwrap();
+        assert_eq!(advice.contains("Record the CUDA API"), !is_recorded, "{sql}: {found:?}");
+        assert_eq!(found.message.contains("CUDA was recorded"), is_recorded, "{sql}");
+    }
+}
+
+#[test]
 fn every_text_that_a_file_can_contradict_is_in_the_sources() {
     let sources = sources(&["core", "analyze", "report"]);
     // A literal of several lines is one text.

@@ -320,6 +320,7 @@ fn steps_of_an_engine_that_batches_continuously_have_the_batches_of_its_list() {
         |it: &InferredStep| (it.class, it.prefill_requests, it.prefill_tokens, it.decode_requests);
     let found: Vec<_> = inferred.steps.iter().map(found).collect();
     assert_eq!(found.len(), 4 + 94);
+    assert!(inferred.steps.iter().all(|it| it.phases.is_empty()), "the engine drafts nothing");
     assert_eq!(found, TURNS.iter().flat_map(turn).collect::<Vec<_>>());
     // A decode step launches one graph, and nothing of another step.
     let graphs: Vec<i64> = Capture::of(&trace)

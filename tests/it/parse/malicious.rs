@@ -222,7 +222,7 @@ fn ranges_that_never_end_are_dropped_and_counted() {
         insert into NVTX_EVENTS select 5, null, 59, 'range ' || i, 1, null, 0 from n;";
     let analysis = analyzed(handmade(dir.path(), endless)).unwrap();
     let finding = analysis.findings.iter().find(|it| it.id == "range_unclosed").unwrap();
-    assert!(finding.message.starts_with("20000 ranges have no end"), "{}", finding.message);
+    assert!(finding.message.starts_with("20,000 ranges have no end"), "{}", finding.message);
     assert!(analysis.sums.ranges.is_empty());
 }
 

@@ -92,12 +92,14 @@ fn sketched_power() -> PowerLog {
         power_limit_w: None,
         max_sm_mhz: None,
         max_memory_mhz: None,
+        gpus: 1,
     };
     let sample = |t_ns, power_w| PowerSample { t_ns, power_w, ..PowerSample::default() };
     PowerLog {
         device,
         samples: vec![sample(1_000_000, Some(80.0)), sample(1_002_000, None)],
         end: None,
+        others: vec![],
     }
 }
 

@@ -117,6 +117,23 @@ fn with_runner(data: &Path, dir: &Path, lines: &str) {
 }
 
 #[tokio::test]
+async fn a_run_that_a_full_disk_ends_before_it_measured_something_is_left_to_be_requeued() {
+    let data = tempfile::tempdir().unwrap();
+    let dir = with_job_spec(data.path()).await;
+    with_runner(data.path(), &dir, "sleep 600");
+    let mut spec = read(&dir.join("job.json"));
+    spec["limits"]["free_bytes"] = json!(1_u64 << 60); // more than any disk has
+    fs::write(dir.join("job.json"), spec.to_string()).unwrap();
+    assert!(!execute(&dir, &[]));
+    let result = read(&dir.join("result.json"));
+    assert_eq!(result["interrupted"], true, "{result:#}");
+    let findings = result["outcome"]["findings"].as_array().unwrap();
+    for id in ["disk_full", "host_exhausted"] {
+        assert!(findings.iter().any(|it| it["id"] == id), "{id}: {result:#}");
+    }
+}
+
+#[tokio::test]
 async fn a_collecting_job_that_finds_no_space_for_its_state_exits_with_75() {
     let data = tempfile::tempdir().unwrap();
     let dir = with_job_spec(data.path()).await;

@@ -28,14 +28,22 @@ async fn a_server_that_is_never_ready_or_ends_at_once_fails_its_session_with_the
         .replace("commands.fake", "commands.ends")
         .replace("program = 'python3'", "program = '/bin/sh'")
         .replace("args = ['", "args = ['-c', 'echo no model 1>&2; exit 4', '");
-    let service = service(data.path(), &format!("{never}{ends}"), nsys.to_str().unwrap());
+    let daemon = fake_server()
+        .replace("commands.fake", "commands.daemon")
+        .replace("program = 'python3'", "program = '/bin/sh'")
+        .replace("args = ['", r#"args = ['-c', 'python3 "$@" & exit 0', 'sh', '"#);
+    let targets = format!("{never}{ends}{daemon}");
+    let service = service(data.path(), &targets, nsys.to_str().unwrap());
     for (command, reason) in [
         ("fake", "the server was not ready within 1 s: no 2xx response at http://127.0.0.1:1/x"),
         ("ends", "the server exited with code 4: no model"),
+        ("daemon", "the server exited with code 0"),
     ] {
         let session = start(&service, json!({ "command": command })).await;
         let failed = wait_for(&service, &session, &["failed"]).await;
-        assert!(failed["message"].as_str().unwrap().starts_with(reason), "{failed:#}");
+        let message = failed["message"].as_str().unwrap();
+        assert!(message.starts_with(reason), "{failed:#}");
+        assert_eq!(message.contains("stay in the foreground"), command == "daemon", "{message}");
         assert_eq!(processes_of(&session), [""; 0]);
         if command == "ends" {
             assert_eq!(failed["log"], "no model");

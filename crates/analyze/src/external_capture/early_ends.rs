@@ -1,6 +1,7 @@
 //! The finding on stages whose ranges end before their work, or start before it can.
 
 use llmprof_core::domain::{
+    digits,
     finding::{Finding, catalogue},
     units::{Nanos, quantity},
 };
@@ -42,14 +43,15 @@ fn finding(
     let ranges = quantity(host_ms.len() as u64, "range");
     let (host, span) = (Spread::of(host_ms)?.mean, Spread::of(span_ms)?.mean);
     let of = in_sentence(stage);
+    let count = digits::count(if late > 0 { late } else { queued });
     let message = match (late, queued) {
         (0, 0) => return None,
         (0, _) => format!(
-            "In {queued} of {ranges} of {of}, the GPU still worked on the stage before: the time \
+            "In {count} of {ranges} of {of}, the GPU still worked on the stage before: the time \
              of {of} starts when that work ended."
         ),
         _ => format!(
-            "In {late} of {ranges} of {of}, the GPU still works when the range ends: the time of \
+            "In {count} of {ranges} of {of}, the GPU still works when the range ends: the time of \
              {of} includes this work."
         ),
     };

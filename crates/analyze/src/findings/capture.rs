@@ -4,6 +4,7 @@ use std::{cmp::Reverse, collections::BTreeMap};
 
 use llmprof_core::{
     domain::{
+        digits,
         finding::{Finding, catalogue},
         subject::SubjectKind,
         units::quantity,
@@ -15,7 +16,7 @@ use llmprof_core::{
 };
 
 use super::{
-    Rule,
+    Rule, language_model,
     saving::replays_graph,
     steps::{excluded, with_engine, with_reasons},
 };
@@ -76,8 +77,9 @@ fn calls_unknown(_: &Analysis, trace: &Trace) -> Vec<Finding> {
         return vec![];
     }
     let message = format!(
-        "{total} calls of the host have names of no known call of CUDA or HIP: they count neither \
-         as launches nor as waits."
+        "{} calls of the host have names of no known call of CUDA or HIP: they count neither as \
+         launches nor as waits.",
+        digits::count(total)
     );
     let found = Finding::new(catalogue::CALLS_UNKNOWN, message).with("names", counts.len());
     let with = |found: Finding, (name, count): &(&str, u64)| {
@@ -98,7 +100,11 @@ fn no_stages(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let found = Finding::new(catalogue::NO_STAGES, message.to_owned()).advise(advice);
     vec![match analysis.subject {
         SubjectKind::Import if !analysis.is_graph_capture() => {
-            with_engine(with_reasons(found, trace), trace)
+            let found = with_engine(with_reasons(found, trace), trace);
+            match language_model::is_known(analysis, trace) {
+                true => found,
+                false => language_model::of_any_program(found, trace),
+            }
         }
         _ => found,
     }]
@@ -184,8 +190,9 @@ fn capture_incomplete(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let impossible = nsys.impossible_rows;
     if impossible > 0 {
         let message = format!(
-            "{impossible} rows of the capture were excluded: they have no times, end before they \
-             start, or lie more than 73 years from its clock's zero."
+            "{} rows of the capture were excluded: they have no times, end before they start, or \
+             lie more than 73 years from its clock's zero.",
+            digits::count(impossible)
         );
         let found_here =
             Finding::new(catalogue::CAPTURE_TIMES_IMPOSSIBLE, message).with("excluded", impossible);

@@ -2,6 +2,7 @@
 
 use llmprof_core::{
     domain::{
+        digits,
         finding::{Finding, catalogue},
         units::Nanos,
     },
@@ -122,7 +123,8 @@ fn unpaired(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let found = |it: &GroupNote| {
         let message = format!(
             "{}: {} numbers of collective operations are not on all ranks, and were left out.",
-            it.group, it.unpaired
+            it.group,
+            digits::count(it.unpaired as u64)
         );
         Finding::new(catalogue::COLLECTIVES_UNPAIRED, message).with("joined", it.joined)
     };
@@ -172,8 +174,9 @@ fn on_host(_: &Analysis, trace: &Trace) -> Vec<Finding> {
     let Some(nsys) = &trace.timeline else { return Vec::new() };
     let found = |(library, count): (&String, &u64)| {
         let message = format!(
-            "{count} collective operations ran on the host ({library}): they have no kernels, and \
-             are neither joined nor part of device times."
+            "{} collective operations ran on the host ({library}): they have no kernels, and are \
+             neither joined nor part of device times.",
+            digits::count(*count)
         );
         Finding::new(catalogue::COLLECTIVES_ON_HOST, message)
     };

@@ -30,7 +30,7 @@ use crate::{
     },
     stages::{BETWEEN_STEPS, DECODE, PREFILL, in_sentence},
     stats::{percent, ratio},
-    timeline::gpu::long_calls,
+    timeline::gpu::{host_activity::HostActivity, long_calls::LONG_CALL_NS},
 };
 
 /// Unexplained time matters from this share, percent.
@@ -52,6 +52,13 @@ const IN_RANGE_AND_CALLS: &str = "Shorten the range in which the GPU idles longe
                                   another thread ahead of its need. Make calls that load code, \
                                   compile or allocate before the measured steps, and move calls \
                                   that each step makes to another thread.";
+/// The remedies for calls of the operating system: calls that work, and waits.
+const IN_OS_CALLS: &str = "Make these calls before the measured steps, or on another thread ahead \
+                           of their need, while the GPU works: read and prepare input early, and \
+                           write output later.";
+const IN_OS_WAITS: &str = "The thread that launches work does nothing meanwhile: find the thread, \
+                           process or timer that it waits for, and let this finish earlier, or \
+                           wait on another thread.";
 /// The remedies for long gaps before a launch: unknown work of the host, and sampled work.
 const LONG_GAPS: &str = "Find what the host does in these gaps: sample the CPU, or open ranges in \
                          the program. Then shorten this work, or move it to another thread.";
@@ -59,7 +66,7 @@ const SAMPLED_GAPS: &str = "Shorten the host's work in these gaps, or move it to
 /// The remedy of a cause that few steps have.
 const FEW_STEPS: &str = "Find what differs there: the others have little of this time.";
 /// Gaps longer than this are not the overhead of launches: the host does other work, nanoseconds.
-const LONG_GAP_NS: f64 = long_calls::LONG_CALL_NS as f64;
+const LONG_GAP_NS: f64 = LONG_CALL_NS as f64;
 
 pub const RULES: &[Rule] = &[
     Rule { id: catalogue::LEDGER_LONG_LAUNCHES, find: causes },
@@ -155,18 +162,35 @@ fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
     Some(found.saves(Some(saving)))
 }
 
-/// A cause in words, with the ranges of the program that have most of its time.
+/// A cause in words, with the ranges of the program, or the calls of the operating system, that
+/// have most of its time.
 fn host_words(ledger: &Ledger, row: &LedgerRow) -> Cow<'static, str> {
-    let ranges = ledger.ranges_of(row).filter(CauseRanges::are_most);
-    match ranges.map(|it| (it.one(), it.are_all(), it.main())) {
-        Some((Some(range), ..)) => format!("the host in the range {range}").into(),
-        Some((None, true, _)) => "the host in ranges of the program".into(),
-        Some((None, false, Some(range))) => {
+    if let Some(calls) = ledger.os_calls_of(row) {
+        return format!("the host {}", calls.words()).into();
+    }
+    let Some(ranges) = ledger.ranges_of(row).filter(CauseRanges::are_most) else {
+        return row.cause.words().into();
+    };
+    let calls = if ranges.are_all() { "" } else { " and in long calls" };
+    match (ranges.one(), ranges.main()) {
+        (Some(range), _) => format!("the host in the range {range}").into(),
+        (None, Some(range)) if !ranges.are_all() => {
             format!("the host in the range {range}, most of it, and in long calls").into()
         }
-        Some((None, false, None)) => "the host in ranges of the program and in long calls".into(),
-        None => row.cause.words().into(),
+        _ => {
+            let shares = together(&ranges, row);
+            format!("the host in ranges of the program{calls}{shares}").into()
+        }
     }
+}
+
+/// The ranges that have most of a cause's time together, with their shares.
+fn together(ranges: &CauseRanges, row: &LedgerRow) -> String {
+    let share = |(name, it): (&str, &LedgerMember)| {
+        Some(format!("{name} {:.0} %", percent(it.ns as f64, row.ns as f64)?))
+    };
+    let shares: Vec<String> = ranges.together(row).into_iter().filter_map(share).collect();
+    if shares.is_empty() { String::new() } else { format!(" ({})", shares.join(", ")) }
 }
 
 /// Upper bound of what removing a cause saves, percent of its stage without a named wait.
@@ -264,8 +288,10 @@ pub fn advice(ledger: &Ledger, row: &LedgerRow, is_sampled: bool) -> Option<&'st
     if ranges.is_some_and(|it| it.one().is_some()) {
         return Some(IN_RANGE);
     }
-    let is_range = |it: &str| it.starts_with(long_calls::IN_RANGE);
-    let is_in_range = row.largest.as_deref().is_some_and(is_range);
+    if let Some(calls) = ledger.os_calls_of(row) {
+        return Some(if calls.are_waits { IN_OS_WAITS } else { IN_OS_CALLS });
+    }
+    let is_in_range = row.largest.as_deref().map(HostActivity::of) == Some(HostActivity::Range);
     // A range is not a call that only the first step makes.
     let are_ranges = ranges.is_some_and(|it| it.are_all());
     let has_ranges = is_in_range || ranges.is_some_and(|it| it.are_most());
@@ -282,10 +308,10 @@ pub fn advice(ledger: &Ledger, row: &LedgerRow, is_sampled: bool) -> Option<&'st
     of_work.or_else(|| catalogue::named(&format!("ledger_{}", row.cause.as_str()))?.advice)
 }
 
-/// The remedy of a cause that few steps have. Calls that prepare code keep theirs.
+/// The remedy of a cause that few steps have. Calls keep theirs.
 pub fn advice_of_few<'a>(row: &LedgerRow, usual: &'a str) -> &'a str {
     let is_call = row.cause == LedgerCause::GapLongCall
-        && row.largest.as_deref().is_some_and(|it| !it.starts_with(long_calls::IN_RANGE));
+        && row.largest.as_deref().is_some_and(|it| HostActivity::of(it) != HostActivity::Range);
     match row.cause {
         _ if is_call => usual,
         LedgerCause::LongLaunches => usual,
@@ -310,7 +336,10 @@ fn kernels(analysis: &Analysis, row: &LedgerRow) -> Vec<String> {
         let largest = members.iter().max_by_key(|it| it.ns)?;
         let of_largest = match members.len() {
             1 => String::new(),
-            _ => format!("; its largest operator and grid, {} ms", ms(largest.ns)),
+            _ => {
+                let part = analysis.ledger.part_name(largest, LedgerMember::name);
+                format!("; largest part: {part}, {} ms", ms(largest.ns))
+            }
         };
         Some(format!("{name}, {} ms{of_largest}: {}", ms(*ns), largest.evidence))
     };

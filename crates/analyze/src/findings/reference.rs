@@ -215,10 +215,13 @@ pub fn why_no_kernels(analysis: &Analysis, trace: &Trace) -> Option<(String, &'s
             "There is no kernel data: the capture has launches, and the kernels of none of them.",
             catalogue::KERNELS_LOST.advice.unwrap_or_default(),
         )
-    } else if analysis.subject == SubjectKind::Import && requests_cuda(trace) {
+    } else if analysis.subject == SubjectKind::Import
+        && records_runtime(trace)
+        && !analysis.is_graph_capture()
+    {
         (
             "There is no kernel data: CUDA was recorded, and the timeline contains no kernels.",
-            "Record the process and the part of it that launch work on a GPU: nothing recorded \
+            "Record the process and the part of it that launch kernels on a GPU: nothing recorded \
              here did.",
         )
     } else {
@@ -227,9 +230,12 @@ pub fn why_no_kernels(analysis: &Analysis, trace: &Trace) -> Option<(String, &'s
     Some((message.to_owned(), advice))
 }
 
-/// True if nsys was to record CUDA.
-fn requests_cuda(trace: &Trace) -> bool {
-    trace.timeline.as_ref().is_some_and(|it| it.requested.iter().any(|kind| kind == "Cuda"))
+/// True if CUDA was recorded: nsys was to record it, or the capture has calls or copies.
+fn records_runtime(trace: &Trace) -> bool {
+    trace.timeline.as_ref().is_some_and(|it| {
+        let is_requested = it.requested.iter().any(|kind| kind == "Cuda");
+        is_requested || !it.cuda_calls.is_empty() || !it.copies.is_empty()
+    })
 }
 
 #[cfg(test)]

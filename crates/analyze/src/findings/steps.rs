@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
     domain::{
+        digits,
         finding::{Finding, catalogue},
         subject::SubjectKind,
         units::quantity,
@@ -39,7 +40,7 @@ pub const RULES: &[Rule] = &[
 ];
 
 /// The engine of a capture by the names of its ranges, or of its kernels; with its evidence.
-fn engine_of(trace: &Timeline) -> Option<(&'static Engine, &'static str)> {
+pub fn engine_of(trace: &Timeline) -> Option<(&'static Engine, &'static str)> {
     let of_name = |name| engine_of_name(name).or_else(|| step_scope(name).map(|it| it.0));
     let mut of_range = ByLabel::new(|label: &RangeLabel| of_name(&label.name));
     let by_ranges = trace.ranges.iter().find_map(|it| of_range.get(it));
@@ -213,8 +214,8 @@ fn before_recording(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     }
     let all = trace.timeline.as_ref().map_or(before, |nsys| nsys.kernels.len() as u64);
     let message = format!(
-        "{before} of {} {} launched before the start of the recording: no call shows what \
-         launched {}.",
+        "{} of {} {} launched before the start of the recording: no call shows what launched {}.",
+        digits::count(before),
         quantity(all, "kernel"),
         if before == 1 { "was" } else { "were" },
         if before == 1 { "it" } else { "them" },
@@ -322,8 +323,12 @@ mod tests {
             ("write_req_to_token_pool_triton", "SGLang 0.5", Some("/start_profile")),
             ("tensorrt_llm::kernels::mmha", "TensorRT-LLM", Some("TLLM_NVTX_DEBUG=1")),
             ("mul_mat_vec_q<8>", "llama.cpp", None),
-            ("loop_add_fusion", "JAX", Some("nvtx.annotate")),
-            ("at::native::reduce_kernel", "PyTorch and transformers", Some("torch.cuda.nvtx")),
+            ("loop_add_fusion", "JAX", Some("`llmprof engines jax`")),
+            (
+                "at::native::reduce_kernel",
+                "PyTorch and transformers",
+                Some("`llmprof engines transformers`"),
+            ),
         ] {
             let [found, by_torch] =
                 [TimelineTool::Nsys, TimelineTool::Pytorch].map(|tool| findings(kernel, tool));

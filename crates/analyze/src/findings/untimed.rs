@@ -2,7 +2,7 @@
 
 use llmprof_core::{
     domain::{
-        digits::figure,
+        digits::{self, figure},
         finding::{Finding, Severity, catalogue},
         units::Nanos,
     },
@@ -32,11 +32,14 @@ fn finding(analysis: &Analysis, trace: &Timeline) -> Option<Finding> {
     let copies: u64 = trace.untimed.faults().map(|it| it.1.copies).sum();
     let all = kernels + trace.kernels.len() as u64;
     let share = percent(kernels as f64, all as f64).unwrap_or(0.0);
+    let of_kernels =
+        format!("{} of {} kernels ({share:.1} %)", digits::count(kernels), digits::count(all));
+    let of_copies = format!("{} copies and fills", digits::count(copies));
     let work = match (kernels, copies) {
         (0, 0) => return None,
-        (0, copies) => format!("{copies} copies and fills"),
-        (kernels, 0) => format!("{kernels} of {all} kernels ({share:.1} %)"),
-        _ => format!("{kernels} of {all} kernels ({share:.1} %), and {copies} copies and fills,"),
+        (0, _) => of_copies,
+        (_, 0) => of_kernels,
+        _ => format!("{of_kernels}, and {of_copies},"),
     };
     let verb = if kernels + copies == 1 { "has" } else { "have" };
     let reasons: Vec<String> = trace.untimed.faults().map(|it| reason(it, trace)).collect();

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
     domain::{
-        digits::figure,
+        digits::{self, figure},
         finding::{Finding, catalogue},
     },
     trace::{Trace, timeline::pid_of},
@@ -153,7 +153,8 @@ fn off_its_core(
     };
     let advice = match host.is_system_wide {
         Some(true) if has_os_calls => {
-            "Look up what it waits for among the recorded calls of the operating system."
+            "Look up the call that it waits in: the gap ledger names gaps by recorded calls of the \
+             operating system."
         }
         Some(true) => {
             "Look up what it waits for: with osrt in profiling.nsys.trace, nsys records \
@@ -205,8 +206,8 @@ fn in_function(stage: &HostStage, first: &GapFunction, share: f64) -> Finding {
         "While a GPU idled in {} because nothing was launched, the launching thread was in \
          {function} in {} of {} samples ({share:.1} %).",
         in_sentence(&stage.stage),
-        first.samples,
-        stage.samples,
+        digits::count(first.samples),
+        digits::count(stage.samples),
     );
     Finding::new(catalogue::GAPS_IN_FUNCTION, message)
         .with("stage", &stage.stage)

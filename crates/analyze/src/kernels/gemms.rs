@@ -12,7 +12,10 @@ mod tallies;
 use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
-    domain::finding::{Finding, catalogue},
+    domain::{
+        digits,
+        finding::{Finding, catalogue},
+    },
     trace::{
         event::DECODE_STEP,
         gemm::{GemmCall, GemmLog, GemmShape, GemmTrace},
@@ -320,7 +323,7 @@ fn log_empty() -> Finding {
 fn not_joined(stage: &str, reason: &str, grouped: u64) -> Finding {
     let without_sizes = match grouped {
         0 => String::new(),
-        count => format!(", and {count} grouped GEMM calls without sizes"),
+        count => format!(", and {} grouped GEMM calls without sizes", digits::count(count)),
     };
     let of = in_sentence(stage);
     let message = format!("GEMMs of {of} have no kernel times: {reason}{without_sizes}.");
@@ -345,8 +348,8 @@ fn log_gaps(prefill: &GemmLog, all: &GemmLog) -> Vec<Finding> {
     let incomplete = prefill.incomplete + all.incomplete;
     if incomplete > 0 {
         let message = format!(
-            "{incomplete} calls in the GEMM logs lack their sizes and are not counted: the log is \
-             truncated."
+            "{} calls in the GEMM logs lack their sizes and are not counted: the log is truncated.",
+            digits::count(incomplete)
         );
         findings.push(Finding::new(catalogue::GEMM_CALLS_INCOMPLETE, message));
     }

@@ -26,6 +26,25 @@ const NO_OPERANDS: [&str; 9] = [
     "prepare_grouped_gemm",
 ];
 
+/// The work of a class, as the verb of a sentence on a kernel, copy or graph.
+pub fn work_of_class(class: &str) -> &'static str {
+    match class {
+        "gemm" => "multiplies matrices",
+        "attention" => "computes attention",
+        "norm" => "normalises",
+        "softmax" => "computes a softmax",
+        "elementwise" => "computes each element on its own",
+        "copy" => "copies, fills or converts data",
+        "reduce" => "reduces",
+        "moe" => "computes or routes experts",
+        "sort" => "sorts",
+        "conv" => "convolves",
+        "collective" => "exchanges data between GPUs",
+        "graph" => "replays a graph",
+        _ => "does work that its name does not show",
+    }
+}
+
 /// True for a class of kernels that compute products.
 pub fn computes_products(class: &str) -> bool {
     PRODUCTS.contains(&class)
@@ -299,6 +318,10 @@ mod tests {
         ];
         assert!(TABLE.class.iter().all(|it| CLASSES.contains(&it.name.as_str())));
         assert!(CLASSES.iter().all(|name| TABLE.class.iter().any(|it| it.name == *name)));
+        let works: Vec<&str> = CLASSES.iter().map(|it| work_of_class(it)).collect();
+        let has_words =
+            |at: usize| works[at] != work_of_class(OTHER) && !works[..at].contains(&works[at]);
+        assert!((0..works.len()).all(has_words), "words of its own for each class: {works:?}");
         let lower = |it: &Pattern| {
             it.any.iter().chain(&it.all).all(|part| *part == part.to_lowercase() && part.len() > 2)
         };

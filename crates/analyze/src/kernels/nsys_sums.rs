@@ -13,13 +13,14 @@ use foldhash::HashMap;
 use llmprof_core::trace::{
     packed::PackedRows,
     range::{ByLabel, RangeLabel},
-    timeline::Timeline,
+    timeline::ON_HOST,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
     limited::{Limited, Summed, sort_kept},
     timeline::{
+        activity::activities,
         capture::{Capture, Join},
         duration_stats::{DurationStats, GroupedTimes},
         open_at::{OpenAt, OpenEntry},
@@ -57,6 +58,10 @@ pub struct CallSum {
     #[cfg_attr(feature = "schema", schema(example = 1))]
     pub processes: u64,
     pub ns: DurationStats,
+    /// Part of `ns.total` before the first recorded work of a GPU; `null` without such work, or
+    /// without a common clock.
+    #[serde(default)]
+    pub before_work_ns: Option<i64>,
 }
 
 /// Ranges of one name and domain; ranges cut off by the capture are ignored.
@@ -81,11 +86,19 @@ pub struct RangeSum {
 
 /// Sums calls and ranges by name.
 pub fn sums(capture: &Capture) -> NsysSums {
-    let (calls, ranges) = rayon::join(|| calls(capture.trace), || ranges(capture));
+    let (calls, ranges) = rayon::join(|| calls(capture), || ranges(capture));
     NsysSums { calls, ranges }
 }
 
-fn calls(trace: &Timeline) -> Vec<CallSum> {
+/// Start of the first recorded work of a GPU on the host's clock.
+fn first_work_ns(capture: &Capture) -> Option<i64> {
+    let first = activities(capture).find(|it| it.device != ON_HOST)?;
+    let is_timed = capture.trace.has_common_clock(first.process, first.device);
+    is_timed.then_some(first.start_ns)
+}
+
+fn calls(capture: &Capture) -> Vec<CallSum> {
+    let trace = capture.trace;
     let calls = &trace.cuda_calls;
     let mut processes: BTreeMap<u32, BTreeSet<i64>> = BTreeMap::new();
     for (name, thread) in calls.sites() {
@@ -98,12 +111,24 @@ fn calls(trace: &Timeline) -> Vec<CallSum> {
         .with_sites()
         .map(|(site, call)| (of_site[site as usize], call.end_ns - call.start_ns));
     let spans = DurationStats::grouped(groups.len(), times);
-    let named = |((name, processes), ns): ((u32, BTreeSet<i64>), DurationStats)| CallSum {
-        name: trace.text(name).to_owned(),
-        processes: processes.len() as u64,
-        ns,
-    };
-    let mut sums: Vec<CallSum> = processes.into_iter().zip(spans).map(named).collect();
+    let first_work_ns = first_work_ns(capture);
+    let mut before = vec![0i64; groups.len()];
+    if let Some(first_ns) = first_work_ns {
+        for (site, call) in calls.with_sites() {
+            let ns = call.end_ns.min(first_ns).saturating_sub(call.start_ns).max(0);
+            let sum = &mut before[of_site[site as usize] as usize];
+            *sum = sum.saturating_add(ns);
+        }
+    }
+    let sums = processes.into_iter().zip(spans).zip(before);
+    let mut sums: Vec<CallSum> = sums
+        .map(|(((name, processes), ns), before_ns)| CallSum {
+            name: trace.text(name).to_owned(),
+            processes: processes.len() as u64,
+            ns,
+            before_work_ns: first_work_ns.map(|_| before_ns),
+        })
+        .collect();
     sums.sort_by_key(|sum| std::cmp::Reverse(sum.ns.total));
     sums
 }
@@ -255,10 +280,26 @@ mod tests {
             trace.strings.extend(["cudaStreamSynchronize".to_owned()]);
             let moved = |(it, global_tid): (ApiCall, i64)| ApiCall { name, global_tid, ..it };
             trace.cuda_calls = trace.cuda_calls.iter().zip(threads).map(moved).collect();
-            calls(&trace).iter().map(|it| (it.processes, it.ns.count)).collect::<Vec<_>>()
+            let sums = calls(&Capture::of(&trace));
+            sums.iter().map(|it| (it.processes, it.ns.count)).collect::<Vec<_>>()
         };
         let of = |process: i64, thread: i64| process << 24 | thread;
         assert_eq!(processes([of(1, 1), of(1, 2), of(1, 1)]), [(1, 3)]);
         assert_eq!(processes([of(1, 1), of(2, 1), of(1, 2)]), [(2, 3)]);
+    }
+
+    #[test]
+    fn the_part_of_calls_before_the_first_work_of_a_gpu_is_known_if_there_is_work() {
+        let before = |sketch: &str| {
+            let trace = capture(sketch);
+            let sums = calls(&Capture::of(&trace));
+            sums.iter().map(|it| it.before_work_ns).collect::<Vec<_>>()
+        };
+        let all = "call 1 1 10..20\ncall 1 2 30..60\ncall 1 3 70..80";
+        assert_eq!(before(all), [None]);
+        for (start, ns) in [(5, 0), (20, 10), (45, 25), (60, 40), (75, 45), (90, 50)] {
+            let with_work = format!("{all}\nkernel 3 a {start}..100 7");
+            assert_eq!(before(&with_work), [Some(ns)], "work from {start}");
+        }
     }
 }

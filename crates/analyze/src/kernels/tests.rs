@@ -56,6 +56,16 @@ fn add(trace: &mut Timeline, words: &[&str]) {
             global_tid: thread(tid),
             correlation_id: number(correlation),
         }),
+        ["os", tid, name, _] => {
+            let name = string_index(trace, name);
+            trace.os_calls.push(ApiCall {
+                name,
+                start_ns,
+                end_ns,
+                global_tid: thread(tid),
+                correlation_id: 0,
+            });
+        }
         ["kernel", correlation, name, _, stream] => {
             let name = string_index(trace, name);
             trace.kernels.push(Kernel {

@@ -3,14 +3,17 @@
 //!
 //! A cause needs evidence of its own: the time above the floor alone proves nothing.
 
-use llmprof_core::trace::counter::{CounterValues, Stall};
+use llmprof_core::{
+    domain::digits,
+    trace::counter::{CounterValues, Stall},
+};
 
 use super::{
     LedgerCause,
     evidence::{LaunchEvidence, SampledUse},
     floors::{OperatorFloor, Rates},
 };
-use crate::{roofline::AT_ROOF_PCT, stats::ratio};
+use crate::{kernels::kernel_classes::work_of_class, roofline::AT_ROOF_PCT, stats::ratio};
 
 /// Tensor cores are unused below this activity, percent: sampled counters read at least 1 if
 /// anything runs.
@@ -124,7 +127,7 @@ pub fn assign(
         });
     }
     if !kernel.is_needed {
-        let evidence = || format!("class {}", kernel.class);
+        let evidence = || format!("by its name, it {}", work_of_class(kernel.class));
         rest.take(LedgerCause::CopiesAndCasts, f64::MAX, NAMES, evidence);
     }
     if let Some((ns, text)) = &kernel.excess {
@@ -180,7 +183,8 @@ fn unexplained(evidence: &LaunchEvidence) -> String {
 /// Waiting and transfer of a collective operation.
 fn across_ranks(ns: i64, parts: &AcrossRanks, rest: &mut Rest) {
     let AcrossRanks { wait, transfer, launches, joined } = *parts;
-    let count = format!("{joined} of {launches} launches of the stage joined across ranks");
+    let [of, all] = [joined, launches].map(digits::count);
+    let count = format!("{of} of {all} launches of the stage joined across ranks");
     rest.take(LedgerCause::CollectiveWait, ns as f64 * wait, RANKS, || {
         format!("{count}: {:.0} % of the time until the last rank started", wait * 100.0)
     });

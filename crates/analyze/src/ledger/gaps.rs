@@ -1,4 +1,5 @@
-//! Gaps of the ledger: their number, their text, and the ranges of the program that have them.
+//! Gaps of the ledger: their number, their text, and the ranges of the program and calls of the
+//! operating system that have them.
 
 use llmprof_core::domain::digits;
 
@@ -6,7 +7,8 @@ use super::{Ledger, LedgerCause, LedgerMember, LedgerRow, rows::length_of};
 use crate::{
     stats::ratio,
     timeline::gpu::{
-        long_calls::{IN_RANGE, LOADING},
+        host_activity::{HostActivity, IN_RANGE, OS_WAIT},
+        in_gap::MAX_RANGES,
         split::GapSum,
     },
 };
@@ -26,9 +28,19 @@ pub struct CauseRanges<'a> {
     /// Its part of the cause's time, and the part of all ranges: 0 to 1.
     largest_part: f64,
     part: f64,
+    /// The ranges with the most time, largest first.
+    first: [Option<&'a LedgerMember>; MAX_RANGES],
 }
 
 impl<'a> CauseRanges<'a> {
+    /// The ranges that have most of the time together, largest first, if none has it alone.
+    pub fn together(&self, row: &LedgerRow) -> Vec<(&'a str, &'a LedgerMember)> {
+        let ns: i64 = self.first.iter().flatten().map(|it| it.ns).sum();
+        let are_most = ratio(ns as f64, row.ns as f64).is_some_and(|it| it > MOST);
+        let first = self.first.iter().filter(|_| are_most && self.main().is_none());
+        first.flatten().copied().filter_map(|it| Some((range_of(it)?, it))).collect()
+    }
+
     /// The range that has nearly all of the time.
     pub fn one(&self) -> Option<&'a str> {
         (self.largest_part >= RANGE_PART).then_some(self.largest)
@@ -50,18 +62,66 @@ impl<'a> CauseRanges<'a> {
     }
 }
 
+/// Calls of the operating system in which the host is for most of a cause's time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CauseOsCalls<'a> {
+    /// The call that has most of the time.
+    main: Option<&'a str>,
+    /// True if the host waits for most of the calls' time.
+    pub are_waits: bool,
+}
+
+impl CauseOsCalls<'_> {
+    /// The calls, after "the host" or "the host is".
+    pub fn words(&self) -> String {
+        match (self.main, self.are_waits) {
+            (Some(name), _) => match name.strip_prefix(OS_WAIT) {
+                Some(call) => format!("waiting in {call}, a call of the operating system"),
+                None => format!("in {name}"),
+            },
+            (None, true) => "waiting in calls of the operating system".into(),
+            (None, false) => "in calls of the operating system".into(),
+        }
+    }
+}
+
+/// The range of the program that has the gaps of a member.
+fn range_of(it: &LedgerMember) -> Option<&str> {
+    it.operator.as_deref()?.strip_prefix(IN_RANGE)
+}
+
 impl Ledger {
+    /// The calls of the operating system that have most of the time of a cause's gaps.
+    pub fn os_calls_of<'a>(&'a self, row: &'a LedgerRow) -> Option<CauseOsCalls<'a>> {
+        let is_most = |ns: i64, of: i64| ratio(ns as f64, of as f64).is_some_and(|it| it > MOST);
+        let members = self.members(&row.stage, row.cause).filter(|_| row.cause.is_gap());
+        let (mut os_ns, mut waits_ns, mut main) = (0, 0, None);
+        for member in members {
+            let Some(name) = member.operator.as_deref() else { continue };
+            let activity = HostActivity::of(name);
+            if activity.is_of_os() {
+                os_ns += member.ns;
+                waits_ns += if activity == HostActivity::OsWait { member.ns } else { 0 };
+                main = main.or_else(|| Some(name).filter(|_| is_most(member.ns, row.ns)));
+            }
+        }
+        let are_waits = is_most(waits_ns, os_ns);
+        is_most(os_ns, row.ns).then_some(CauseOsCalls { main, are_waits })
+    }
+
     /// The ranges of the program in which the host is in the gaps of a cause.
     pub fn ranges_of<'a>(&'a self, row: &'a LedgerRow) -> Option<CauseRanges<'a>> {
         let members = self.members(&row.stage, row.cause).filter(|_| row.cause.is_gap());
-        let of_ranges =
-            members.filter_map(|it| Some((it.operator.as_deref()?.strip_prefix(IN_RANGE)?, it.ns)));
-        let mut ranges = of_ranges.peekable();
         // Members are in the order of their time.
-        let (largest, largest_ns) = *ranges.peek()?;
+        let ranges: Vec<&LedgerMember> = members.filter(|it| range_of(it).is_some()).collect();
+        let of_largest = *ranges.first()?;
         let part = |ns: i64| ratio(ns as f64, row.ns as f64);
-        let largest_part = part(largest_ns)?;
-        Some(CauseRanges { largest, largest_part, part: part(ranges.map(|it| it.1).sum())? })
+        Some(CauseRanges {
+            largest: range_of(of_largest)?,
+            largest_part: part(of_largest.ns)?,
+            part: part(ranges.iter().map(|it| it.ns).sum())?,
+            first: std::array::from_fn(|at| ranges.get(at).copied()),
+        })
     }
 
     /// Gaps of a member in one repeat, with the parts of gaps that another member counts.
@@ -95,11 +155,10 @@ pub fn gaps_text(
     } else {
         format!("{} on average, the longest {longest}", length(mean_us))
     };
-    let starts = |text: &str| call.is_some_and(|call| call.starts_with(text));
-    let place = match cause {
-        LedgerCause::GapLongCall if starts(LOADING) => "up to this call of the host",
-        LedgerCause::GapLongCall if starts(IN_RANGE) => "in it",
-        LedgerCause::GapLongCall => "with this call of the host",
+    let place = match (cause, call.map(HostActivity::of)) {
+        (LedgerCause::GapLongCall, Some(HostActivity::Loading)) => "up to this call of the host",
+        (LedgerCause::GapLongCall, Some(HostActivity::Range | HostActivity::OsWait)) => "in it",
+        (LedgerCause::GapLongCall, _) => "with this call of the host",
         _ => "after this work",
     };
     let number = |count: u64| match count {
@@ -113,7 +172,10 @@ pub fn gaps_text(
     match (all, instances) {
         (1, _) => format!("{counted} {place}, {}", length(mean_us)),
         (_, 1) => format!("{counted} {place}, {mean}"),
-        _ => format!("{counted} {place} over {instances} {noun}, {mean}"),
+        _ => {
+            let instances = digits::count(instances);
+            format!("{counted} {place} over {instances} {noun}, {mean}")
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use super::{
     evidence::{KernelEvidence, SAMPLED_PASS},
     floors::{Floors, OperatorFloor, Rate, Rates},
     missing_figures::{ModelState, has_unknown_work},
+    part_names::part_name,
     savings::limit_gap_savings,
     work::StageSums,
 };
@@ -182,7 +183,10 @@ impl StageRows<'_> {
                 step_ns: self.times.steps.and_then(|steps| ratio_signed(ns, steps)),
                 share_pct: signed_share(ns, self.times.measured_ns),
                 members: of.iter().filter(|it| it.ns != 0).count() as u64,
-                largest: of.first().map(|it| it.name()).filter(|name| !name.is_empty()),
+                largest: of
+                    .first()
+                    .map(|it| part_name(it, &members, LedgerMember::name))
+                    .filter(|name| !name.is_empty()),
                 pass: join(&passes),
                 counter: sources.get(cause).map(join).unwrap_or_default(),
                 samples: samples(&of, stage_samples),

@@ -110,12 +110,9 @@ pub fn read_parsed(dir: &Path, timeline: Option<Timeline>) -> Result<Trace, Pars
         let (command, [baseline, traced]) = command::read(dir, &plan)?;
         trace = Trace { command: Some(command), baseline, traced, ..trace };
     }
-    let samples = dir.join(layout::NVML);
-    if samples.exists() {
-        let (log, findings) = power::read(&samples)?;
-        trace.power = log;
-        trace.findings.extend(findings);
-    }
+    let (log, findings) = power::read_all(dir)?;
+    trace.power = log;
+    trace.findings.extend(findings);
     let export = dir.join(layout::NSYS_EXPORT);
     let parsed = match timeline {
         None if stored::exists(&export) => Some(nsys::read(&export)?),

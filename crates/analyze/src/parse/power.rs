@@ -10,6 +10,7 @@ use std::{
 
 use llmprof_core::{
     domain::finding::{Finding, catalogue},
+    layout,
     trace::power::{POWER_SCHEMA, PowerLine, PowerLog},
 };
 
@@ -18,6 +19,27 @@ use crate::parse::stored;
 
 /// Longest line of a sample: a hundred times the longest that the sampler writes.
 const MAX_LINE: u64 = 64 << 10;
+
+/// Maximum number of GPUs of a pass.
+const MAX_GPUS: u32 = 256;
+
+/// Reads the samples of all GPUs in the folder `dir` of a run; `None` without samples of the first.
+pub fn read_all(dir: &Path) -> Result<(Option<PowerLog>, Vec<Finding>), ParseError> {
+    let path = dir.join(layout::NVML);
+    if !path.exists() {
+        return Ok((None, vec![]));
+    }
+    let (mut log, mut findings) = read(&path)?;
+    if let Some(log) = &mut log {
+        for gpu in 2..=log.device.gpus {
+            let path = dir.join(layout::nvml_of(gpu));
+            let (other, found) = if path.exists() { read(&path)? } else { (None, vec![]) };
+            log.others.push(other.filter(|it| !it.samples.is_empty()));
+            findings.extend(found);
+        }
+    }
+    Ok((log, findings))
+}
 
 /// Reads the samples in `path`; `None` if the first line is incomplete.
 pub fn read(path: &Path) -> Result<(Option<PowerLog>, Vec<Finding>), ParseError> {
@@ -71,8 +93,11 @@ fn add(
         (PowerLine::Device(device), None) if device.schema > POWER_SCHEMA => {
             Err(ParseError::Newer { path: path.into(), found: device.schema, known: POWER_SCHEMA })
         }
+        (PowerLine::Device(device), None) if !(1..=MAX_GPUS).contains(&device.gpus) => {
+            Err(at("a number of GPUs that is not 1 to 256"))
+        }
         (PowerLine::Device(device), log @ None) => {
-            *log = Some(PowerLog { device, samples: Vec::new(), end: None });
+            *log = Some(PowerLog { device, samples: Vec::new(), end: None, others: Vec::new() });
             Ok(())
         }
         (PowerLine::Device(_), Some(_)) => Err(at("a second device")),
@@ -151,6 +176,30 @@ mod tests {
                 .unwrap_err()
                 .starts_with("nvml.jsonl: line 2 is not a sample: ")
         );
+    }
+
+    #[test]
+    fn a_run_has_the_samples_of_each_of_its_gpus_or_lacks_them() {
+        let line = |gpus: &str| DEVICE.replace("\"name\"", &format!("{gpus}\"name\""));
+        assert!(outcome(&[&line("\"gpus\":0,"), "\n"]).unwrap_err().contains("number of GPUs"));
+        assert!(outcome(&[&line("\"gpus\":257,"), "\n"]).unwrap_err().contains("number of GPUs"));
+        for (stated, files, expected) in [
+            ("", &[2][..], &[][..]),
+            ("\"gpus\":3,", &[2, 3], &[true, true]),
+            ("\"gpus\":3,", &[3], &[false, true]),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::create_dir(dir.path().join(layout::BASELINE)).unwrap();
+            let device = line(stated);
+            let text = [device.as_str(), "\n", SAMPLE, "\n", END, "\n"].concat();
+            std::fs::write(dir.path().join(layout::NVML), &text).unwrap();
+            for gpu in files {
+                std::fs::write(dir.path().join(layout::nvml_of(*gpu)), &text).unwrap();
+            }
+            let (log, findings) = read_all(dir.path()).unwrap();
+            let others: Vec<bool> = log.unwrap().others.iter().map(Option::is_some).collect();
+            assert_eq!((others.as_slice(), findings.len()), (expected, 0));
+        }
     }
 
     #[test]

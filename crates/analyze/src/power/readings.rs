@@ -122,7 +122,7 @@ impl ReadingSeries {
     }
 
     /// The value at `t`, interpolated linearly.
-    fn at(&self, t: i64) -> Option<f64> {
+    pub fn at(&self, t: i64) -> Option<f64> {
         let after = self.points.partition_point(|point| point.0 < t);
         let next = self.points.get(after)?;
         if next.0 == t {

@@ -11,6 +11,8 @@ use llmprof_core::{
 use super::*;
 use crate::stages;
 
+mod gpus;
+
 const MS: i64 = 1_000_000;
 
 /// Samples every 20 ms for a second. `watts` is the draw at a time; the energy counter follows it.
@@ -35,6 +37,7 @@ fn log(source: PowerSource, counter: bool, watts: impl Fn(i64) -> f64) -> PowerL
             uuid: "GPU-1".into(),
             board_uuid: "GPU-1".into(),
             name: "g".into(),
+            gpus: 1,
             period_ns: 20 * MS,
             power_source: source,
             power_limit_w: Some(700.0),
@@ -43,6 +46,7 @@ fn log(source: PowerSource, counter: bool, watts: impl Fn(i64) -> f64) -> PowerL
         },
         samples: samples.collect(),
         end: None,
+        others: vec![],
     }
 }
 

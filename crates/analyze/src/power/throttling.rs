@@ -34,8 +34,12 @@ fn gpu_throttled(power: &Power, stage: &StagePower) -> Finding {
     let throttling: Vec<&ReasonShare> = stage.reasons.iter().filter(|it| it.limits).collect();
     let named: Vec<String> =
         throttling.iter().map(|it| format!("{} {:.0} %", it.reason, it.share_pct)).collect();
-    let message =
-        format!("The GPU was throttled during {share:.0} % of {}.", in_sentence(&stage.stage));
+    let (subject, gpu) = match stage.gpus {
+        1 => ("The GPU".to_owned(), power.device.board_uuid.as_str()),
+        gpus => (format!("At least one of {gpus} GPUs"), "GPU"),
+    };
+    let stage_name = in_sentence(&stage.stage);
+    let message = format!("{subject} was throttled during {share:.0} % of {stage_name}.");
     let mut finding = Finding::new(catalogue::GPU_THROTTLED, message)
         .with("stage", &stage.stage)
         .with("reasons", named.join(", "))
@@ -56,7 +60,7 @@ fn gpu_throttled(power: &Power, stage: &StagePower) -> Finding {
     }
     let mut advice: Vec<String> = Vec::new();
     for it in throttling {
-        let remedy = remedy(&it.reason, &power.device.board_uuid);
+        let remedy = remedy(&it.reason, gpu);
         if !advice.contains(&remedy) {
             advice.push(remedy);
         }

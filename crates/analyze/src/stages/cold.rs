@@ -6,20 +6,24 @@
 //! (Georges, Buytaert, Eeckhout: "Statistically Rigorous Java Performance Evaluation", OOPSLA
 //! 2007).
 //!
-//! The first of at least two instances of a stage in a process is cold when all of these hold:
+//! The first of at least two instances of a stage in a process, and the first in each later
+//! recording window of the process, are cold when all of these hold:
 //! 1. without the profiler's own work, it takes at least 1.5 times the median of the later ones,
 //!    from its start, or from the end of the work that it queued behind, to the end of its work
 //!    ([`stage_spans`]);
 //! 2. device time explains at most half of the difference, so it is not a larger request;
 //! 3. it is the first to launch some kernel, or loads, compiles or allocates more than the others.
 //!
-//! If the recording cuts the first instance, the stage has no cold one in this process.
+//! A process is one in all of its recording windows: a kernel is launched for the first time in one
+//! of them, and the start of a window makes no instance cold. If the recording cuts the first
+//! instance of a window, the stage has no cold one there.
 //!
 //! An instance with more tokens is larger: the median counts times the ratio of the tokens, and
 //! times its square if the instance reads prompts, since attention is quadratic (Vaswani et al.,
 //! "Attention Is All You Need", NeurIPS 2017, table 1).
 //!
-//! Without traced CUDA calls, 2 and 3 are unknown, and it must take at least 10 times the median.
+//! Without traced CUDA calls, 2 and 3 are unknown: only the first instance of the process can be
+//! cold, and it must take at least 10 times the median.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -64,11 +68,14 @@ pub struct ColdInstance {
     pub stage: String,
     /// The name of its process, if several have instances of the stage.
     pub process: Option<String>,
+    /// Its start, if an earlier recording window of its process has instances of the stage, too.
+    pub later_window_ns: Option<i64>,
     pub ms: f64,
-    /// Lower median of the later instances of the stage in its process.
+    /// Lower median of the other instances of the stage in its process, without the first ones of
+    /// windows if it has others.
     pub median_ms: f64,
     /// Number of those instances.
-    pub later_instances: usize,
+    pub other_instances: usize,
     /// Kernels first launched by this instance.
     pub first_kernels: usize,
     /// Its calls that load, compile or allocate.
@@ -131,9 +138,10 @@ impl InstanceSize {
 /// Finds cold first instances and relabels them as warm-up.
 pub fn mark(capture: &mut Capture) -> Vec<ColdInstance> {
     let mut groups: BTreeMap<(usize, i64), Vec<usize>> = BTreeMap::new();
+    let ranks = &capture.trace.collectives;
     for (at, it) in capture.stages.instances.iter().enumerate() {
         if it.label > 0 && it.start_ns < it.end_ns && it.extent == Extent::Whole {
-            groups.entry((it.label, process_of(it.place))).or_default().push(at);
+            groups.entry((it.label, ranks.owner(it.place))).or_default().push(at);
         }
     }
     groups.retain(|_, instances| instances.len() > 1);
@@ -142,37 +150,62 @@ pub fn mark(capture: &mut Capture) -> Vec<ColdInstance> {
     }
     let names = process_names(groups.keys().copied(), capture);
     let activity = instance_activity(capture);
+    let ranges_only = capture.trace.cuda_calls.is_empty();
     let mut found = Vec::new();
-    for ((label, process), instances) in &groups {
-        // The first instance is not recorded as a whole, and later ones are warm.
-        let (place, range) = capture.stages.instances[instances[0]].key();
-        if capture.stages.states.of(place, range) == StepState::Cut {
-            continue;
-        }
-        let is_whole = |at: &&usize| {
-            let (place, range) = capture.stages.instances[**at].key();
-            capture.stages.states.of(place, range).counts()
-        };
-        let mut later: Vec<usize> = instances[1..].iter().filter(is_whole).copied().collect();
-        if later.is_empty() {
-            later.extend_from_slice(&instances[1..]);
-        }
-        let later: Vec<InstanceActivity> = later.into_iter().map(|at| activity[at]).collect();
-        let first = activity[instances[0]];
-        if is_cold(first, &later, capture.trace.cuda_calls.is_empty()) {
-            found.push(ColdInstance {
-                stage: capture.stages.labels[*label].clone(),
-                process: names.get(&(*label, *process)).cloned(),
-                ms: Nanos(first.wall_ns).as_ms(),
-                median_ms: Nanos(median(&later, |it| it.wall_ns)).as_ms(),
-                later_instances: later.len(),
-                first_kernels: first.first_kernels,
-                warmup_calls: first.warmup_calls,
-            });
-            capture.stages.instances[instances[0]].label = 0;
+    for (key, instances) in &groups {
+        let firsts = window_firsts(instances, capture);
+        for (window, first) in firsts.iter().enumerate() {
+            // Later instances of a window are warm if the recording lacks a part of its first.
+            let is_cut = state(capture, *first) == StepState::Cut;
+            if is_cut || window > 0 && ranges_only {
+                continue;
+            }
+            let others = others(capture, instances, &firsts, window);
+            let others: Vec<InstanceActivity> = others.into_iter().map(|at| activity[at]).collect();
+            let of_first = activity[*first];
+            if is_cold(of_first, &others, ranges_only) {
+                found.push(ColdInstance {
+                    stage: capture.stages.labels[key.0].clone(),
+                    process: names.get(key).cloned(),
+                    later_window_ns: (window > 0)
+                        .then(|| capture.stages.instances[*first].start_ns),
+                    ms: Nanos(of_first.wall_ns).as_ms(),
+                    median_ms: Nanos(median(&others, |it| it.wall_ns)).as_ms(),
+                    other_instances: others.len(),
+                    first_kernels: of_first.first_kernels,
+                    warmup_calls: of_first.warmup_calls,
+                });
+                capture.stages.instances[*first].label = 0;
+            }
         }
     }
     found
+}
+
+fn state(capture: &Capture, instance: usize) -> StepState {
+    let (place, range) = capture.stages.instances[instance].key();
+    capture.stages.states.of(place, range)
+}
+
+/// The first of these instances in each recording window, in the order of their starts. Each window
+/// of a process has a number of its own in a timeline.
+fn window_firsts(instances: &[usize], capture: &Capture) -> Vec<usize> {
+    let mut windows = BTreeSet::new();
+    let is_first = |at: &&usize| windows.insert(process_of(capture.stages.instances[**at].place));
+    instances.iter().filter(is_first).copied().collect()
+}
+
+/// The instances that the first one of a window is compared with: the ones that start no window and
+/// count, else all that start no window, else the ones that start a later window, if any.
+fn others(capture: &Capture, instances: &[usize], firsts: &[usize], window: usize) -> Vec<usize> {
+    let warm: Vec<usize> = instances.iter().filter(|at| !firsts.contains(at)).copied().collect();
+    let counting: Vec<usize> =
+        warm.iter().filter(|at| state(capture, **at).counts()).copied().collect();
+    match (counting.is_empty(), warm.is_empty()) {
+        (false, _) => counting,
+        (true, false) => warm,
+        (true, true) => firsts[window + 1..].to_vec(),
+    }
 }
 
 /// Names of the processes of stages that several have, by label and process.
@@ -188,27 +221,27 @@ fn process_names(
     let mut names: BTreeMap<(usize, i64), String> = of.map(named).collect();
     let mut of_label: BTreeMap<usize, BTreeSet<i64>> = BTreeMap::new();
     for (label, process) in names.keys() {
-        of_label.entry(*label).or_default().insert(ranks.owner(*process));
+        of_label.entry(*label).or_default().insert(*process);
     }
     names.retain(|(label, _), _| of_label[label].len() > 1);
     names
 }
 
-fn is_cold(first: InstanceActivity, later: &[InstanceActivity], ranges_only: bool) -> bool {
+fn is_cold(first: InstanceActivity, others: &[InstanceActivity], ranges_only: bool) -> bool {
     let own_ns = |it: &InstanceActivity| it.wall_ns - it.overhead_ns;
-    let (first_ns, wall) = (own_ns(&first), median(later, own_ns));
+    let (first_ns, wall) = (own_ns(&first), median(others, own_ns));
     let ratio = if ranges_only { COLD_RATIO_RANGES_ONLY } else { COLD_RATIO };
     // A time without a length has no ratio.
     if first_ns <= 0 || wall <= 0 {
         return false;
     }
-    if (first_ns as f64) < ratio * first.size.growth_over(later) * wall as f64 {
+    if (first_ns as f64) < ratio * first.size.growth_over(others) * wall as f64 {
         return false;
     }
-    let longer_on_device = first.device_ns - median(later, |it| it.device_ns);
+    let longer_on_device = first.device_ns - median(others, |it| it.device_ns);
     let unexplained = 2 * longer_on_device.max(0) <= first_ns - wall;
     let warms_up = first.first_kernels > 0
-        || first.warmup_calls as i64 > median(later, |it| it.warmup_calls as i64);
+        || first.warmup_calls as i64 > median(others, |it| it.warmup_calls as i64);
     ranges_only || (unexplained && warms_up)
 }
 
@@ -235,7 +268,7 @@ fn instance_activity(capture: &Capture) -> Vec<InstanceActivity> {
     }
     let (first, warmup) =
         rayon::join(|| add_kernels(capture, &mut activity), || warmup_calls(capture));
-    for (_, instance) in first.values() {
+    for (_, instance) in by_owner(first, capture).values() {
         if let Some(active) = activity.get_mut(*instance as usize) {
             active.first_kernels += 1;
         }
@@ -250,7 +283,18 @@ fn instance_activity(capture: &Capture) -> Vec<InstanceActivity> {
 /// tie.
 type FirstLaunches = HashMap<(i64, u32), (i64, u32)>;
 
-/// Adds the device time of each instance; returns the first launches.
+/// The first launches of each process in all of its recording windows.
+fn by_owner(of_windows: FirstLaunches, capture: &Capture) -> FirstLaunches {
+    let mut first = FirstLaunches::default();
+    for ((process, name), launch) in of_windows {
+        let owner = capture.trace.collectives.owner(process);
+        let known = first.entry((owner, name)).or_insert(launch);
+        *known = launch.min(*known);
+    }
+    first
+}
+
+/// Adds the device time of each instance; returns the first launches, by window.
 fn add_kernels(capture: &Capture, activity: &mut [InstanceActivity]) -> FirstLaunches {
     let mut first = FirstLaunches::default();
     let mut reader = capture.trace.cuda_calls.reader();
@@ -289,20 +333,31 @@ pub fn findings(cold: &[ColdInstance]) -> Vec<Finding> {
     let finding = |it: &ColdInstance| {
         let times = it.ms / it.median_ms;
         let of_process = it.process.as_ref().map(|name| format!(" in {name}"));
+        let (of_window, kind) = match it.later_window_ns {
+            Some(_) => (" in a later recording window", "other"),
+            None => ("", "later"),
+        };
+        let others = match it.other_instances {
+            1 => format!("{kind} one"),
+            _ => format!("median of {kind} ones"),
+        };
         let message = format!(
-            "The first instance of {}{} was cold: it took {} ms, {} times the {}, and counts as \
-             warm-up.",
+            "The first instance of {}{}{of_window} was cold: it took {} ms, {} times the {others}, \
+             and counts as warm-up.",
             in_sentence(&it.stage),
             of_process.unwrap_or_default(),
             figure(it.ms),
             figure(times),
-            if it.later_instances == 1 { "later one" } else { "median of later ones" }
         );
-        Finding::new(catalogue::COLD_FIRST_INSTANCE, message)
-            .with("stage", &it.stage)
+        let found = Finding::new(catalogue::COLD_FIRST_INSTANCE, message).with("stage", &it.stage);
+        let found = match it.later_window_ns {
+            Some(start_ns) => found.with("start of the instance, ns", start_ns),
+            None => found,
+        };
+        found
             .with("cold ms", format!("{:.3}", it.ms))
-            .with("median of later instances, ms", format!("{:.3}", it.median_ms))
-            .with("later instances", it.later_instances)
+            .with(&format!("median of {kind} instances, ms"), format!("{:.3}", it.median_ms))
+            .with(&format!("{kind} instances"), it.other_instances)
             .with("kernels launched for the first time", it.first_kernels)
             .with("calls that load, compile or allocate", it.warmup_calls)
             .advise("The stage's figures exclude it. Warm up before the capture starts.")

@@ -7,7 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
-    domain::finding::{Finding, catalogue},
+    domain::{
+        digits,
+        finding::{Finding, catalogue},
+    },
     trace::{engine_steps::IDLE, framework::TimelineTool, timeline::process_of},
 };
 
@@ -122,7 +125,8 @@ pub fn findings(
     let launched = |(stage, kernels): (&&String, &&u64)| {
         let message = format!(
             "The threads with the ranges of {stage} launched no work, while other threads \
-             launched {kernels} kernels, copies or graphs: the GPU times of {stage} are unknown.",
+             launched {} kernels, copies or graphs: the GPU times of {stage} are unknown.",
+            digits::count(**kernels),
             stage = in_sentence(stage)
         );
         Finding::new(catalogue::STAGE_LAUNCHED_ELSEWHERE, message)
@@ -142,8 +146,9 @@ pub fn findings(
     let hidden = |((inner, outer), count): (&(usize, usize), &u64)| {
         let [inner, outer] = [inner, outer].map(|label| &capture.stages.labels[*label]);
         let message = format!(
-            "{count} ranges of {} lie inside ranges of {outer} and do not count: of stages that \
+            "{} ranges of {} lie inside ranges of {outer} and do not count: of stages that \
              are open at once, {outer} counts.",
+            digits::count(*count),
             in_sentence(inner),
             outer = in_sentence(outer)
         );

@@ -33,7 +33,7 @@ use crate::{
         capture::Capture,
         decode_timeline::STEP,
         gpu::{
-            long_calls::LOADING,
+            host_activity::HostActivity,
             split::{LongGap, WindowSplits},
         },
         interval::Interval,
@@ -340,7 +340,8 @@ fn do_few_differ(processes: &BTreeMap<i64, Vec<f64>>) -> bool {
 fn preparing(stage: &StageSteps, splits: &WindowSplits) -> u64 {
     let steps = &stage.steps;
     let is_it = |it: &&LongGap| {
-        it.stage == stage.stage && splits.host_calls[it.call as usize].starts_with(LOADING)
+        let activity = HostActivity::of(&splits.host_calls[it.call as usize]);
+        it.stage == stage.stage && activity == HostActivity::Loading
     };
     let step_of = |it: &LongGap| {
         let middle = it.from + (it.to - it.from) / 2;

@@ -183,9 +183,10 @@ impl NestSums {
                 continue;
             }
             // A name nested inside itself counts once.
-            let inside_itself = nest.inside_same(|range| names.number(range));
+            let numbers: Vec<u32> = nest.entries.iter().map(|it| names.number(it.0)).collect();
+            let inside_itself = nest.inside_same(&numbers);
             nest.roll_up(leaves, join_stages, |entry, stages| {
-                let name = names.number(nest.entries[entry as usize].0);
+                let name = numbers[entry as usize];
                 for (stage, sum) in stages {
                     let all = by_name.entry((*stage, name)).or_default();
                     all.exclusive_ns += std::mem::take(&mut sum.exclusive_ns);

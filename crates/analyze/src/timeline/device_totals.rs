@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 
 use llmprof_core::{
     domain::units::Nanos,
-    trace::timeline::{CopyKind, ON_HOST},
+    trace::timeline::{CopyKind, ON_HOST, process_of},
 };
 use serde::{Deserialize, Serialize};
 
 use super::{
     activity::{Activity, Busy, DeviceWork, activities},
-    capture::Capture,
+    capture::{Capture, Join},
     interval::{Interval, extended},
     withheld::{TimelineFigure, Withheld},
 };
-use crate::stats::percent;
+use crate::{stages::coverage::FirstCalls, stats::percent};
 
 /// Work of all devices, from the first recorded work to the last.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -38,6 +38,12 @@ pub struct DeviceTotals {
     pub untimed_kernels: u64,
     /// Sum of their durations, milliseconds.
     pub kernel_ms: f64,
+    /// Kernels among `kernels` that were launched before the first recorded call of their process.
+    #[serde(default)]
+    pub kernels_before: u64,
+    /// Sum of their durations, milliseconds.
+    #[serde(default)]
+    pub kernel_before_ms: f64,
     /// Launches of graphs traced as a whole.
     pub whole_graphs: u64,
     /// Copies and fills, longest first.
@@ -91,6 +97,7 @@ pub fn device_totals(capture: &Capture) -> DeviceTotals {
             }
         }
     }
+    let (kernels_before, kernel_before_ns) = launched_before(capture);
     let (start, end) = window.unwrap_or_default();
     let busy_ns = busy.values().fold(0i64, |sum, it| sum.saturating_add(it.ns));
     let mut transfers: Vec<_> = transfers.into_iter().collect();
@@ -109,9 +116,26 @@ pub fn device_totals(capture: &Capture) -> DeviceTotals {
             .filter(|_| !capture.trace.lacks_times()),
         untimed_kernels: capture.trace.untimed.kernels.len() as u64,
         kernel_ms: Nanos(kernel_ns).as_ms(),
+        kernels_before,
+        kernel_before_ms: Nanos(kernel_before_ns).as_ms(),
         transfers: transfers.into_iter().map(transfer).collect(),
         ..totals
     }
+}
+
+/// Number and time of the kernels that were launched before the first recorded call of their
+/// process.
+fn launched_before(capture: &Capture) -> (u64, i64) {
+    if capture.kernel_joins().all(Join::has_call) {
+        return (0, 0);
+    }
+    let first = FirstCalls::of(capture.trace);
+    let orphans = capture.kernels().filter(|(it, by)| it.device != ON_HOST && !by.has_call());
+    let before =
+        orphans.filter(|(it, _)| first.is_before(process_of(it.global_pid), it.correlation_id));
+    before.fold((0, 0), |(count, ns): (u64, i64), (it, _)| {
+        (count + 1, ns.saturating_add(it.end_ns - it.start_ns))
+    })
 }
 
 #[cfg(test)]
@@ -125,7 +149,23 @@ mod tests {
         let totals = device_totals(&Capture::of(&trace));
         assert_eq!((totals.window_ms, totals.busy_ms, totals.kernel_ms), (4.0, 4.0, 5.0));
         assert_eq!((totals.busy_pct, totals.kernels, totals.devices), (Some(100.0), 2, 1));
+        assert_eq!(totals.kernels_before, 0, "their calls are missing");
         let idle = capture("range 1 a 1..2");
         assert_eq!(device_totals(&Capture::of(&idle)), DeviceTotals::default());
+    }
+
+    #[test]
+    fn kernels_that_were_launched_before_the_first_call_are_counted_apart() {
+        let before = |sketch: &str| {
+            let trace = capture(sketch);
+            let totals = device_totals(&Capture::of(&trace));
+            (totals.kernels, totals.kernels_before, totals.kernel_before_ms)
+        };
+        let own = "call 1 9 4000000..4100000\nkernel 9 b 5000000..6000000 7";
+        assert_eq!(before(own), (1, 0, 0.0));
+        let earlier = format!("kernel 7 a 0..2000000 7\n{own}");
+        assert_eq!(before(&earlier), (2, 1, 2.0));
+        let lost = format!("kernel 12 a 0..2000000 7\n{own}");
+        assert_eq!(before(&lost), (2, 0, 0.0), "its call is missing");
     }
 }

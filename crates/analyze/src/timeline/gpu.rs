@@ -16,7 +16,9 @@
 
 mod cells;
 mod gap_sums;
+pub mod host_activity;
 mod idle_gap;
+pub mod in_gap;
 mod launch_lengths;
 pub mod long_calls;
 mod named_gaps;

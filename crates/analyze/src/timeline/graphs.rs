@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use llmprof_core::{
     domain::{
+        digits,
         finding::{Finding, catalogue},
         units::Nanos,
     },
@@ -95,8 +96,9 @@ pub fn findings(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let hidden = |stage: &str| {
         let (launches, ms) = of_stage(&analysis.graphs, stage)?;
         let message = format!(
-            "The kernels inside {launches} launches of CUDA graphs in {stage} are not recorded: \
-             the graphs were traced as a whole, so GPU busy time is an upper bound.",
+            "The kernels inside {} launches of CUDA graphs in {stage} are not recorded: the graphs \
+             were traced as a whole, so GPU busy time is an upper bound.",
+            digits::count(launches),
             stage = in_sentence(stage)
         );
         let found = Finding::new(catalogue::GRAPHS_TRACED_WHOLE, message).with("stage", stage);
@@ -115,8 +117,9 @@ pub fn unplaced(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         return Vec::new();
     }
     let message = format!(
-        "{count} launches of CUDA graphs start on the host, and their process uses several GPUs or \
-         no other work shows its GPU: which GPU runs them is not recorded."
+        "{} launches of CUDA graphs start on the host, and their process uses several GPUs or no \
+         other work shows its GPU: which GPU runs them is not recorded.",
+        digits::count(count as u64)
     );
     let found = Finding::new(catalogue::GRAPH_DEVICE_UNKNOWN, message);
     let stages = analysis.withheld.stages_with(WithheldReason::UnplacedGraph).join(", ");

@@ -8,12 +8,14 @@
 //! by one.
 
 mod compared;
+mod cut_share;
 mod unrecorded;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
     domain::{
+        digits,
         finding::{Finding, catalogue},
         named_values::named_values,
         units::quantity,
@@ -98,8 +100,8 @@ pub struct StepStates {
     states: BTreeMap<(i64, Interval), StepState>,
     /// By process: work that steps without a recorded range launched.
     unrecorded: Vec<(i64, Interval)>,
-    /// Starts of the steps that the start or the end of the recording cuts.
-    at_edges: Vec<i64>,
+    /// Thread or process, and range, of each step that the start or the end of the recording cuts.
+    at_edges: Vec<(i64, Interval)>,
     /// By process: starts of steps that the recording does not end, or that have no range.
     lost: BTreeSet<(i64, i64)>,
     /// Steps that were taken out of their decodes, in the order of their starts.
@@ -223,7 +225,7 @@ fn leave_out(capture: &mut Capture, steps: &[ComparedStep], unnamed: &[StepInsid
         let is_of_other = it.instance.is_none()
             && outer.is_some_and(|at| ![DECODE, LEFT_OUT].contains(&stages.label(at as usize)));
         let is_cut = it.state == StepState::Cut && !is_of_other && !is_cold(it, stages);
-        stages.states.at_edges.extend(is_cut.then_some(it.range.0));
+        stages.states.at_edges.extend(is_cut.then_some(key));
         if is_cold(it, stages) {
             stages.states.states.remove(&key);
         } else if is_cut && !whole.contains(&it.group) {
@@ -269,26 +271,37 @@ fn leave_out(capture: &mut Capture, steps: &[ComparedStep], unnamed: &[StepInsid
 /// The finding on steps that are left out of all times; `None` if there is none.
 pub fn finding(capture: &Capture) -> Option<Finding> {
     let states = &capture.stages.states;
+    let cut_share = cut_share::gpu_time_pct(capture, &states.at_edges);
+    let cut = "cut by the start or the end of the recording".to_owned();
+    let cut = match cut_share {
+        Some(pct) => format!("{cut}, with {pct:.1} % of the recorded GPU time"),
+        None => cut,
+    };
     let reasons = [
         (states.count(StepState::KernelsMissing), "with missing kernels"),
         (states.count(StepState::KernelsUntimed), "with kernels without a valid time"),
         (states.count(StepState::CallsMissing), "with missing launching calls"),
         (states.count(StepState::WithoutWork), "without recorded work on a device"),
         (states.unrecorded.len(), "without a recorded range"),
-        (states.at_edges.len(), "cut by the start or the end of the recording"),
+        (states.at_edges.len(), cut.as_str()),
     ];
     let left_out: usize = reasons.iter().map(|it| it.0).sum();
     if left_out == 0 {
         return None;
     }
-    let texts = reasons.iter().filter(|it| it.0 > 0).map(|(n, reason)| format!("{n} {reason}"));
+    let text = |(n, reason): &(usize, &str)| format!("{} {reason}", digits::count(*n as u64));
+    let texts = reasons.iter().filter(|it| it.0 > 0).map(text);
     let message = format!(
-        "{left_out} of {} {} left out of all times: {}.",
+        "{} of {} {} left out of all times: {}.",
+        digits::count(left_out as u64),
         quantity(states.compared + states.unrecorded.len() as u64, "step"),
         if left_out == 1 { "is" } else { "are" },
         texts.collect::<Vec<_>>().join(", ")
     );
-    let found = Finding::new(catalogue::STEPS_LEFT_OUT, message);
+    let mut found = Finding::new(catalogue::STEPS_LEFT_OUT, message);
+    if let Some(pct) = cut_share {
+        found = found.with("GPU time of cut steps, percent", format!("{pct:.1}"));
+    }
     let found = match (reasons[0].0, left_out - reasons[1].0 - reasons[5].0) {
         (0, 0) if reasons[5].0 > 0 => found.advise(RECORD_WHOLE),
         // Another finding names kernels without a valid time.
@@ -298,7 +311,7 @@ pub fn finding(capture: &Capture) -> Option<Finding> {
     };
     let first = states.states.iter().filter(|it| it.1.lacks_work()).map(|it| it.0.1.0);
     let first = first.chain(states.unrecorded.iter().map(|it| it.1.0));
-    let first = first.chain(states.at_edges.iter().copied()).min();
+    let first = first.chain(states.at_edges.iter().map(|it| it.1.0)).min();
     Some(match first {
         Some(start_ns) => found.with("start of the first such step, ns", start_ns),
         None => found,

@@ -29,6 +29,11 @@ pub fn count(value: u64) -> String {
     grouped(&value.to_string(), "")
 }
 
+/// Sides of a grid or block: `4×24×1`.
+pub fn sides(size: [u32; 3]) -> String {
+    size.map(|side| side.to_string()).join("×")
+}
+
 fn grouped(whole: &str, fraction: &str) -> String {
     let (sign, digits) = whole.strip_prefix('-').map_or(("", whole), |digits| ("-", digits));
     let mut text = String::from(sign);

@@ -2,6 +2,7 @@
 //! without I/O.
 
 pub mod alignment;
+pub mod bounded_read;
 pub mod byte_order_mark;
 pub mod command;
 pub mod device;
@@ -43,5 +44,6 @@ pub mod sweep;
 pub mod unique_keys;
 pub mod units;
 pub mod uri;
+pub mod visible;
 pub mod webhook_event;
 pub mod yaml;

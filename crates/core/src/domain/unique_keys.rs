@@ -12,6 +12,14 @@ use serde_json::{Map, Number, Value};
 /// Maximum characters of a repeated key in an error.
 const MAX_KEY: usize = 40;
 
+/// Levels of arrays and objects that a JSON text may have.
+pub const MAX_LEVELS: usize = 127;
+
+/// Returns true for the error of a text with more than [`MAX_LEVELS`] levels.
+pub fn is_too_deep(error: &serde_json::Error) -> bool {
+    error.to_string().starts_with("recursion limit exceeded")
+}
+
 /// A value without repeated keys, at any depth. Integers beyond 64 bits become floats, as
 /// `serde_json` reads them.
 #[derive(Debug, Clone, PartialEq)]

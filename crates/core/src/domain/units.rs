@@ -9,9 +9,11 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// A count with its noun: `1 row`, `2 rows`.
+use super::digits;
+
+/// A count with its noun: `1 row`, `2,000 rows`.
 pub fn quantity(count: u64, noun: &str) -> String {
-    format!("{count} {}", plural(count, noun))
+    format!("{} {}", digits::count(count), plural(count, noun))
 }
 
 /// A noun in the number of a count.
@@ -101,8 +103,8 @@ mod tests {
 
     #[test]
     fn one_is_singular() {
-        let shown = [0, 1, 2].map(|count| quantity(count, "row"));
-        assert_eq!(shown, ["0 rows", "1 row", "2 rows"]);
+        let shown = [0, 1, 2, 20_000].map(|count| quantity(count, "row"));
+        assert_eq!(shown, ["0 rows", "1 row", "2 rows", "20,000 rows"]);
         assert_eq!([1, 3].map(|count| plural(count, "launch")), ["launch", "launches"]);
     }
 }

@@ -21,6 +21,10 @@ pub struct Environment {
     pub driver: Option<String>,
     /// Highest CUDA version that the driver supports.
     pub cuda: Option<String>,
+    /// Version of the CUDA runtime that the program used, if a capture states it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(example = "12.4"))]
+    pub cuda_runtime: Option<String>,
     pub gpus: Vec<Gpu>,
     /// The device of the run, by its index on this host: inside the run its only GPU is `cuda:0`.
     pub device: Option<Device>,
@@ -42,6 +46,37 @@ pub struct Environment {
     /// Load of the host during the unprofiled pass; absent if none was recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<HostLoad>,
+}
+
+impl Environment {
+    /// Versions of the CUDA runtime and of the driver, as far as they are known. Next to the
+    /// runtime's version, what an unknown driver supports is left out.
+    pub fn cuda_versions(&self) -> Option<String> {
+        let runtime = self.cuda_runtime.as_ref().map(|it| format!("CUDA {it}"));
+        let max_cuda = self.cuda.as_deref().filter(|_| runtime.is_none() || self.driver.is_some());
+        let driver = driver_versions(self.driver.as_deref(), max_cuda);
+        let known: Vec<String> = runtime.into_iter().chain(driver).collect();
+        (!known.is_empty()).then(|| known.join(", "))
+    }
+}
+
+/// The driver with the highest CUDA version that it supports, which is not the version in use;
+/// `None` if both are unknown.
+pub fn driver_versions(driver: Option<&str>, max_cuda: Option<&str>) -> Option<String> {
+    match (driver, max_cuda) {
+        (Some(driver), Some(cuda)) => {
+            Some(format!("driver {driver}, which supports CUDA up to {cuda}"))
+        }
+        (Some(driver), None) => Some(format!("driver {driver}")),
+        (None, Some(cuda)) => Some(format!("a driver that supports CUDA up to {cuda}")),
+        (None, None) => None,
+    }
+}
+
+/// `13000` as `13.0`: CUDA's numbering, 1,000 times the major plus 10 times the minor version. 0
+/// means a host without a driver or runtime.
+pub fn cuda_version(number: i64) -> Option<String> {
+    (number > 0).then(|| format!("{}.{}", number / 1000, number % 1000 / 10))
 }
 
 named_values! {
@@ -128,4 +163,50 @@ pub struct Driver {
     /// Highest CUDA version that it supports.
     pub cuda: Option<String>,
     pub gpus: Vec<Gpu>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_of_the_runtime_is_not_the_highest_of_the_driver() {
+        for (runtime, driver, max_cuda, text) in [
+            (None, None, None, None),
+            (Some("12.4"), None, None, Some("CUDA 12.4")),
+            (None, Some("580.95"), None, Some("driver 580.95")),
+            (None, None, Some("13.0"), Some("a driver that supports CUDA up to 13.0")),
+            (
+                None,
+                Some("580.95"),
+                Some("13.0"),
+                Some("driver 580.95, which supports CUDA up to 13.0"),
+            ),
+            (Some("12.4"), None, Some("13.0"), Some("CUDA 12.4")),
+            (
+                Some("12.4"),
+                Some("580.95"),
+                Some("13.0"),
+                Some("CUDA 12.4, driver 580.95, which supports CUDA up to 13.0"),
+            ),
+        ] {
+            let owned = |it: Option<&str>| it.map(str::to_owned);
+            let environment = Environment {
+                cuda_runtime: owned(runtime),
+                driver: owned(driver),
+                cuda: owned(max_cuda),
+                ..Environment::default()
+            };
+            assert_eq!(environment.cuda_versions().as_deref(), text);
+        }
+    }
+
+    #[test]
+    fn a_number_of_cuda_is_a_version_if_it_is_positive() {
+        for (number, version) in
+            [(13000, Some("13.0")), (11080, Some("11.8")), (0, None), (-1, None)]
+        {
+            assert_eq!(cuda_version(number).as_deref(), version, "{number}");
+        }
+    }
 }

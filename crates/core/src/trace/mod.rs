@@ -26,6 +26,7 @@ pub mod interval;
 pub mod kernel;
 pub mod names;
 pub mod operator_ranges;
+pub mod os_call;
 pub mod packed;
 pub mod power;
 pub mod range;

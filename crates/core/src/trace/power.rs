@@ -33,12 +33,20 @@ pub struct SampledDevice {
     pub board_uuid: String,
     #[cfg_attr(feature = "schema", schema(example = "NVIDIA H200"))]
     pub name: String,
+    /// GPUs of the pass; each is sampled into a file of its own.
+    #[serde(default = "one_gpu")]
+    pub gpus: u32,
     /// Target sampling period of the sampler.
     pub period_ns: i64,
     pub power_source: PowerSource,
     pub power_limit_w: Option<f64>,
     pub max_sm_mhz: Option<u32>,
     pub max_memory_mhz: Option<u32>,
+}
+
+/// Number of GPUs in samples and reports that do not state it.
+pub const fn one_gpu() -> u32 {
+    1
 }
 
 /// Meaning of a power reading.
@@ -99,13 +107,22 @@ pub struct SamplerEnd {
     pub busy_ns: Option<i64>,
 }
 
-/// The sampler's log of one pass.
+/// The sampler's log of the first GPU of one pass, with the logs of its other GPUs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PowerLog {
     pub device: SampledDevice,
     /// In order of time.
     pub samples: Vec<PowerSample>,
     pub end: Option<SamplerEnd>,
+    /// The log of each other GPU; `None` if it was not sampled.
+    pub others: Vec<Option<PowerLog>>,
+}
+
+impl PowerLog {
+    /// The logs of all sampled GPUs.
+    pub fn each(&self) -> impl Iterator<Item = &Self> {
+        std::iter::once(self).chain(self.others.iter().flatten())
+    }
 }
 
 /// A clock reason: its bit in NVML's "clocks event reasons", its name, and whether it means

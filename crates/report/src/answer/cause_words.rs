@@ -1,8 +1,12 @@
 //! Causes of a stage's time, in words for a reader who knows no CUDA.
 
-use llmprof_analyze::ledger::{CauseRanges, Ledger, LedgerCause, LedgerRow};
+use llmprof_analyze::ledger::{CauseRanges, Ledger, LedgerCause, LedgerMember, LedgerRow};
 
-use super::cited::Cited;
+use super::{
+    cited::{Cited, Row},
+    times::row_of_cause,
+};
+use crate::format::short_name;
 
 /// Idle time in a range of the program, in several, and in ranges and calls.
 const IN_RANGE: &str = "the GPU idles while the host is in {}, a range of the program, and \
@@ -12,17 +16,41 @@ const IN_RANGES: &str =
 const IN_RANGES_AND_CALLS: &str = "the GPU idles while the host is in ranges of the program and \
                                    long calls{}, and launches nothing";
 
-/// The cause of a row, with the ranges of the program that have most of its time.
+/// Idle time in calls of the operating system.
+const IN_OS_CALLS: &str = "the GPU idles while the host is {}, and launches nothing";
+
+/// The cause of a row, with the ranges of the program, or the calls of the operating system, that
+/// have most of its time.
 pub fn of_row(ledger: &Ledger, row: &LedgerRow) -> Cited {
+    if let Some(calls) = ledger.os_calls_of(row) {
+        return Cited::of(IN_OS_CALLS, [Cited::name(calls.words())]);
+    }
     let Some(ranges) = ledger.ranges_of(row).filter(CauseRanges::are_most) else {
         return Cited::words(plain(row.cause));
     };
     if let Some(range) = ranges.one() {
-        return Cited::of(IN_RANGE, [Cited::name(range)]);
+        return Cited::of(IN_RANGE, [Cited::name(short_name(range))]);
     }
-    let main = ranges.main().map(|it| Cited::of(", mostly in the range {}", [Cited::name(it)]));
+    let mostly = |it: &str| Cited::of(", mostly in the range {}", [Cited::name(short_name(it))]);
+    let main = ranges.main().map(mostly);
     let words = if ranges.are_all() { IN_RANGES } else { IN_RANGES_AND_CALLS };
-    Cited::of(words, [main.unwrap_or_default()])
+    Cited::of(words, [main.or_else(|| together(&ranges, row)).unwrap_or_default()])
+}
+
+/// The ranges that have most of a cause's time together, with their shares.
+fn together(ranges: &CauseRanges, row: &LedgerRow) -> Option<Cited> {
+    let whole = row_of_cause(row).ns("ns", row.ns);
+    let share = |(name, member): (&str, &LedgerMember)| {
+        let cells = Row::of("ledger_members")
+            .with("stage", &member.stage)
+            .with("cause", member.cause)
+            .with("operator", &member.operator);
+        let part = cells.ns("ns", member.ns).share_of(&whole)?;
+        Some(Cited::of("{} {}", [Cited::name(short_name(name)), part.text()]))
+    };
+    let shares: Vec<Cited> = ranges.together(row).into_iter().filter_map(share).collect();
+    let is_any = !shares.is_empty();
+    is_any.then(|| Cited::of(" ({} of this time)", [Cited::list(shares, ", ")]))
 }
 
 /// A cause as something that happens.

@@ -1,6 +1,6 @@
 //! Findings on the first page: what they withhold, and the conditions of the figures.
 
-use llmprof_analyze::timeline::open_ranges::STAGES_WITHOUT_END;
+use llmprof_analyze::{findings::language_model, timeline::open_ranges::STAGES_WITHOUT_END};
 use llmprof_core::domain::finding::{
     Finding, Severity,
     catalogue::{self, FindingId},
@@ -136,10 +136,23 @@ pub fn why_left_out(findings: &[Finding]) -> Option<String> {
     findings.iter().find(|it| it.id == catalogue::STEPS_LEFT_OUT).map(text)
 }
 
+/// The finding on a capture without stages.
+fn no_stages(findings: &[Finding]) -> Option<&Finding> {
+    let ids = [catalogue::NO_STAGES, catalogue::COMMAND_WITHOUT_STAGES];
+    findings.iter().find(|it| is_one_of(it, &ids))
+}
+
+/// The stages that a capture does not mark, and the name of one in a rule.
+pub fn unmarked_stages(findings: &[Finding]) -> (&'static str, &'static str) {
+    match no_stages(findings).is_some_and(language_model::is_of_any_program) {
+        true => ("the stages of the program", "NAME"),
+        false => ("prefill and decode", "prefill"),
+    }
+}
+
 /// The remedy for a capture without ranges, of its engine and profiler.
 pub fn why_no_stages(findings: &[Finding]) -> &str {
-    let ids = [catalogue::NO_STAGES, catalogue::COMMAND_WITHOUT_STAGES];
-    let found = findings.iter().find(|it| is_one_of(it, &ids));
+    let found = no_stages(findings);
     let advice = found.and_then(|it| it.advice.as_deref());
     advice.unwrap_or("Have the program open ranges called prefill and decode_step.")
 }

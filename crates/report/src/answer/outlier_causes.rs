@@ -23,7 +23,7 @@ use super::{
     stage_time::row_of_steps,
     steps::row_of,
 };
-use crate::format::{count, short_name};
+use crate::format::{count, short_name, work_name};
 
 /// Passes of the draft model, of the mean of all steps, above which they explain an outlier.
 const MANY_DRAFTS: f64 = 1.5;
@@ -257,7 +257,7 @@ fn works(steps: &StepTimes, listed: &[Listed]) -> Option<Cited> {
             let figure = |column: &str, ms| row.figure(format!("longest.{at}.{column}"), ms);
             let usual = it.usual_work_ms.map(|ms| figure("usual_work_ms", ms));
             let is_of_words = CollectiveKind::of_kernel(work).is_some() == is_collective;
-            is_of_words.then(|| (short_name(work), figure("longest_work_ms", ms), usual))
+            is_of_words.then(|| (work_name(work), figure("longest_work_ms", ms), usual))
         }));
         if let Some(it) = sentence(steps, words, &named) {
             all.push(it);

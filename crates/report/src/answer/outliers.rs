@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(
             outlier,
             "1 of 10 decode steps takes more than twice the median: 30.0 ms. In it the GPU works \
-             longer, most of all in copy host_to_device (28.0 ms)."
+             longer, most of all in copy host to device (28.0 ms)."
         );
         assert_eq!(sentences(&[(8, 1.0, 9), (7, 1.1, 1)], named.clone(), true).len(), 2);
         assert_eq!(

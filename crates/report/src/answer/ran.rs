@@ -26,6 +26,7 @@ pub struct Subject<'a> {
     pub steps: Option<u64>,
     /// GPUs with work; `None` if unknown.
     pub used_gpus: Option<u64>,
+    pub is_import: bool,
     pub only_traced: bool,
     /// Unprofiled passes have times too.
     pub is_timed: bool,
@@ -58,26 +59,23 @@ pub fn ran(subject: &Subject) -> Option<Cited> {
         true => Cited::default(),
         false => Cited::of(" ({})", [Cited::list(facts, ", ")]),
     };
-    let versions = [("driver", &environment.driver), ("CUDA", &environment.cuda)];
-    let versions: Vec<String> = versions
-        .into_iter()
-        .filter_map(|(of, it)| Some(format!("{of} {}", it.as_ref()?)))
-        .collect();
-    let versions = if versions.is_empty() || is_on_cpu(model, environment) {
-        String::new()
-    } else {
-        format!(" ({})", versions.join(", "))
-    };
-    let tool = environment
-        .profiler
-        .clone()
-        .or_else(|| Some(format!("nsys {}", environment.nsys.as_ref()?)));
-    let tool = tool
-        .filter(|_| subject.only_traced && !subject.is_timed)
-        .map(|it| format!(", recorded by {it}"));
+    let versions = environment.cuda_versions().filter(|_| !is_on_cpu(model, environment));
+    let versions = versions.map(|it| format!(" ({it})")).unwrap_or_default();
+    let tool =
+        tool(environment, subject.is_import).filter(|_| subject.only_traced && !subject.is_timed);
     let parts = [name, machine, versions, tool.unwrap_or_default()].map(Cited::name);
     let [name, machine, versions, tool] = parts;
     Some(Cited::of("{}{} ran on {}{}{}.", [name, facts, machine, versions, tool]))
+}
+
+/// The profiler, as the end of a sentence. The export of a report by nsys has the version that
+/// exported it, and not the version that recorded it.
+fn tool(environment: &Environment, is_import: bool) -> Option<String> {
+    if let Some(profiler) = &environment.profiler {
+        return Some(format!(", recorded by {profiler}"));
+    }
+    let verb = if is_import { "exported" } else { "recorded" };
+    Some(format!(", {verb} by nsys {}", environment.nsys.as_ref()?))
 }
 
 /// GPUs with work in these stages, or in a capture without stages.
@@ -121,4 +119,24 @@ fn machine(
     };
     let names: Vec<String> = names.into_iter().map(named).collect();
     (!names.is_empty()).then(|| format!("{host}{}", names.join(" and ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_in_an_export_of_nsys_is_the_one_that_exported_it() {
+        for (profiler, nsys, is_import, words) in [
+            (None, Some("2025.3.2"), true, Some(", exported by nsys 2025.3.2")),
+            (None, Some("2025.3.2"), false, Some(", recorded by nsys 2025.3.2")),
+            (Some("PyTorch profiler"), None, true, Some(", recorded by PyTorch profiler")),
+            (None, None, true, None),
+        ] {
+            let owned = |it: Option<&str>| it.map(str::to_owned);
+            let (profiler, nsys) = (owned(profiler), owned(nsys));
+            let environment = Environment { profiler, nsys, ..Environment::default() };
+            assert_eq!(tool(&environment, is_import).as_deref(), words);
+        }
+    }
 }

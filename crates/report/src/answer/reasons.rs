@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_analyze::{
     findings::ledger::advice_of_few,
-    ledger::{Ledger, LedgerCause, LedgerMember, LedgerRow},
+    ledger::{Ledger, LedgerCause, LedgerMember, LedgerRow, SAMPLED_PASS},
 };
 use llmprof_core::domain::finding::{Finding, catalogue};
 use serde::{Serialize, Serializer};
@@ -18,7 +18,6 @@ use super::{
     remedies::{FewSteps, Remedy, advice, taken},
     times::{is_idle, row_of, row_of_cause},
 };
-use crate::format::short_name;
 
 /// Listed reasons.
 const REASONS: usize = 3;
@@ -191,8 +190,7 @@ fn reason<'a>(
         }
     });
     let member = ledger.members(&row.stage, row.cause).next();
-    let member = member.map(|it| records.kernel_names.of_member(it));
-    let evidence = member.map(|it| evidence(&it, row, &base)).unwrap_or_default();
+    let evidence = member.map(|it| evidence(records, it, row, &base)).unwrap_or_default();
     let evidence = match thread {
         Some(thread) => format!("{evidence} {}", thread.message),
         None => evidence,
@@ -219,8 +217,8 @@ fn thread_in_gaps<'a>(records: &AnswerRecords<'a>, row: &LedgerRow) -> Option<&'
 }
 
 /// The largest kernel or gap of a cause, with its evidence.
-fn evidence(it: &LedgerMember, row: &LedgerRow, base: &Base) -> String {
-    let name = match it.name_by(short_name) {
+fn evidence(records: &AnswerRecords, it: &LedgerMember, row: &LedgerRow, base: &Base) -> String {
+    let name = match records.kernel_names.of_part(records.ledger, it) {
         name if name.is_empty() => "start of the stage".into(),
         name => name,
     };
@@ -232,7 +230,10 @@ fn evidence(it: &LedgerMember, row: &LedgerRow, base: &Base) -> String {
         true => it.evidence.clone(),
         false => it.evidence.replace(" after this work", ""),
     };
-    let pass = if row.pass.is_empty() { String::new() } else { format!(" ({})", row.pass) };
+    let pass = match row.pass.as_str() {
+        "" => String::new(),
+        pass => format!(" ({})", pass.replace(SAMPLED_PASS, "sampled GPU metrics")),
+    };
     format!("{name}{time}: {why}{pass}.")
 }
 

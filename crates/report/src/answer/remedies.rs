@@ -4,7 +4,7 @@ use llmprof_analyze::{
     findings,
     ledger::{LedgerCause, LedgerRow, LedgerStage, StepOfCause},
     stages::DECODE,
-    timeline::gpu::long_calls::LOADING,
+    timeline::gpu::host_activity::HostActivity,
 };
 use llmprof_core::domain::finding::{
     Finding,
@@ -115,7 +115,7 @@ fn saving(few: &[Figure], all: &Figure, n: &Figure) -> Option<Figure> {
 
 /// True if code is prepared in nearly each step.
 fn is_in_each_step(records: &AnswerRecords, row: &LedgerRow) -> bool {
-    let is_code = row.largest.as_deref().is_some_and(|it| it.starts_with(LOADING));
+    let is_code = row.largest.as_deref().map(HostActivity::of) == Some(HostActivity::Loading);
     let mut steps = records.step_times.iter().filter(|it| it.stage == row.stage);
     is_code
         && steps.any(|it| it.are_steps() && it.preparing as f64 >= RECURRING * f64::from(it.ms.n))

@@ -3,27 +3,24 @@
 use std::cmp::Reverse;
 
 use llmprof_analyze::{
-    kernels::KernelRecord,
-    kernels::nsys_sums::{CallSum, RangeSum},
+    kernels::{KernelRecord, nsys_sums::RangeSum},
     stages::{NO_STAGE, StageTiming},
     stats::percent,
     timeline::device_totals::{DeviceTotals, TransferTotal},
 };
 use llmprof_core::{
     domain::{finding::catalogue, units::Nanos},
-    trace::{
-        runtime_call::{is_hip, without_version},
-        stage::{RangeNames, is_of_library},
-    },
+    trace::stage::{RangeNames, is_of_library},
 };
 
 use super::{
     AnswerRecords,
     cited::{Cited, Row},
     on_findings::{
-        why_excluded, why_left_out, why_no_kernels, why_no_stages, why_nothing_ran, why_unended,
-        why_untimed,
+        unmarked_stages, why_excluded, why_left_out, why_no_kernels, why_no_stages,
+        why_nothing_ran, why_unended, why_untimed,
     },
+    runtime_calls,
 };
 use crate::{
     format::{count, share, short_name},
@@ -45,7 +42,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     let Some(totals) = records.device_totals.filter(|_| is_without_stages(records)) else {
         return vec![];
     };
-    let called = records.longest_call.map(called);
+    let called = runtime_calls::longest(records.calls);
     if records.on_cpu {
         return vec![];
     }
@@ -82,26 +79,6 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
     busy.into_iter().chain(work).chain(called).collect()
 }
 
-/// The function of the runtime or driver whose calls take most time.
-fn called(it: &CallSum) -> Cited {
-    let row = Row::of("api_calls").with("name", &it.name);
-    let api = if is_hip(&it.name) { "HIP" } else { "CUDA" };
-    let over = (it.processes > 1).then(|| {
-        let processes = row.count("processes", it.processes).shown(|it| count(it as u64));
-        Cited::of(", summed over {} processes", [processes])
-    });
-    Cited::of(
-        "The host spends most time of its {} calls in {}: {} ms in {}{}.",
-        [
-            Cited::words(api),
-            Cited::name(short_name(without_version(&it.name))),
-            row.ns("ns.total", it.ns.total).short(),
-            row.count("ns.count", it.ns.count).quantity("call"),
-            over.unwrap_or_default(),
-        ],
-    )
-}
-
 /// The kernels, and the one that takes most of their time.
 fn kernels(longest: &KernelRecord, totals: &DeviceTotals, names: &KernelNames) -> Option<Cited> {
     let row = Row::of("kernels_topk")
@@ -110,14 +87,31 @@ fn kernels(longest: &KernelRecord, totals: &DeviceTotals, names: &KernelNames) -
         .with("full_name", &longest.full_name);
     let all = Row::of("aggregates");
     let all_ms = all.figure("devices.kernel_ms", totals.kernel_ms);
+    let launches = all.count("devices.kernels", totals.kernels);
+    let share_of_all = row.figure("total_ms", longest.total_ms).share_of(&all_ms)?.text();
+    let name = Cited::name(short_name(&names.of_record(longest)));
+    if totals.kernels_before == 0 || totals.kernels_before == totals.kernels {
+        let words = match totals.kernels_before {
+            0 => "Kernels take {} ms in {}{}: {} of it in {}.",
+            _ => "Kernels take {} ms in {} from before the recording{}: {} of it in {}.",
+        };
+        return Some(Cited::of(
+            words,
+            [all_ms.short(), launches.quantity("launch"), over_gpus(totals), share_of_all, name],
+        ));
+    }
+    let before_ms = all.figure("devices.kernel_before_ms", totals.kernel_before_ms);
+    let before = all.count("devices.kernels_before", totals.kernels_before);
     Some(Cited::of(
-        "Kernels take {} ms in {}{}: {} of it in {}.",
+        "Kernels take {} ms in {}, and {} ms in {} from before the recording{}: {} of both in {}.",
         [
-            all_ms.clone().short(),
-            all.count("devices.kernels", totals.kernels).quantity("launch"),
+            all_ms.minus(&before_ms).short(),
+            launches.minus(&before).quantity("launch"),
+            before_ms.short(),
+            before.quantity("launch"),
             over_gpus(totals),
-            row.figure("total_ms", longest.total_ms).share_of(&all_ms)?.text(),
-            Cited::name(short_name(&names.of_record(longest))),
+            share_of_all,
+            name,
         ],
     ))
 }
@@ -161,13 +155,13 @@ pub fn busy_unknown(records: &AnswerRecords) -> Option<String> {
 pub fn unknown(records: &AnswerRecords) -> Option<String> {
     let totals = records.device_totals.filter(|_| is_without_stages(records))?;
     if is_without_work(records, totals) && !records.on_cpu {
-        let remedy = match records.longest_call {
-            Some(_) => {
+        let remedy = match records.calls.is_empty() {
+            false => {
                 "The capture has calls of the GPU's runtime and not the work that they launch. \
-                 Export its report with an nsys as new as the one that recorded it, or record a \
-                 part in which kernels run."
+                 If an older nsys exported its report, export it again with the nsys that recorded \
+                 it; otherwise record a part in which kernels run."
             }
-            None => why_no_kernels(records.findings).unwrap_or(
+            true => why_no_kernels(records.findings).unwrap_or(
                 "Record the CUDA API (`nsys profile -t cuda,nvtx`, or ProfilerActivity.CUDA) in \
                  the process that launches the work.",
             ),
@@ -181,17 +175,16 @@ pub fn unknown(records: &AnswerRecords) -> Option<String> {
     }
     let work = totals.kernels + totals.whole_graphs;
     let names = longest_ranges(records.ranges, work, totals.window_ms);
+    let (stages, name) = unmarked_stages(records.findings);
     let remedy = match names.as_slice() {
         [] => why_no_stages(records.findings).to_owned(),
         names => format!(
-            "Name their ranges: `--stage prefill=RANGE`, or `stage` of an import. Longest ranges: \
+            "Name their ranges: `--stage {name}=RANGE`, or `stage` of an import. Longest ranges: \
              {}.",
             names.join(", ")
         ),
     };
-    Some(format!(
-        "How long prefill and decode take is unknown: the capture does not mark them. {remedy}"
-    ))
+    Some(format!("How long {stages} take is unknown: the capture does not mark them. {remedy}"))
 }
 
 /// Sums over the ranges that one rule names.
@@ -271,24 +264,33 @@ mod tests {
     }
 
     #[test]
-    fn calls_of_several_processes_are_stated_as_their_sum() {
-        let sum = |name: &str, processes: u64| CallSum {
-            name: name.into(),
-            processes,
-            ns: DurationStats { count: 30, total: 290_000_000, ..DurationStats::default() },
+    fn kernels_that_were_launched_before_the_recording_are_not_counted_as_its_launches() {
+        let sentence = |kernels_before: u64, kernel_before_ms: f64| {
+            let longest = serde_json::json!({
+                "kernel_name": "gemm", "full_name": "gemm", "name_variants": 1, "class": "gemm",
+                "engine": null, "device": 0, "stage": "", "total_ms": 12.0, "calls": 241,
+                "mean_ms": 0.05, "grid": [1, 1, 1], "block": [32, 1, 1], "registers": 0,
+                "launch_configs": 1, "share_pct": null, "launch_ns": { "count": 2,
+                "total": 9, "mean": 4.5, "median": 4.5, "min": 4, "max": 5, "std": null }
+            });
+            let totals = DeviceTotals {
+                kernels: 1465,
+                kernel_ms: 48.0,
+                kernels_before,
+                kernel_before_ms,
+                ..DeviceTotals::default()
+            };
+            let longest = serde_json::from_value(longest).unwrap();
+            kernels(&longest, &totals, &KernelNames::default()).unwrap().as_str().to_owned()
         };
-        for (name, processes, text) in [
-            ("cudaFree_v3020", 1, "CUDA calls in cudaFree: 290 ms in 30 calls."),
-            ("hipMemcpy", 0, "HIP calls in hipMemcpy: 290 ms in 30 calls."),
-            (
-                "cuStreamSynchronize",
-                2,
-                "CUDA calls in cuStreamSynchronize: 290 ms in 30 calls, summed over 2 processes.",
-            ),
-        ] {
-            let text = format!("The host spends most time of its {text}");
-            assert_eq!(called(&sum(name, processes)).as_str(), text);
-        }
+        let whole = "Kernels take 48.0 ms in 1,465 launches: 25 % of it in gemm.";
+        assert_eq!(sentence(0, 0.0), whole);
+        assert_eq!(sentence(1465, 48.0), whole.replace("es:", "es from before the recording:"));
+        assert_eq!(
+            sentence(436, 13.5),
+            "Kernels take 34.5 ms in 1,029 launches, and 13.5 ms in 436 launches from before the \
+             recording: 25 % of both in gemm."
+        );
     }
 
     #[test]

@@ -175,6 +175,16 @@ fn experts(analysis: &Analysis) -> Vec<(String, String)> {
     STAGES.iter().filter_map(of).collect()
 }
 
+/// The samples of a curve, in words.
+fn sampled(power: &Power) -> String {
+    let of_gpus = match power.device.gpus {
+        1 => String::new(),
+        gpus => format!(" of {gpus} GPUs"),
+    };
+    let seconds = decimals(power.curve.seconds, 1);
+    format!("{} samples{of_gpus} over {seconds} seconds.", power.samples)
+}
+
 /// Stages behind a curve over the unprofiled pass.
 fn bands(power: &Power) -> Vec<(&'static str, f64, f64, String)> {
     let band = |band: &llmprof_analyze::power::StageBand| {
@@ -214,11 +224,17 @@ fn power(analysis: &Analysis) -> (String, String) {
         unit: "MHz",
         ..drawn
     };
-    let description =
-        format!("{} samples over {} seconds.", power.samples, decimals(power.curve.seconds, 1));
+    let description = sampled(power);
+    let [of_power, of_clock] = match power.device.gpus {
+        1 => ["Power over time".to_owned(), "SM clock over time".to_owned()],
+        gpus => [
+            format!("Power over time, sum over {gpus} GPUs"),
+            format!("SM clock over time, first of {gpus} GPUs"),
+        ],
+    };
     (
-        timeline("power-curve", "Power over time", &description, &drawn),
-        timeline("clock-curve", "SM clock over time", &description, &clock),
+        timeline("power-curve", &of_power, &description, &drawn),
+        timeline("clock-curve", &of_clock, &description, &clock),
     )
 }
 

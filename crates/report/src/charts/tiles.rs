@@ -356,7 +356,11 @@ impl Headline {
 
     fn energy(&self) -> Option<Tile> {
         let decode = self.power.as_ref()?.stages.iter().find(|it| it.stage == DECODE)?;
-        let watts = decode.mean_w.map(|watts| format!("decode, {} W", decimals(watts, 0)));
+        let of_gpus = match decode.gpus {
+            1 => String::new(),
+            gpus => format!(" on {gpus} GPUs"),
+        };
+        let watts = decode.mean_w.map(|watts| format!("decode, {} W{of_gpus}", decimals(watts, 0)));
         Some(Tile {
             label: "Energy per token",
             value: decimals(decode.joules_per_token?, 3),

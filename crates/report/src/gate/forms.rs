@@ -5,6 +5,7 @@
 use std::fmt::Write;
 
 use llmprof_analyze::series::gate::{GateVerdict, change_words};
+use llmprof_core::domain::visible::{one_line, visible};
 
 use super::{DROPPED, GateFigure, GateReport};
 use crate::{
@@ -28,7 +29,7 @@ impl GateReport {
         if let Some(reason) = &self.accepted {
             _ = writeln!(text, "  accepted: {reason:?}");
         }
-        text
+        visible(&text).into_owned()
     }
 
     /// For CI systems that read JUnit, which has no inconclusive result: it is an error. A dropped
@@ -97,7 +98,7 @@ impl GateReport {
         for reason in &self.reasons {
             _ = writeln!(text, "::warning title=llmprof::{}", command_text(reason));
         }
-        text + &self.summary() + "\n"
+        text + &visible(&self.summary()) + "\n"
     }
 
     /// For a comment.
@@ -145,25 +146,23 @@ impl GateReport {
 
 /// Escapes text of an XML attribute; characters that XML does not allow are replaced.
 fn xml_text(text: &str) -> String {
-    let allowed = |it: char| !it.is_control() && it != '\u{fffe}' && it != '\u{ffff}';
-    escape(&text.replace(|it| !allowed(it), " ")).to_string()
+    escape(&one_line(text).replace(['\u{fffe}', '\u{ffff}'], " "))
 }
 
 /// Escapes the message of a workflow command.
 fn command_text(text: &str) -> String {
-    text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A")
+    visible(text).replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A")
 }
 
 /// Escapes text of a Markdown line or cell.
 fn markdown_text(text: &str) -> String {
     let mut escaped = String::new();
-    for character in text.chars() {
+    for character in one_line(text).chars() {
         match character {
             '\\' | '`' | '*' | '_' | '[' | ']' | '<' | '>' | '|' | '#' | '~' | '!' | '@' => {
                 escaped.push('\\');
                 escaped.push(character);
             }
-            character if character.is_control() => escaped.push(' '),
             character => escaped.push(character),
         }
     }

@@ -1,5 +1,7 @@
 //! Tests of the result of a gate and of its forms.
 
+use llmprof_core::domain::visible::{hidden, is_hidden};
+
 use super::*;
 
 fn report() -> GateReport {
@@ -47,6 +49,32 @@ fn a_figure_that_is_a_mean_is_called_a_mean_in_every_form() {
     for text in [report.github(), report.markdown(), message] {
         assert!(text.contains("Mean time per output token"), "{text}");
         assert!(!text.contains("Median time per output token"), "{text}");
+    }
+}
+
+#[test]
+fn a_measured_figure_without_a_stated_statistic_is_not_called_a_median() {
+    let mut report = report();
+    report.figures[0].statistic = None;
+    let text = report.markdown();
+    assert!(text.contains("Median or mean time per output token"), "{text}");
+    report.figures[0].baseline = None;
+    report.figures[0].candidate = None;
+    let text = report.markdown();
+    assert!(text.contains("| Median time per output token"), "{text}");
+}
+
+#[test]
+fn no_form_has_a_hidden_character() {
+    let hostile: String = hidden().collect();
+    let report = GateReport {
+        baseline: hostile.clone(),
+        accepted: Some(hostile.clone()),
+        reasons: vec![hostile],
+        ..report()
+    };
+    for text in [report.text(), report.junit(), report.github(), report.markdown()] {
+        assert!(!text.contains(is_hidden), "{text:?}");
     }
 }
 

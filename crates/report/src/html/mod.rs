@@ -1,8 +1,7 @@
 //! HTML reports: their templates and style sheet, and the escaping of text from outside.
 
+use llmprof_core::domain::visible::visible;
 use minijinja::{Error, HtmlEscape, Output, State, escape_formatter, value::Value};
-
-use super::format;
 
 /// The reports' style sheet, for pages with the same look.
 pub const STYLE: &str = include_str!("style.css");
@@ -11,7 +10,7 @@ pub const TABLE_MACRO: &str = include_str!("macros.html");
 
 /// Escapes text for HTML and SVG, in content and in quoted attributes.
 pub fn escape(text: &str) -> String {
-    HtmlEscape(&format::visible(text)).to_string()
+    HtmlEscape(&visible(text)).to_string()
 }
 
 /// The same; text between a pair of backticks is code.
@@ -38,11 +37,17 @@ pub fn write_value(out: &mut Output, state: &mut State, value: &Value) -> Result
 
 #[cfg(test)]
 mod tests {
+    use llmprof_core::domain::visible::{hidden, is_hidden};
+
     use super::*;
 
     #[test]
-    fn changes_of_direction_are_visible() {
-        assert_eq!(escape("gemm\u{202e}<b>\u{2069}"), "gemm‹U+202E›&lt;b&gt;‹U+2069›");
+    fn hidden_characters_are_visible() {
+        assert_eq!(escape("gemm\u{202e}<b>\u{1b}[2J"), "gemm‹U+202E›&lt;b&gt;‹U+001B›[2J");
+        for c in hidden() {
+            let text = format!("a{c}b `c{c}d`");
+            assert!(![escape(&text), prose(&text)].concat().contains(is_hidden), "{c:?}");
+        }
     }
 
     #[test]

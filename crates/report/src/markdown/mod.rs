@@ -1,6 +1,6 @@
 //! Markdown reports: their templates, and the escaping of text from outside.
 
-use super::format;
+use llmprof_core::domain::visible::visible;
 
 /// Escapes text for a paragraph, a list item or a table's cell.
 pub fn escape(text: &str) -> String {
@@ -11,14 +11,14 @@ pub fn escape(text: &str) -> String {
 pub fn prose(text: &str) -> String {
     escape_but(text, |rest| {
         let (code, _) = rest.split_once('`')?;
-        let is_plain = |c: char| !c.is_control() && !matches!(c, '|' | '\u{2028}' | '\u{2029}');
+        let is_plain = |c: char| !c.is_control() && c != '|';
         (!code.trim().is_empty() && code.chars().all(is_plain)).then_some(code)
     })
 }
 
 /// Escapes text but the code that `code_of` finds after a backtick.
 fn escape_but(text: &str, code_of: impl Fn(&str) -> Option<&str>) -> String {
-    let text = format::visible(text);
+    let text = visible(text);
     let mut escaped = String::with_capacity(text.len() + 8);
     let mut before = ' ';
     let mut rest = text.trim().chars();
@@ -31,7 +31,7 @@ fn escape_but(text: &str, code_of: impl Fn(&str) -> Option<&str>) -> String {
             continue;
         }
         let mut rest = rest.clone().peekable();
-        if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') {
+        if c.is_control() {
             c = ' ';
         }
         let within_word =
@@ -69,6 +69,7 @@ fn numbered(line: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use llmprof_core::domain::visible::{hidden, is_hidden};
     use proptest::prelude::*;
     use pulldown_cmark::{Event, Options, Parser, Tag};
 
@@ -101,6 +102,7 @@ mod tests {
 
     fn is_unchanged(text: &str) -> Result<(), TestCaseError> {
         let escaped = escape(text);
+        let text = &visible(text);
         let cell = format!("| head | next |\n| --- | --- |\n| {escaped} | end |\n");
         for (document, expected) in [
             (cell, format!("headnext{}end", squeezed(text))),
@@ -128,8 +130,13 @@ mod tests {
     }
 
     #[test]
-    fn changes_of_direction_are_visible() {
-        assert_eq!(escape("a\u{202e}b\u{2066}"), "a‹U+202E›b‹U+2066›");
+    fn hidden_characters_are_visible() {
+        assert_eq!(escape("a\u{202e}b\u{1b}[2J"), "a‹U+202E›b‹U+001B›\\[2J");
+        for c in hidden() {
+            let text = format!("a{c}b `c{c}d`");
+            assert!(![escape(&text), prose(&text)].concat().contains(is_hidden), "{c:?}");
+            is_unchanged(&text).unwrap();
+        }
     }
 
     #[test]

@@ -47,8 +47,8 @@ pub fn write<W: Write>(trace: &Trace, analysis: &Analysis, out: W) -> io::Result
         let origin = unprofiled_origin(trace);
         let process = packets.process(UNPROFILED, "unprofiled pass")?;
         unprofiled(&mut packets, process, &trace.baseline, origin)?;
-        if let Some(log) = &trace.power {
-            power(&mut packets, process, log, origin)?;
+        for (number, log) in (1..).zip(trace.power.iter().flat_map(PowerLog::each)) {
+            power(&mut packets, (process, number), log, origin)?;
         }
     }
     if let Some(nsys) = &trace.timeline {
@@ -71,7 +71,8 @@ fn unprofiled_origin(trace: &Trace) -> i64 {
         Event::Op(it) if it.start_ns <= it.end_ns => Some(it.start_ns),
         _ => None,
     });
-    let samples = trace.power.iter().flat_map(|log| &log.samples).map(|sample| sample.t_ns);
+    let samples = trace.power.iter().flat_map(PowerLog::each).flat_map(|log| &log.samples);
+    let samples = samples.map(|sample| sample.t_ns);
     ranges.chain(samples).min().unwrap_or(0)
 }
 
@@ -146,7 +147,7 @@ type SampleReader = fn(&PowerSample) -> Option<f64>;
 
 fn power(
     packets: &mut Packets<impl Write>,
-    process: Track,
+    (process, number): (Track, usize),
     log: &PowerLog,
     origin: i64,
 ) -> io::Result<()> {
@@ -168,7 +169,10 @@ fn power(
         if known.peek().is_none() {
             continue;
         }
-        let row = packets.figures(process, name, unit)?;
+        let row = match number {
+            1 => packets.figures(process, name, unit)?,
+            _ => packets.figures(process, &format!("{name}, sampled GPU {number}"), unit)?,
+        };
         for (at, value) in known {
             packets.figure(row, at, value)?;
         }

@@ -212,6 +212,11 @@ fn host_cpu(host: &HostCpuTables) -> HostCpuTables {
     }
 }
 
+/// The records of a list that `report.json` has.
+pub fn first_records<T>(records: &[T]) -> &[T] {
+    &records[..records.len().min(MAX_RECORDS)]
+}
+
 fn top<T: Clone>(records: &[T]) -> Vec<T> {
-    records.iter().take(MAX_RECORDS).cloned().collect()
+    first_records(records).to_vec()
 }

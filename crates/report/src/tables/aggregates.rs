@@ -152,6 +152,11 @@ fn devices(analysis: &Analysis) -> Vec<Row> {
         single("GPU busy", totals.busy_pct.map(pct), "of the window"),
         single("Kernels", Some(ms(totals.kernel_ms)), &format!("ms in {}", count(totals.kernels))),
     ];
+    if totals.kernels_before > 0 {
+        let unit = format!("ms in {} of them", count(totals.kernels_before));
+        let time = Some(ms(totals.kernel_before_ms));
+        rows.push(single("Kernels launched before the recording", time, &unit));
+    }
     rows.extend(totals.transfers.iter().map(|it| {
         let unit = format!("ms in {}, {}", count(it.calls), bytes(it.bytes));
         let name = match it.kind.as_str() {

@@ -74,8 +74,8 @@ fn one_line(text: &str) -> Cow<'_, str> {
 }
 
 /// First characters of formulas, also in the wide and small forms that some spreadsheets accept.
-const FORMULA: [char; 13] =
-    ['=', '+', '-', '@', '＝', '＋', '－', '＠', '﹦', '﹢', '﹣', '﹫', '−'];
+const FORMULA: [char; 14] =
+    ['=', '+', '-', '@', '|', '＝', '＋', '－', '＠', '﹦', '﹢', '﹣', '﹫', '−'];
 
 /// Returns true for characters that a spreadsheet may skip in front of a formula: white space,
 /// controls, and marks without a width, such as the byte order mark.
@@ -103,6 +103,10 @@ mod tests {
             ("a \"b\"\nc", "\"a \"\"b\"\" c\""),
             ("=cmd()", "'=cmd()"),
             ("\t=cmd()", "'=cmd()"),
+            ("+1", "'+1"),
+            ("-1", "'-1"),
+            ("@SUM(1)", "'@SUM(1)"),
+            ("|cmd", "'|cmd"),
             ("＝cmd()", "'＝cmd()"),
             ("＋1", "'＋1"),
             ("﹫SUM(1)", "'﹫SUM(1)"),

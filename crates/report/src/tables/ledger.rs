@@ -13,7 +13,7 @@ use super::{
     schema::{TableCell, TableColumn, count, nanos, nested, number, percent, size, text},
 };
 use crate::{
-    format::{UNKNOWN, decimals, quantity, short_name, shortened},
+    format::{UNKNOWN, decimals, quantity, shortened},
     kernel_names::KernelNames,
 };
 
@@ -129,12 +129,13 @@ pub fn ledger(analysis: &Analysis) -> ReportTable {
         (&columns(), &SHOWN),
         &all.rows,
     );
+    let names = KernelNames::of_analysis(analysis);
     for stage in &all.stages {
         if stage.unit == LedgerUnit::Step {
             let name = in_sentence(&stage.stage);
             table.note(format!("{name}: one step, for the recording has no whole {name}."));
         }
-        notes(all, stage).into_iter().for_each(|note| table.note(note));
+        notes(all, &names, stage).into_iter().for_each(|note| table.note(note));
     }
     table.or_gap(
         "No stage has a time.",
@@ -143,7 +144,7 @@ pub fn ledger(analysis: &Analysis) -> ReportTable {
 }
 
 /// Remarks on one stage.
-fn notes(ledger: &Ledger, stage: &LedgerStage) -> Vec<String> {
+fn notes(ledger: &Ledger, names: &KernelNames, stage: &LedgerStage) -> Vec<String> {
     let ms = |ns: i64| decimals(ns as f64 / 1e6, 3);
     let name = in_sentence(&stage.stage);
     let mut notes = Vec::new();
@@ -170,9 +171,10 @@ fn notes(ledger: &Ledger, stage: &LedgerStage) -> Vec<String> {
             ms(stage.capped_ns)
         ));
     }
-    let rest = ledger.of_stage(&stage.stage).find(|it| it.cause == LedgerCause::Unexplained);
-    if let Some(largest) = rest.and_then(|it| it.largest.as_ref()) {
-        notes.push(format!("{name}: largest unexplained part: {}.", short_name(largest)));
+    let rest = ledger.members(&stage.stage, LedgerCause::Unexplained).next();
+    let largest = rest.map(|it| names.of_part(ledger, it)).filter(|it| !it.is_empty());
+    if let Some(largest) = largest {
+        notes.push(format!("{name}: largest unexplained part: {largest}."));
     }
     notes.extend(stage.missing.iter().map(|text| format!("{name}: {text}")));
     notes

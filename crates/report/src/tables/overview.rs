@@ -162,13 +162,7 @@ fn host_rows(env: &Environment) -> Rows {
     let with = |name: &Option<String>, what: &dyn Fn(&str) -> String| name.as_deref().map(what);
     let or_unknown = |text: &Option<String>| text.clone().unwrap_or_else(|| UNKNOWN.into());
     vec![
-        match (&env.driver, &env.cuda) {
-            (None, Some(cuda)) => ("CUDA of the driver", Some(cuda.clone())),
-            _ => (
-                "Driver, CUDA",
-                with(&env.driver, &|it| format!("{it}, {}", or_unknown(&env.cuda))),
-            ),
-        },
+        ("Driver and CUDA", env.cuda_versions()),
         (
             "CPU",
             with(&env.cpu, &|it| {
@@ -199,9 +193,12 @@ fn tool_rows(facts: &RunFacts) -> Rows {
     let (env, mut rows) = (facts.environment, Rows::new());
     rows.extend(env.profiler.clone().map(|it| ("Profiler", Some(it))));
     for (tool, version) in [("nsys", &env.nsys), ("ncu", &env.ncu)] {
-        // The version that recorded an imported capture counts, not the one of this host.
-        if facts.spec.kind().runs_here() || version.is_some() {
-            rows.push((tool, Some(version.clone().unwrap_or_else(|| "not found".into()))));
+        // The version of an imported capture counts, not the one of this host: nsys states the
+        // version that exported the report.
+        let runs_here = facts.spec.kind().runs_here();
+        let name = if tool == "nsys" && !runs_here { "nsys of the export" } else { tool };
+        if runs_here || version.is_some() {
+            rows.push((name, Some(version.clone().unwrap_or_else(|| "not found".into()))));
         }
     }
     let commit = env.git_commit.as_ref().map(|commit| format!(", commit {commit}"));

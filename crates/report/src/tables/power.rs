@@ -16,7 +16,7 @@ use crate::{
     RunFacts,
     format::{
         HALF_INTERVAL, count as counted, decimals, figure, known, of_interval, pct,
-        proportional_half,
+        proportional_half, quantity,
     },
 };
 
@@ -44,6 +44,7 @@ const SHOWN: [&str; 14] = [
 pub fn columns() -> Vec<TableColumn<StagePower>> {
     vec![
         text("stage", "Stage", |it| (&it.stage).into()),
+        count("gpus", "GPUs", |it| u64::from(it.gpus).into()),
         count("instances", "Instances", |it| it.instances.into()),
         count("samples", "Samples", |it| it.samples.into()),
         number("energy_j", "Energy, J", 2, |it: &StagePower| it.energy_j.into())
@@ -98,15 +99,27 @@ fn with_digits(of: &StagePower, value: f64) -> String {
 /// Energy, power and clocks per stage. The table is empty with a reason if a GPU was not sampled,
 /// and without one if no GPU was used.
 pub fn power(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
+    let gpus = analysis.power.as_ref().map_or(1, |it| it.device.gpus);
+    let sampled = match gpus {
+        1 => "The sampled GPU".to_owned(),
+        _ => format!("All {gpus} GPUs of the run together"),
+    };
     let caption = format!(
-        "The sampled GPU during the unprofiled pass; energy per instance of a stage, over all \
-         measured repeats; {HALF_INTERVAL}, of the mean power."
+        "{sampled} during the unprofiled pass; energy per instance of a stage, over all measured \
+         repeats; {HALF_INTERVAL}, of the mean power."
     );
     let stages = analysis.power.as_ref().map(|it| it.stages.as_slice()).unwrap_or_default();
     let mut table =
         ReportTable::of("power", "Power and Clocks", caption, (&columns(), &SHOWN), stages);
     let Some(power) = &analysis.power else { return not_sampled(table, facts, analysis) };
     table.note(sampling(power));
+    if gpus > 1 {
+        table.note(format!(
+            "Energy and power are sums over {gpus} GPUs, clocks and utilisation are means. \
+             Throttling and memory in use are the highest of one GPU. The interval of the mean \
+             power is a bound: the sum of the intervals of the GPUs."
+        ));
+    }
     table.notes.extend(stages.iter().flat_map(stage_notes));
     if stages.iter().any(|it| it.back_to_back.is_some()) {
         table.notes.extend(first_sample_note(analysis, "Figures of executions back to back"));
@@ -185,9 +198,13 @@ fn sampling(power: &Power) -> String {
     let busy = power.busy_pct.map(|share| {
         format!(" Driver calls took {} of that time, on a separate thread.", pct(share))
     });
+    let (others, on_each) = match power.device.gpus.saturating_sub(1) {
+        0 => (String::new(), ""),
+        others => (format!(" and {}", quantity(others.into(), "other GPU")), " on each"),
+    };
     format!(
-        "{} ({}): {} samples, one every {}; {counter}. {reading}.{} Memory in use is that of the \
-         device, by all processes.",
+        "{} ({}){others}: {} samples, one every {}{on_each}; {counter}. {reading}.{} Memory in use \
+         is that of the device, by all processes.",
         power.device.name,
         power.device.board_uuid,
         counted(power.samples),

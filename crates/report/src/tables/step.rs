@@ -4,6 +4,7 @@ use llmprof_analyze::{
     Analysis,
     timeline::decode_timeline::{StepSlice, StepTimeline},
 };
+use llmprof_core::domain::finding::{Finding, catalogue};
 
 use super::{
     report_table::ReportTable,
@@ -57,16 +58,21 @@ pub fn decode_step(analysis: &Analysis) -> ReportTable {
         }
     }
     if analysis.stages.step_ms.is_some() {
-        return table.or_gap(
-            "No operator, kernel or graph of a decode step is recorded.",
-            "Record the CUDA API (nsys profile -t cuda,nvtx) on a host with a GPU.",
-        );
+        let why = "No operator, kernel or graph of a decode step is recorded.";
+        return table.or_gap(why, without_work(analysis));
     }
     table.or_gap(
         "No decode step was identified: none has a range of its own with work inside.",
         "Put a range decode_step (NVTX, or record_function of PyTorch) around each step, inside \
          the decode stage.",
     )
+}
+
+/// The remedy for steps without work: the one for a capture without kernels, if it has none.
+fn without_work(analysis: &Analysis) -> &str {
+    let is_it = |it: &&Finding| it.id == catalogue::NO_KERNEL_DATA;
+    let of_capture = analysis.findings.iter().find(is_it).and_then(|it| it.advice.as_deref());
+    of_capture.unwrap_or("Record the work of the GPU for whole decode steps.")
 }
 
 fn cells(step: &StepTimeline, traced: bool) -> Vec<String> {

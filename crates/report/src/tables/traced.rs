@@ -37,6 +37,9 @@ pub fn call_columns() -> Vec<TableColumn<CallSum>> {
         count("processes", "Processes", |it| it.processes.into()),
     ];
     columns.extend(span_columns!("ns", |it: CallSum| Some(it.ns)));
+    columns.push(nanos("before_work_ns", "Before the first GPU work ms", |it: &CallSum| {
+        it.before_work_ns.into()
+    }));
     columns
 }
 

@@ -45,6 +45,7 @@ fn sampled(sm_mhz: u32, memory_mhz: u32) -> PowerLog {
         uuid: "GPU-1".into(),
         board_uuid: "GPU-1".into(),
         name: "d".into(),
+        gpus: 1,
         period_ns: 10 * MS,
         power_source: PowerSource::Instant,
         power_limit_w: None,
@@ -57,7 +58,7 @@ fn sampled(sm_mhz: u32, memory_mhz: u32) -> PowerLog {
         memory_mhz: Some(memory_mhz),
         ..PowerSample::default()
     };
-    PowerLog { device, samples: (0..=100).map(sample).collect(), end: None }
+    PowerLog { device, samples: (0..=100).map(sample).collect(), end: None, others: vec![] }
 }
 
 /// A prefill of 0.9 s at 1 TFLOP/s and 100 GB/s on a device of 10 TFLOP/s at 2 GHz and 200 GB/s.

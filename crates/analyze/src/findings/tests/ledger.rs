@@ -81,7 +81,7 @@ fn each_cause_of_the_ledger_is_one_finding_with_its_kernels() {
         assert_eq!((saving.ms, saving.pct, saving.stage.as_str()), (Some(2.0), 20.0, DECODE));
         // A saving of the busiest GPU does not bound the mean time.
         assert!(found.message.starts_with("30 % of decode, 3.00 ms: "), "{}", found.message);
-        let grouped = "a, 2.00 ms; its largest operator and grid, 1.00 ms: figures";
+        let grouped = "a, 2.00 ms; largest part: a of op, 1.00 ms: figures";
         assert_eq!(found.evidence["kernel (1)"], grouped);
         assert_eq!(found.evidence["kernel (2)"], "b, 1.00 ms: figures");
     }
@@ -251,6 +251,45 @@ fn a_range_is_the_cause_only_with_nearly_all_of_its_time() {
         let advice = found.advice.as_ref().unwrap();
         assert!(advice.starts_with("Shorten"), "{range_ns}: {advice}");
         assert_eq!(advice.contains("load code"), !is_cause, "both parts: {advice}");
+    }
+}
+
+#[test]
+fn calls_of_the_operating_system_with_most_of_the_time_are_named_and_have_their_own_remedies() {
+    const WORK: &str = "read and prepare input early";
+    const WAIT: &str = "that it waits for";
+    const CALLS: &str = "load code";
+    for (parts, words, remedy) in [
+        (&[("the OS call getc", 100)][..], "the host in the OS call getc.", WORK),
+        (&[("a wait in poll", 100)], "the host waiting in poll, a call", WAIT),
+        (&[("a wait in poll", 60), ("aten::nonzero", 40)], "the host waiting in poll", WAIT),
+        (&[("aten::nonzero", 60), ("a wait in poll", 40)], "long calls of the host", CALLS),
+        (
+            &[("a wait in poll", 40), ("a wait in futex", 30), ("the OS call read", 30)],
+            "the host waiting in calls of the operating system",
+            WAIT,
+        ),
+        (
+            &[("the OS call read", 40), ("the OS call getc", 30), ("a wait in poll", 30)],
+            "the host in calls of the operating system",
+            WORK,
+        ),
+        (&[("a wait in poll", 50), ("the range load_*", 50)], "long calls", CALLS),
+    ] {
+        let mut analysis = with_cause(LedgerCause::GapLongCall, 2 * MS);
+        analysis.ledger.rows[0].largest = Some(parts[0].0.into());
+        let member = analysis.ledger.members[0].clone();
+        let of = |(name, pct): &(&str, i64)| LedgerMember {
+            operator: Some((*name).into()),
+            kernel: None,
+            ns: 3 * MS * pct / 100,
+            ..member.clone()
+        };
+        analysis.ledger.members = parts.iter().map(of).collect();
+        let found = of_ledger(&analysis);
+        assert!(found.message.contains(words), "{parts:?}: {}", found.message);
+        let advice = found.advice.as_ref().unwrap();
+        assert!(advice.contains(remedy), "{parts:?}: {advice}");
     }
 }
 

@@ -1,8 +1,7 @@
 //! The list of captured graphs that vLLM writes next to their traces, `execution_details.json`: a
 //! list of `{"file": ..., "batch_size": 8, "mode": "FULL"}`.
 
-use std::io::Read as _;
-
+use llmprof_core::domain::bounded_read::read_bounded;
 use serde::Deserialize;
 
 use super::open;
@@ -20,11 +19,7 @@ struct CaptureDetails {
 
 /// Batches of the graphs that a file lists; `None` if it is not such a list.
 pub fn batches(file: &CapturePath) -> Option<Vec<u64>> {
-    let mut text = Vec::new();
-    open::open(file).ok()?.take(MAX_BYTES + 1).read_to_end(&mut text).ok()?;
-    if text.len() as u64 > MAX_BYTES {
-        return None;
-    }
+    let text = read_bounded(open::open(file).ok()?, MAX_BYTES).ok()?;
     let details: Vec<CaptureDetails> = serde_json::from_slice(&text).ok()?;
     (!details.is_empty()).then(|| details.into_iter().map(|it| it.batch_size).collect())
 }

@@ -61,8 +61,9 @@ pub fn findings(
     let incomplete = sum(|it| it.incomplete);
     if incomplete > 0 {
         let message = format!(
-            "{incomplete} events of the trace were excluded: they have no name, no type, or no \
-             time that is a number."
+            "{} events of the trace were excluded: they have no name, no type, or no time that is \
+             a number.",
+            count(incomplete)
         );
         found.push(
             Finding::new(catalogue::TRACE_EVENTS_INCOMPLETE, message)
@@ -77,7 +78,8 @@ pub fn findings(
     }
     let quoted = sum(|it| it.quoted);
     if quoted > 0 {
-        let message = format!("{quoted} numbers of the trace are written as text; they were read.");
+        let message =
+            format!("{} numbers of the trace are written as text; they were read.", count(quoted));
         found.push(
             Finding::new(catalogue::TRACE_NUMBERS_QUOTED, message)
                 .advise("A tool rewrote the trace: check that it kept all digits of the times."),
@@ -86,8 +88,9 @@ pub fn findings(
     let repaired = sum(|it| it.repaired);
     if repaired > 0 {
         let message = format!(
-            "{repaired} names of the trace have quotes or line ends without a backslash, so it is \
-             not JSON; they were read with them."
+            "{} names of the trace have quotes or line ends without a backslash, so it is not \
+             JSON; they were read with them.",
+            count(repaired)
         );
         found.push(
             Finding::new(catalogue::TRACE_NAMES_REPAIRED, message)
@@ -122,7 +125,7 @@ pub fn findings(
 fn unread(files: &[FileFacts], unpaired: u64, unknown: u64) -> Finding {
     let message = format!(
         "{} events of the trace were not read: their category or type is unknown.",
-        unpaired + unknown
+        count(unpaired + unknown)
     );
     let names: BTreeSet<&str> =
         files.iter().flat_map(|it| it.odd.unknown.keys()).map(String::as_str).collect();

@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use foldhash::{HashMap, HashSet};
 use llmprof_core::trace::{
     collectives::ProcessRank,
-    environment::{Environment, Gpu},
+    environment::{Environment, Gpu, cuda_version},
     framework::{FrameworkCall, TimelineTool},
     kernel::{Kernel, TracedKernel, UNNUMBERED_NODE},
     range::{self, Range, RangeSites},
@@ -146,7 +146,10 @@ impl Merged {
     fn describe(&mut self, header: &Header) {
         let trace = &mut self.trace;
         trace.tool_version = trace.tool_version.take().or_else(|| header.version());
-        trace.target.cuda = trace.target.cuda.take().or_else(|| header.cuda());
+        let target = &mut trace.target;
+        target.cuda = target.cuda.take().or_else(|| header.driver.and_then(cuda_version));
+        let runtime = || header.runtime.and_then(cuda_version);
+        target.cuda_runtime = target.cuda_runtime.take().or_else(runtime);
     }
 
     /// Number of a device of a file in the timeline.

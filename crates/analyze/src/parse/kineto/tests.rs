@@ -184,7 +184,7 @@ fn ranks_are_processes_with_devices_of_their_own() {
                 "deviceProperties": [{{"id": 0, "name": "NVIDIA H200", "numSms": 132,
                     "totalGlobalMem": 150109880320, "computeMajor": 9, "computeMinor": 0,
                     "maxThreadsPerMultiprocessor": 2048, "warpSize": 32}}],
-                "cuda_driver_version": 13000,
+                "cuda_driver_version": 13000, "cuda_runtime_version": 12040,
                 "traceEvents": [{CALL}, {KERNEL}]}}"#
         )
     };
@@ -198,7 +198,7 @@ fn ranks_are_processes_with_devices_of_their_own() {
     let gpus: Vec<_> = read.target.gpus.iter().map(|it| (it.index, it.sm_count)).collect();
     assert_eq!(gpus, [(0, Some(132)), (1, Some(132))]);
     assert_eq!(read.target.gpus[0].warps_per_sm, Some(64));
-    assert_eq!(read.target.cuda.as_deref(), Some("13.0"));
+    assert_eq!(read.target.cuda_versions().unwrap(), "CUDA 12.4");
     assert_eq!(ids(&read), ["trace_ranks_incomplete"]);
     assert!(
         read.findings[0].message.contains("2 of 4 ranks: 0, 1"),

@@ -31,7 +31,9 @@ pub struct Header {
     pub base_ns: Option<i64>,
     pub devices: Vec<DeviceProperties>,
     pub distributed: Option<Distributed>,
+    /// Numbers of the highest CUDA version of the driver, and of the runtime's version.
     pub driver: Option<i64>,
+    pub runtime: Option<i64>,
     pub cupti: Option<i64>,
     pub schema: Option<i64>,
     /// Unique id of the recording, if the version writes one.
@@ -159,6 +161,7 @@ impl<'de> Visitor<'de> for TraceVisitor<'_, '_> {
                 "deviceProperties" => "deviceProperties",
                 "distributedInfo" => "distributedInfo",
                 "cuda_driver_version" => "cuda_driver_version",
+                "cuda_runtime_version" => "cuda_runtime_version",
                 "cupti_version" => "cupti_version",
                 "schemaVersion" => "schemaVersion",
                 "trace_id" => "trace_id",
@@ -178,6 +181,7 @@ impl<'de> Visitor<'de> for TraceVisitor<'_, '_> {
                 "deviceProperties" => header.devices = map.next_value()?,
                 "distributedInfo" => header.distributed = map.next_value()?,
                 "cuda_driver_version" => header.driver = map.next_value::<Integer>()?.value,
+                "cuda_runtime_version" => header.runtime = map.next_value::<Integer>()?.value,
                 "trace_id" => header.trace_id = map.next_value::<Text>()?.0,
                 "with_stack" => {
                     header.with_stack = map.next_value::<Integer>()?.value.unwrap_or(0) != 0;
@@ -228,11 +232,5 @@ impl Header {
         let schema = self.schema.map(|it| format!("schema {it}"));
         let parts: Vec<String> = schema.into_iter().chain(cupti).collect();
         (!parts.is_empty()).then(|| parts.join(", "))
-    }
-
-    /// CUDA version of the driver: 13000 is 13.0.
-    pub fn cuda(&self) -> Option<String> {
-        let version = self.driver.filter(|it| *it > 0)?;
-        Some(format!("{}.{}", version / 1000, version % 1000 / 10))
     }
 }

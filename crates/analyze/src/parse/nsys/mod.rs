@@ -131,8 +131,7 @@ fn others(export: &Export) -> Result<(Timeline, StringTable, UnnamedRanges), Par
             _ => {}
         }
     }
-    let requested = include_str!("sql/requested.sql");
-    trace.requested = export.rows("META_DATA_CAPTURE", requested, |row| export::string(row, 0))?;
+    trace.requested = requested(export)?;
     let process = |row: &Row| Ok((process_of(or_zero(row, 0)?), export::string(row, 1)?));
     trace.processes =
         export.rows("PROCESSES", include_str!("sql/processes.sql"), process)?.into_iter().collect();
@@ -182,6 +181,22 @@ fn others(export: &Export) -> Result<(Timeline, StringTable, UnnamedRanges), Par
             Ok(export::string(row, 0)?.trim().to_owned())
         })?;
     Ok((trace, names, ranges))
+}
+
+/// Kinds of events that nsys was to record. Older exports do not list them: there, the profiler's
+/// own work shows whether a process started to record CUDA.
+fn requested(export: &Export) -> Result<Vec<String>, ParseError> {
+    let sql = include_str!("sql/requested.sql");
+    let listed = export.rows("META_DATA_CAPTURE", sql, |row| export::string(row, 0))?;
+    if !listed.is_empty() {
+        return Ok(listed);
+    }
+    // An id of another type is not one of these.
+    let id = |row: &Row| Ok(row.get::<_, Option<i64>>(0).unwrap_or_default());
+    let started = export.rows("StringIds", include_str!("sql/initialization.sql"), id)?;
+    let works = export.rows("PROFILER_OVERHEAD", include_str!("sql/overheads.sql"), id)?;
+    let is_started = started.iter().any(|it| it.is_some() && works.contains(it));
+    Ok(is_started.then(|| "Cuda".to_owned()).into_iter().collect())
 }
 
 /// Reads the kernels and their symbols, sorted; returns the number of impossible rows.

@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 
 use llmprof_core::{
-    domain::finding::{Finding, catalogue},
+    domain::{
+        digits,
+        finding::{Finding, catalogue},
+    },
     trace::names::{absent_name, is_absent_name},
 };
 
@@ -84,9 +87,10 @@ impl StringTable {
 pub fn absent_names(strings: &[String]) -> Option<Finding> {
     let count = strings.iter().filter(|it| is_absent_name(it)).count();
     let message = format!(
-        "StringIds lacks {count} of the {} names in use: kernels and calls without a name have no \
-         kind, and no launch or wait is known by it",
-        strings.len()
+        "StringIds lacks {} of the {} names in use: kernels and calls without a name have no kind, \
+         and no launch or wait is known by it",
+        digits::count(count as u64),
+        digits::count(strings.len() as u64)
     );
     let found = || Finding::new(catalogue::NSYS_COLUMNS_MISSING, message).advise(EXPORT_AGAIN);
     (count > 0).then(found)

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use llmprof_core::trace::environment::{Environment, Gpu};
+use llmprof_core::trace::environment::{Environment, Gpu, cuda_version};
 use rusqlite::{Result, Row};
 
 use super::{
@@ -36,18 +36,13 @@ pub fn read(export: &Export, used: &BTreeSet<u32>) -> std::result::Result<Enviro
             "OsDescription" => environment.os = value,
             "SoftwareReleaseVersion" => environment.kernel = value,
             "NvDriverVersion" => environment.driver = value.map(driver_version),
-            "CudaDriverVersion" => environment.cuda = value.and_then(|value| cuda_version(&value)),
+            "CudaDriverVersion" => {
+                environment.cuda = value.and_then(|it| cuda_version(it.parse().ok()?));
+            }
             _ => {}
         }
     }
     Ok(environment)
-}
-
-/// `13000` as `13.0`: CUDA's numbering, 1,000 times the major plus 10 times the minor version. 0
-/// means a host without a driver.
-fn cuda_version(text: &str) -> Option<String> {
-    let version: u32 = text.parse().ok().filter(|version| *version > 0)?;
-    Some(format!("{}.{}", version / 1000, version % 1000 / 10))
 }
 
 /// `52510517` as `525.105.17`: nsys before 2024 writes some drivers without their dots. The major

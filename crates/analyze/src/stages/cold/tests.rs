@@ -9,6 +9,9 @@ use llmprof_core::trace::{
 use super::*;
 use crate::{analyze, kernels::tests::capture};
 
+/// Distance of the processes of two recording windows.
+const WINDOW: i64 = 8 << 24;
+
 /// Two prefills, of `cold` and 100 ns, each launching a kernel of a given name and duration.
 fn two(cold: i64, first: (&str, i64), second: (&str, i64)) -> Trace {
     let later = cold + 1000;
@@ -184,4 +187,101 @@ fn cold_instances_of_several_processes_are_named_by_their_process() {
 
 fn cold_of(sketch: &str) -> usize {
     cold(&Trace { timeline: Some(capture(sketch)), ..Trace::default() })
+}
+
+/// Evidence of one instance.
+#[derive(Clone, Copy, PartialEq)]
+enum Evidence {
+    Nothing,
+    /// It launches a kernel that no instance before it does.
+    FirstLaunch,
+    Allocation,
+}
+
+/// Windows of one process of a few prefills each; each has its time and evidence. Without calls,
+/// only ranges are recorded.
+fn in_windows(windows: &[&[(i64, Evidence)]], has_calls: bool) -> Trace {
+    let (mut lines, mut allocations, mut starts) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut start, mut id) = (0_i64, 0_i64);
+    for instances in windows {
+        starts.push(start);
+        for (ns, evidence) in *instances {
+            lines.push(format!("range 1 prefill {start}..{}", start + ns));
+            id += 1;
+            let kernel = if *evidence == Evidence::FirstLaunch { id } else { 0 };
+            if has_calls {
+                lines.push(format!("call 1 {id} {}..{}", start + 1, start + 2));
+                lines.push(format!("kernel {id} k{kernel} {}..{} 7", start + 2, start + 52));
+            }
+            if has_calls && *evidence == Evidence::Allocation {
+                lines.push(format!("call 1 {} {}..{}", 1_000 + id, start + 60, start + 61));
+                allocations.push(1_000 + id);
+            }
+            start += ns + 1_000;
+        }
+    }
+    let mut trace = capture(&lines.join("\n"));
+    let allocation = trace.strings.len() as u32;
+    trace.strings.push("cudaMalloc_v3020".into());
+    let window = |at: i64| starts.partition_point(|it| *it <= at) as i64 - 1;
+    let calls = trace.cuda_calls.iter().map(|it| ApiCall {
+        global_tid: it.global_tid + WINDOW * window(it.start_ns),
+        name: if allocations.contains(&it.correlation_id) { allocation } else { it.name },
+        ..it
+    });
+    trace.cuda_calls = calls.collect();
+    trace.ranges.iter_mut().for_each(|it| it.global_tid += WINDOW * window(it.start_ns));
+    trace.kernels = trace.kernels.map(|_, it| it.global_pid += WINDOW * window(it.start_ns));
+    let process = process_of(trace.ranges[0].global_tid);
+    for at in 1..windows.len() as i64 {
+        let place = ProcessRank { window_of: Some(process), ..ProcessRank::default() };
+        trace.collectives.processes.insert(process + WINDOW * at, place);
+    }
+    Trace { timeline: Some(trace), ..Trace::default() }
+}
+
+#[test]
+fn the_start_of_a_recording_window_makes_no_instance_cold() {
+    use Evidence::{Allocation, FirstLaunch, Nothing};
+    type Windows<'a> = &'a [&'a [(i64, Evidence)]];
+    let (warm, slow) = ((100, Nothing), (2_000, Nothing));
+    let all: &[(Windows, bool, usize)] = &[
+        (&[&[slow, warm, warm]], true, 1),
+        (&[&[slow, warm], &[slow, warm], &[slow, warm]], true, 1),
+        (&[&[slow], &[warm]], true, 1),
+        (&[&[warm], &[slow]], true, 0),
+        (&[&[warm, warm], &[slow, warm]], true, 0),
+        (&[&[warm, warm], &[(2_000, FirstLaunch), warm]], true, 1),
+        (&[&[warm, warm], &[(2_000, Allocation), warm]], true, 1),
+        (&[&[warm, warm], &[warm, (2_000, FirstLaunch)]], true, 0),
+        (&[&[slow, warm], &[(2_000, FirstLaunch), warm]], true, 2),
+        (&[&[slow, warm], &[slow, warm]], false, 1),
+        (&[&[warm, warm], &[slow, warm]], false, 0),
+    ];
+    for (at, (windows, has_calls, expected)) in all.iter().enumerate() {
+        assert_eq!(cold(&in_windows(windows, *has_calls)), *expected, "case {at}");
+    }
+    let trace = in_windows(&[&[warm, warm], &[(2_000, FirstLaunch), warm]], true);
+    let found = analyze(&trace, None, None).findings;
+    let found = found.iter().find(|it| it.id == "cold_first_instance").unwrap();
+    let start = "The first instance of prefill in a later recording window was cold: ";
+    assert!(found.message.starts_with(start), "{}", found.message);
+    assert_eq!(found.evidence["start of the instance, ns"], "2200");
+}
+
+proptest::proptest! {
+    #[test]
+    fn windows_of_instances_without_evidence_have_the_cold_one_of_a_single_recording(
+        first in 60i64..3_000,
+        slow in 100i64..3_000,
+        count in 3usize..9,
+        cut in 1usize..8,
+    ) {
+        let cut = cut.min(count - 1);
+        let mut all = vec![(100, Evidence::Nothing); count];
+        (all[0].0, all[cut].0) = (first, slow);
+        let one = cold(&in_windows(&[&all], true));
+        let two = cold(&in_windows(&[&all[..cut], &all[cut..]], true));
+        proptest::prop_assert_eq!(one, two);
+    }
 }

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use foldhash::HashSet;
 use llmprof_core::{
     domain::{
+        digits,
         finding::{Finding, catalogue},
         units::quantity,
     },
@@ -256,12 +257,13 @@ pub fn findings(analysis: &Analysis, trace: &Timeline) -> Vec<Finding> {
         let message = match it.lost_graphs() && it.silent_graphs == missing {
             true => format!(
                 "{place}: {} of {} {} no recorded kernels.",
-                it.silent_graphs,
+                digits::count(it.silent_graphs),
                 quantity(it.graphs, "graph launch"),
                 if it.silent_graphs == 1 { "has" } else { "have" }
             ),
             false => format!(
-                "{place}: {missing} of {} {} missing from the capture.",
+                "{place}: {} of {} {} missing from the capture.",
+                digits::count(missing),
                 quantity(it.launched, "launched kernel"),
                 if missing == 1 { "is" } else { "are" }
             ),
@@ -309,7 +311,11 @@ fn unattributed(analysis: &Analysis, trace: &Timeline) -> Option<Finding> {
                 stages.join(", ")
             )
         }
-        _ => format!("{orphans} of {kernels} kernels have no launching call in the capture."),
+        _ => format!(
+            "{} of {} kernels have no launching call in the capture.",
+            digits::count(orphans),
+            digits::count(kernels as u64)
+        ),
     };
     let mut finding = Finding::new(catalogue::KERNELS_UNATTRIBUTED, message);
     finding = finding.with("kernels", kernels).with("without launch", orphans);

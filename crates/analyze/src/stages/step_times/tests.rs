@@ -4,7 +4,7 @@ use llmprof_core::trace::{Trace, collectives::ProcessRank};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Analysis, analyze, kernels::tests::capture};
+use crate::{Analysis, analyze, kernels::tests::capture, timeline::gpu::host_activity::LOADING};
 
 /// Decode steps of these lengths; in each, the host is in `tune` until its only launch.
 fn decode(lengths_ms: &[i64]) -> Analysis {

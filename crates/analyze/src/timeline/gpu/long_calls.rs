@@ -1,40 +1,38 @@
 //! Long calls of the host: operators and functions of CUDA in which it launched nothing for a long
 //! time, or between which it loaded code. They load code, choose an algorithm, allocate or compile,
-//! mostly on the first call.
+//! mostly on the first call. Outside of them, long calls of the operating system: the launching
+//! thread reads or writes, or it waits.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
 use foldhash::HashMap;
 use llmprof_core::trace::{
+    os_call,
     range::Range,
     runtime_call::{CallKind, loads_code, without_version},
     stage::RangeNames,
     timeline::Timeline,
 };
 
-use super::super::{device_time::is_operator, interval::Interval};
+use super::{
+    super::{device_time::is_operator, interval::Interval},
+    host_activity::{HostActivity, IN_RANGE, LOADING, OS_CALL, OS_WAIT},
+    in_gap::{length, mostly_in_gap, overlap, successive_ranges},
+};
 
 /// Least duration of such a call, and of its gap: launches and the work between them take
 /// microseconds.
 pub const LONG_CALL_NS: i64 = 1_000_000;
 
-/// Start of the names of gaps before calls that load code: the host chooses or builds it before the
-/// call, which takes little time itself.
-pub const LOADING: &str = "preparation of code for";
-
-/// Start of the names of gaps in which the host is in a range of the program, which is not a call.
-pub const IN_RANGE: &str = "the range ";
-
-/// Max calls compared with a gap, latest first.
-const MAX_COMPARED: usize = 4096;
-
 /// Calls of threads, each with the number of its name, in the order of their starts.
 type Calls = BTreeMap<i64, Vec<(Interval, u32)>>;
 
-/// Calls of at least [`LONG_CALL_NS`], and calls that load code.
+/// Calls of at least [`LONG_CALL_NS`], of the program and of the operating system, and calls that
+/// load code.
 #[derive(Default)]
 pub struct LongCalls<'a> {
     long: Calls,
+    os: Calls,
     loads: Calls,
     numbers: HashMap<Cow<'a, str>, u32>,
     names: Vec<Cow<'a, str>>,
@@ -71,8 +69,18 @@ impl<'a> LongCalls<'a> {
                 all.loads.entry(call.global_tid).or_default().push((span, number));
             }
         }
-        let calls = all.long.values_mut().chain(all.loads.values_mut());
-        calls.for_each(|it| it.sort_unstable());
+        for call in trace.os_calls.iter().filter(|it| is_long((it.start_ns, it.end_ns))) {
+            let name = trace.text(call.name);
+            let start = if os_call::waits(name) { OS_WAIT } else { OS_CALL };
+            if !name.is_empty() {
+                let number = all.number(format!("{start}{name}").into());
+                let of_thread = all.os.entry(call.global_tid).or_default();
+                of_thread.push(((call.start_ns, call.end_ns), number));
+            }
+        }
+        for calls in [&mut all.long, &mut all.os, &mut all.loads] {
+            calls.values_mut().for_each(|it| it.sort_unstable());
+        }
         all
     }
 
@@ -136,19 +144,50 @@ impl<'a> LongCalls<'a> {
         }
         let mut left = vec![gap];
         while let Some(part) = left.pop() {
-            if let Some((name, inside)) = self.inside(thread, part, gap) {
-                found.push((name, inside));
-                left.extend([(part.0, inside.0), (inside.1, part.1)]);
+            match self.inside(thread, part, gap) {
+                Some((name, inside)) => {
+                    found.push((name, inside));
+                    left.extend([(part.0, inside.0), (inside.1, part.1)]);
+                }
+                None => found.extend(self.ranges_of_most(thread, part, gap)),
             }
         }
         found.sort_unstable_by_key(|it| it.1);
     }
 
-    /// The call in which a thread was for most of a part of a gap, with its time there; else the
-    /// loading of code before whose end most of the part lies, for code is chosen or built before
-    /// that.
+    /// The activity of a thread for most of a part of a gap, with its time there, in this order:
+    /// 1. an operator, range or function of CUDA, unless a call of the operating system covers more
+    ///    of the part;
+    /// 2. a call of the operating system that does not wait;
+    /// 3. the loading of code before whose end most of the part lies, for code is chosen or built
+    ///    before that, perhaps by another process, for which the thread waits;
+    /// 4. a wait in the operating system.
     fn inside(&self, thread: i64, part: Interval, gap: Interval) -> Option<(u32, Interval)> {
-        self.long_call(thread, part, gap).or_else(|| self.load(thread, part))
+        let own = long_call(&self.long, thread, part, gap);
+        let os = long_call(&self.os, thread, part, gap);
+        match (own, os) {
+            (Some(own), Some(os)) if length(os.1) > length(own.1) => Some(os),
+            (Some(own), _) => Some(own),
+            (None, Some(os)) if !self.is_wait(os.0) => Some(os),
+            (None, os) => self.load(thread, part).or(os),
+        }
+    }
+
+    /// The ranges of the program that together take most of a part of a gap, of which no call has
+    /// most.
+    fn ranges_of_most(&self, thread: i64, part: Interval, gap: Interval) -> Vec<(u32, Interval)> {
+        let Some(calls) = self.long.get(&thread).filter(|_| is_long(part)) else { return vec![] };
+        let is_range =
+            |number: u32| HostActivity::of(&self.names[number as usize]) == HostActivity::Range;
+        let ranges = mostly_in_gap(calls, part, gap)
+            .filter(|(_, number)| is_range(*number))
+            .map(|(it, number)| (*number, (it.0.max(part.0), it.1.min(part.1))));
+        successive_ranges(ranges.filter(|it| is_long(it.1)).collect(), part)
+    }
+
+    /// True for the number of a wait in the operating system.
+    fn is_wait(&self, number: u32) -> bool {
+        HostActivity::of(&self.names[number as usize]) == HostActivity::OsWait
     }
 
     /// The last call in a gap that loads code.
@@ -160,30 +199,20 @@ impl<'a> LongCalls<'a> {
         (to - gap.0 >= (gap.1 - gap.0) / 2).then_some((*name, (gap.0, to)))
     }
 
-    /// The innermost call that takes most of a part of a gap, and whose time is mostly this gap,
-    /// with its time in the part. A call that launched work before and after does not delay by
-    /// itself.
-    fn long_call(&self, thread: i64, part: Interval, gap: Interval) -> Option<(u32, Interval)> {
-        let calls = self.long.get(&thread).filter(|_| is_long(part))?;
-        let length = |it: Interval| it.1 - it.0;
-        let overlap = |it: Interval, of: Interval| of.1.min(it.1) - of.0.max(it.0);
-        let takes_most = |it: Interval| overlap(it, part) >= length(part) / 2;
-        let is_mostly_gap = |it: Interval| overlap(it, gap) >= length(it) / 2;
-        let before = calls.partition_point(|it| it.0.0 < part.1);
-        calls[..before]
-            .iter()
-            .rev()
-            // A call whose time is mostly this gap starts less than twice the gap before its end.
-            .take_while(|(it, _)| it.0 >= gap.1 - 2 * length(gap) - 2)
-            .take(MAX_COMPARED)
-            .filter(|(it, _)| takes_most(*it) && is_mostly_gap(*it))
-            .min_by_key(|(it, _)| length(*it))
-            .map(|(it, name)| (*name, (it.0.max(part.0), it.1.min(part.1))))
-    }
-
     pub fn into_names(self) -> Vec<String> {
         self.names.into_iter().map(Cow::into_owned).collect()
     }
+}
+
+/// The innermost call of a thread that takes most of a part of a gap, and whose time is mostly this
+/// gap, with its time in the part. A call that launched work before and after does not delay by
+/// itself.
+fn long_call(calls: &Calls, thread: i64, part: Interval, gap: Interval) -> Option<(u32, Interval)> {
+    let calls = calls.get(&thread).filter(|_| is_long(part))?;
+    mostly_in_gap(calls, part, gap)
+        .filter(|(it, _)| overlap(*it, part) >= length(part) / 2)
+        .min_by_key(|(it, _)| length(*it))
+        .map(|(it, name)| (*name, (it.0.max(part.0), it.1.min(part.1))))
 }
 
 fn is_long((start, end): Interval) -> bool {
@@ -256,12 +285,14 @@ mod tests {
         type Parts = &'static [(&'static str, Interval)];
 
         let ms = 1_000_000;
-        let cases: [(&str, Parts); 6] = [
+        let cases: [(&str, Parts); 8] = [
             ("a 0..51 b 52..95", &[("a", (0, 51)), ("b", (52, 95))]),
             ("a 1..20 b 21..47 c 47..99", &[("a", (1, 20)), ("b", (21, 47)), ("c", (47, 99))]),
             ("a 0..51 all 0..100", &[("a", (0, 51)), ("all", (51, 100))]),
             ("a 0..51 b 52..70", &[("a", (0, 51))]),
-            ("a 0..40 b 45..70", &[]),
+            ("a 0..40 b 45..70", &[("a", (0, 40)), ("b", (45, 70))]),
+            ("a 0..34 b 34..65 c 70..99", &[("a", (0, 34)), ("b", (34, 65)), ("c", (70, 99))]),
+            ("a 0..20 b 45..70", &[]),
             ("a 0..51 b 60..250", &[("a", (0, 51))]),
         ];
         for (ranges, expected) in cases {
@@ -280,6 +311,43 @@ mod tests {
                 (name.strip_prefix(IN_RANGE).unwrap(), (part.0 / ms, part.1 / ms))
             });
             assert_eq!(named.collect::<Vec<_>>(), expected, "{ranges}");
+        }
+    }
+
+    #[test]
+    fn a_gap_outside_of_calls_and_ranges_is_named_by_the_call_of_the_operating_system() {
+        let ms = 1_000_000;
+        let name = |lines: &str, loads: bool| {
+            let mut trace = capture("range 1 thread 0..1\ncall 1 9 95000000..95000100");
+            let sketch = lines.replace('|', "\n").replace("ms", "000000");
+            let other = capture(&sketch);
+            trace.ranges.extend(other.ranges);
+            trace.strings = other.strings;
+            trace.os_calls = other.os_calls;
+            trace.strings.push("cuModuleLoadData".into());
+            let code = trace.strings.len() as u32 - 1;
+            let calls = trace.cuda_calls.iter().filter(|_| loads);
+            trace.cuda_calls = calls.map(|it| ApiCall { name: code, ..it }).collect();
+            let calls = LongCalls::of(&trace);
+            let gap = (0, 100 * ms);
+            let found = calls.inside(trace.ranges[0].global_tid, gap, gap);
+            found.map(|it| calls.names[it.0 as usize].to_string())
+        };
+        let load = "preparation of code for cuModuleLoadData";
+        for (lines, loads, expected) in [
+            ("os 1 getc 1ms..99ms", false, Some("the OS call getc")),
+            ("os 1 poll 1ms..99ms", false, Some("a wait in poll")),
+            ("os 1 __poll 1ms..99ms", false, Some("a wait in __poll")),
+            ("os 2 getc 1ms..99ms", false, None),
+            ("os 1 getc 1ms..40ms", false, None),
+            ("os 1 getc 0ms..300ms", false, None),
+            ("os 1 getc 1ms..99ms|range 1 step 0ms..100ms", false, Some("the range step")),
+            ("os 1 getc 1ms..99ms|range 1 step 0ms..60ms", false, Some("the OS call getc")),
+            ("os 1 poll 1ms..99ms|range 1 step 1ms..99ms", false, Some("the range step")),
+            ("os 1 getc 1ms..90ms", true, Some("the OS call getc")),
+            ("os 1 waitpid 1ms..90ms", true, Some(load)),
+        ] {
+            assert_eq!(name(lines, loads).as_deref(), expected, "{lines} {loads}");
         }
     }
 

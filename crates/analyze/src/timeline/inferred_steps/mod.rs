@@ -36,7 +36,7 @@ use self::{
     items::LaunchSequences,
     roles::{KernelRole, Rows, role},
     segments::{EndEvidence, Segment, SegmentWalk, StartEvidence},
-    speculation::{OTHER_ROWS, Round},
+    speculation::{MORE_ROWS, OTHER_ROWS, Round},
 };
 use super::capture::Capture;
 
@@ -116,12 +116,16 @@ impl StepWriter<'_> {
         // Without the choice of a token, a replay among steps with one is a warm-up.
         let has_samples = segments.iter().any(samples);
         let ends = |it: &Segment| samples(it) || !has_samples;
-        for (segment, class) in segments.iter().zip(classes) {
+        let verifies = speculation::verifications(segments, classes);
+        for ((segment, class), verifies) in segments.iter().zip(classes).zip(verifies) {
             if let Err(reason) = class {
                 *self.inferred.unclear.entry(reason).or_default() += 1;
             }
             let known = class.ok().map(|(class, _)| class);
-            let text = self.evidence(segment, class);
+            let mut text = self.evidence(segment, class);
+            if verifies {
+                text = format!("{text}, {MORE_ROWS}");
+            }
             let evidence = match &last {
                 Some((_, evidence)) if **evidence == *text => evidence.clone(),
                 _ => text.into(),
@@ -139,6 +143,7 @@ impl StepWriter<'_> {
                     end_ns,
                     run: self.run,
                     evidence: evidence.clone(),
+                    phases: verification(verifies, (start_ns, end_ns)),
                     ..InferredStep::default()
                 }));
             }
@@ -229,6 +234,12 @@ impl StepWriter<'_> {
         };
         format!("{start}{end}{rows}{class}")
     }
+}
+
+/// The only phase of a step that verifies drafts without a model; none of another step.
+fn verification(verifies: bool, (start_ns, end_ns): (i64, i64)) -> Vec<Phase> {
+    let phase = Phase { class: StepClass::Verify, start_ns, end_ns };
+    verifies.then_some(phase).into_iter().collect()
 }
 
 /// Start and end of a step on the host.

@@ -5,12 +5,19 @@
 //! a prompt, all that the smaller model read and the drafted tokens. A program that generates a
 //! part of each token with a smaller model, as codes of audio, reads one row for each sequence in
 //! both.
+//!
+//! Drafts without a model, such as n-grams of the context, have only rows as evidence: between two
+//! prompts a batch gains no rows, so a decode step with more rows than one before verifies drafts.
 
 use std::collections::BTreeMap;
 
 use llmprof_core::trace::engine_steps::StepClass;
 
-use super::{classes::is_bounded, roles::Rows, segments::Segment};
+use super::{
+    classes::{Classed, is_bounded},
+    roles::Rows,
+    segments::Segment,
+};
 
 /// Least rounds with drafts.
 const LEAST_ROUNDS: usize = 8;
@@ -23,6 +30,9 @@ const MAX_FIRST: u32 = 2;
 /// Reason for no class of a round.
 pub const OTHER_ROWS: &str = "its forwards have other rows than drafted tokens and their \
                               verification";
+
+/// Evidence of a step that verifies drafts without a model.
+pub const MORE_ROWS: &str = "more rows than other steps since the prompt: it verifies drafts";
 
 /// Drafts and their verification, as indices of forwards; the last one verifies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +92,23 @@ pub fn rounds(segments: &[Segment]) -> Option<Vec<Round>> {
     let firsts = found.iter().filter(|it| it.0.to - it.0.from > 1);
     let fewest = firsts.map(|it| segments[it.0.from].blocks).min().unwrap_or(0);
     Some(found.into_iter().map(|(it, fit)| it.classified(fit, segments, fewest)).collect())
+}
+
+/// True for each forward that verifies drafts without a model: if decode steps in a row gain rows,
+/// each one with more rows than the fewest of them.
+pub fn verifications(segments: &[Segment], classes: &[Classed]) -> Vec<bool> {
+    let rows = |(it, class): (&Segment, &Classed)| match (class, it.rows) {
+        (Ok((StepClass::Decode, _)), Rows::Exactly(rows)) => Some(rows),
+        _ => None,
+    };
+    let rows: Vec<Option<u32>> = segments.iter().zip(classes).map(rows).collect();
+    let mut found = Vec::with_capacity(rows.len());
+    for steps in rows.chunk_by(|a, b| a.is_some() == b.is_some()) {
+        let has_drafts = steps.windows(2).any(|pair| pair[0] < pair[1]);
+        let fewest = steps.iter().copied().min().flatten();
+        found.extend(steps.iter().map(|rows| has_drafts && *rows > fewest));
+    }
+    found
 }
 
 /// The evidence of drafts and the forward after them.

@@ -103,22 +103,22 @@ impl RangeNest {
         }
     }
 
-    /// True for each entry inside another one of the same name, by the names' numbers.
-    pub fn inside_same(&self, mut name: impl FnMut(u32) -> u32) -> Vec<bool> {
+    /// True for each entry inside another one of the same name, by the number of each entry's name.
+    pub fn inside_same(&self, names: &[u32]) -> Vec<bool> {
         let mut open: Vec<(u32, u32)> = Vec::new();
         let mut counts: Vec<u32> = Vec::new();
-        let entry = |(at, (range, parent)): (usize, &(u32, u32))| {
+        let entry = |(at, ((_, parent), name)): (usize, (&(u32, u32), &u32))| {
             while let Some((_, closed)) = open.pop_if(|(entry, _)| *entry != *parent) {
                 counts[closed as usize] -= 1;
             }
-            let name = name(*range);
+            let name = *name;
             counts.resize(counts.len().max(name as usize + 1), 0);
             let is_inside = counts[name as usize] > 0;
             counts[name as usize] += 1;
             open.push((at as u32, name));
             is_inside
         };
-        self.entries.iter().enumerate().map(entry).collect()
+        self.entries.iter().zip(names).enumerate().map(entry).collect()
     }
 }
 

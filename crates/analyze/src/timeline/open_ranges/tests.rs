@@ -133,10 +133,10 @@ proptest! {
                 let name = trace.ranges[range as usize].name.as_str();
                 NAMES.iter().position(|it| *it == name).unwrap() as u32
             };
-            let inside = nest.inside_same(name);
+            let names: Vec<u32> = nest.entries.iter().map(|it| name(it.0)).collect();
+            let inside = nest.inside_same(&names);
             for (at, inside) in inside.into_iter().enumerate() {
-                let own = name(nest.entries[at].0);
-                let same = around(at)[1..].iter().any(|it| name(nest.entries[*it].0) == own);
+                let same = around(at)[1..].iter().any(|it| names[*it] == names[at]);
                 prop_assert_eq!(inside, same);
             }
         }

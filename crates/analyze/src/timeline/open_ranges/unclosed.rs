@@ -1,7 +1,10 @@
 //! The finding on ranges that the capture records without an end.
 
 use llmprof_core::{
-    domain::finding::{Finding, catalogue},
+    domain::{
+        digits,
+        finding::{Finding, catalogue},
+    },
     trace::{stage::WARMUP, timeline::Timeline, unclosed::UnclosedOutcome},
 };
 
@@ -35,6 +38,7 @@ pub fn unclosed(trace: &Timeline) -> Option<Finding> {
         1 => format!("The range {first} has no end in the capture."),
         count => {
             let names = if stages.is_empty() { first.to_owned() } else { stages.join(", ") };
+            let count = digits::count(count as u64);
             format!("{count} ranges have no end in the capture, including {names}.")
         }
     };

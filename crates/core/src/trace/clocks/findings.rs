@@ -1,7 +1,10 @@
 //! The finding on a clock that differs from its host's.
 
 use super::{ClockRelation, bounds::ClockBounds, evidence::ClockEvidence};
-use crate::domain::finding::{Finding, Severity, catalogue};
+use crate::domain::{
+    digits,
+    finding::{Finding, Severity, catalogue},
+};
 
 /// The finding on the clock of a device; `None` if the clocks count as equal.
 pub fn finding(device: u32, evidence: &ClockEvidence, relation: &ClockRelation) -> Option<Finding> {
@@ -53,17 +56,18 @@ fn proof(evidence: &ClockEvidence, bounds: &ClockBounds) -> String {
     let late = evidence.late_waits();
     let late = (late > 0).then(|| {
         format!(
-            "{late} of {} waits of the host return up to {} ms before the work that they wait for \
-             has ended",
-            evidence.waits.len(),
+            "{} of {} waits of the host return up to {} ms before the work that they wait for has \
+             ended",
+            digits::count(late as u64),
+            digits::count(evidence.waits.len() as u64),
             ms(low)
         )
     });
     let early = (evidence.early > 0).then(|| {
         format!(
             "{} of {} kernels, copies and graphs start up to {} ms before their launching call",
-            evidence.early,
-            evidence.launches,
+            digits::count(evidence.early as u64),
+            digits::count(evidence.launches as u64),
             ms(-high)
         )
     });

@@ -221,7 +221,8 @@ fn idle_time_in_a_range_without_calls_is_the_ranges_and_has_no_advice_of_loading
 }
 
 #[test]
-fn ranges_that_have_most_of_the_time_are_named_before_calls() {
+fn ranges_and_calls_of_the_operating_system_with_most_of_the_time_are_named_before_calls() {
+    const OF_OS: &str = "a call of the operating system";
     let of = |parts: &[(&str, u64)]| {
         let name = |it: &str| match it.strip_prefix("call ") {
             Some(call) => call.to_owned(),
@@ -244,13 +245,29 @@ fn ranges_that_have_most_of_the_time_are_named_before_calls() {
         stored_answer(&report).unwrap().remove(0).reasons[0].text.to_string()
     };
     let in_both = "in ranges of the program and long calls";
-    let cases: [(&[(&str, u64)], String); 6] = [
+    let cases: [(&[(&str, u64)], String); 10] = [
         (&[("load_*", 97), ("call tune", 3)], "in load_*, a range of the program".into()),
         (&[("load_*", 93), ("call tune", 7)], format!("{in_both}, mostly in the range load_*")),
-        (&[("load_*", 40), ("call tune", 30), ("sort_*", 30)], in_both.into()),
-        (&[("load_*", 50), ("sort_*", 50)], "in ranges of the program".into()),
+        (
+            &[("load_*", 40), ("call tune", 30), ("sort_*", 30)],
+            format!("{in_both} (load_* 40 %, sort_* 30 % of this time)"),
+        ),
+        (
+            &[("load_*", 34), ("sort_*", 33), ("read_*", 33)],
+            "in ranges of the program (load_* 34 %, sort_* 33 %, read_* 33 % of this time)".into(),
+        ),
+        (
+            &[("a", 16), ("b", 16), ("c", 16), ("d", 16), ("e", 14), ("f", 11), ("g", 11)],
+            "in ranges of the program".into(),
+        ),
         (&[("call tune", 50), ("load_*", 50)], "in a long call, or prepares code".into()),
         (&[("call tune", 100)], "in a long call, or prepares code".into()),
+        (&[("call the OS call getc", 60), ("load_*", 40)], "in the OS call getc".into()),
+        (&[("call a wait in poll", 97), ("call tune", 3)], format!("waiting in poll, {OF_OS}")),
+        (
+            &[("call tune", 50), ("call a wait in poll", 50)],
+            "in a long call, or prepares code".into(),
+        ),
     ];
     for (parts, place) in cases {
         let text = of(parts);

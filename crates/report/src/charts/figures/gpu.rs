@@ -2,13 +2,13 @@
 
 use llmprof_analyze::{Analysis, timeline::gpu::StageGpu};
 
-use super::{bands, class, drawn};
+use super::{bands, class, drawn, sampled};
 use crate::{
     charts::{
         svg::{self, Bar},
         timeline::{Timeline, timeline},
     },
-    format::{decimals, short_ms},
+    format::short_ms,
 };
 
 /// Kernels and copies of each stage, and the part of them that ran next to other kernels; empty
@@ -48,7 +48,9 @@ pub fn memory(analysis: &Analysis) -> String {
         limit: None,
         unit: "GB",
     };
-    let description =
-        format!("{} samples over {} seconds.", power.samples, decimals(power.curve.seconds, 1));
-    timeline("memory-curve", "Device memory in use over time", &description, &chart)
+    let title = match power.device.gpus {
+        1 => "Device memory in use over time".to_owned(),
+        gpus => format!("Device memory in use over time, first of {gpus} GPUs"),
+    };
+    timeline("memory-curve", &title, &sampled(power), &chart)
 }

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::{
     charts::lanes::{ChartLane, LaneChart, Slice, lanes},
-    format::decimals,
+    format::{decimals, quantity},
 };
 
 /// Maximum nesting of drawn operators: deeper ones repeat the kernels.
@@ -56,12 +56,14 @@ pub fn chart(id: &str, step: &StepTimeline, zoom: f64) -> (String, Vec<LegendEnt
         .collect();
     let keys = legend(&drawn);
     let of = match (step.kernels, step.whole_graphs) {
-        (0, 0) => format!("{} operators", step.slices.len()),
-        (kernels, 0) => format!("{kernels} kernels"),
-        (0, graphs) => format!("{graphs} CUDA graphs, traced as a whole,"),
-        (kernels, graphs) => {
-            format!("{kernels} kernels and {graphs} CUDA graphs, traced as a whole,")
-        }
+        (0, 0) => quantity(step.slices.len() as u64, "operator"),
+        (kernels, 0) => quantity(kernels, "kernel"),
+        (0, graphs) => format!("{}, traced as a whole,", quantity(graphs, "CUDA graph")),
+        (kernels, graphs) => format!(
+            "{} and {}, traced as a whole,",
+            quantity(kernels, "kernel"),
+            quantity(graphs, "CUDA graph")
+        ),
     };
     let description = format!(
         "Step {} of {}: {of} in {} µs; the table of its slices has the same.",

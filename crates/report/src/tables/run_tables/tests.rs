@@ -136,6 +136,7 @@ proptest! {
             name: name(at),
             processes: 1,
             ns: stats(ns),
+            before_work_ns: None,
         });
         check(traced::call_columns, &calls.collect::<Vec<_>>(), max);
         let sites = all().map(|(at, (kernels, ns))| CallSite {

@@ -126,3 +126,34 @@ fn drafts_without_their_verification_at_the_end_cut_the_decode() {
     models.forward(4, 1);
     assert_eq!(infer(&models.program.trace).cut_threads.len(), 1);
 }
+
+proptest! {
+    #[test]
+    fn no_step_that_verifies_drafts_of_no_model_is_a_decode_of_one_token(
+        prompt in 17u32..400,
+        drafts in prop::collection::vec(0u32..8, 1..6),
+        steps in 8usize..12,
+    ) {
+        let mut models = TwoModels::default();
+        for more in 0..2 {
+            models.forward(12, prompt + more);
+            models.program.wait();
+            for number in drafts.iter().flat_map(|number| std::iter::repeat_n(*number, steps)) {
+                models.forward(12, number + 1);
+                models.program.wait();
+            }
+        }
+        // A batch loses rows as its sequences end, and gains none.
+        let has_drafts = drafts.windows(2).any(|pair| pair[0] < pair[1]);
+        let fewest = drafts.iter().min().map_or(1, |number| u64::from(number + 1));
+        let fewest = format!(", {}", quantity(fewest, "row"));
+        let found = infer(&models.program.trace).steps;
+        let decode = || found.iter().filter(|it| it.class == Some(StepClass::Decode));
+        prop_assert_eq!(decode().count(), 2 * steps * drafts.len());
+        for it in decode() {
+            let verifies = has_drafts && !it.evidence.contains(&fewest);
+            prop_assert_eq!(!it.phases.is_empty(), verifies, "{}", it.evidence);
+            prop_assert!(it.decode_requests.is_none());
+        }
+    }
+}

@@ -156,9 +156,9 @@ fn the_only_step_of_a_stage_has_no_time_if_the_recording_cuts_it() {
     let is_timed = |trace: Timeline| {
         let found = of(trace);
         let expected = "1 of 1 step is left out of all times: 1 cut by the start or the end of the \
-                        recording.";
+                        recording, with ";
         let is_timed = found.stages.row(PREFILL).is_some();
-        assert_eq!(message(&found), (!is_timed).then_some(expected));
+        assert_eq!(message(&found).is_some_and(|it| it.starts_with(expected)), !is_timed);
         assert_eq!(found.stages.row(DECODE).map(|it| it.ms.n), Some(6));
         is_timed
     };
@@ -189,5 +189,25 @@ fn a_step_at_an_edge_with_less_work_counts_if_it_starts_and_ends_as_others_do() 
         let found = of(trace);
         assert_eq!(message(&found).is_some(), is_cut, "{launch} of step {step}");
         assert_eq!(found.step_batches[0].steps, if is_cut { 19 } else { 20 });
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_cut_step_is_named_with_its_share_of_the_recorded_gpu_time(lost in 1i64..17) {
+        let mut trace = layers(false);
+        let is_in = |start: i64| start >= (100 + lost) * MS;
+        trace.cuda_calls = trace.cuda_calls.iter().filter(|it| is_in(it.start_ns)).collect();
+        trace.kernels = trace.kernels.iter().filter(|it| is_in(it.start_ns)).collect();
+        // All kernels take the same time.
+        let pct = 100.0 * (19 - lost) as f64 / (19 - lost + 6 * 8) as f64;
+        let expected = format!(
+            "1 of 1 step is left out of all times: 1 cut by the start or the end of the recording, \
+             with {pct:.1} % of the recorded GPU time."
+        );
+        let found = of(trace);
+        prop_assert_eq!(message(&found), Some(expected.as_str()));
+        let named = found.findings.iter().filter(|it| it.message.contains("recorded GPU time"));
+        prop_assert_eq!(named.count(), 1);
     }
 }
