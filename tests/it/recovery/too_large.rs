@@ -81,7 +81,7 @@ async fn a_report_of_nsys_beyond_the_limit_is_dropped_with_a_note_and_the_run_co
     let run = service.end(&id).await;
     assert_eq!(run["state"], "partial", "{run:#}");
     let (state, message) = step(&run, "nsys");
-    assert!(state == "failed" && message.contains("exceeded the disk quota of a run"), "{message}");
+    assert!(state == "failed" && message.contains("disk quota exceeded (30.0 MB)"), "{message}");
     assert!(message.contains("dropped: nsys/run.nsys-rep (41943040 bytes)"), "{message}");
     assert_eq!(finding(&run, "run_too_large").unwrap()["severity"], "warning");
     let names = names(&service, &id).await;

@@ -43,7 +43,10 @@ pub fn client() -> reqwest::Client {
 
 /// See [`client`].
 pub fn plain_client() -> reqwest::ClientBuilder {
-    reqwest::Client::builder().tls_built_in_root_certs(false)
+    reqwest::Client::builder()
+        .tls_built_in_root_certs(false)
+        // Shorter than the service keeps an idle connection: a request does not meet its end.
+        .pool_idle_timeout(Duration::from_secs(5))
 }
 
 /// A service on a free loopback port; killed when dropped.

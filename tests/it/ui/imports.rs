@@ -47,7 +47,7 @@ async fn a_refused_import_shows_the_reason_and_leaves_no_run() {
     let files: [(&str, &[u8]); 1] = [("<b>.csv", b"a,b\n1,2\n")];
     let body = form(&files, &[("revision", "r1")]);
     let text = page(&api.ask(Method::POST, PAGE, &[HOST, OWN, FORM], body).await, 422);
-    assert_contains(&text, &["role=\"alert\"", "not a page of ncu"]);
+    assert_contains(&text, &["role=\"alert\"", "not a capture but a text"]);
     assert!(!text.contains("<b>"));
     let foreign = ("origin", "http://elsewhere.example");
     let files: [(&str, &[u8]); 1] = [("a.csv", b"a,b\n")];

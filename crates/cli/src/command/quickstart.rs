@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use super::{
     client::{
+        DEFAULT_SERVER,
         settings::change,
         terminal::{escaped, print, print_line},
     },
@@ -150,7 +151,9 @@ async fn profile(service: &Service, options: &QuickstartOptions) -> Result<()> {
         print_line(format_args!("API       {base}/docs"))?;
     } else {
         let data = options.data.display();
-        print_line(format_args!("page      /ui/runs/{id} of `llmprof serve --data {data}`"))?;
+        print_line(format_args!(
+            "page      {DEFAULT_SERVER}/ui/runs/{id}, served by `llmprof serve --data {data}`"
+        ))?;
     }
     Ok(())
 }
@@ -215,13 +218,13 @@ fn show(event: &Value, bar: &ProgressBar) {
 /// The state of a run, the steps that succeeded, and the other steps, by their reason with its
 /// remedy.
 fn outcome(run: &Value) -> String {
-    let mut measured = Vec::new();
+    let mut succeeded = Vec::new();
     let mut absent: Vec<(String, Vec<String>)> = Vec::new();
     for step in run["steps"].as_array().into_iter().flatten() {
         let text = |key: &str| escaped(step[key].as_str().unwrap_or_default());
-        let (name, state) = (text("step"), text("state"));
+        let (name, state) = (step_name(&text("step")).to_owned(), text("state"));
         if state == "succeeded" {
-            measured.push(name);
+            succeeded.push(name);
             continue;
         }
         let reason = Some(text("message")).filter(|it| !it.is_empty()).unwrap_or(state);
@@ -232,11 +235,19 @@ fn outcome(run: &Value) -> String {
     }
     let state = escaped(run["state"].as_str().unwrap_or_default());
     let mut text = format!("The run ended {state}.\n");
-    text += &format!("measured  {}\n", measured.join(", "));
+    text += &format!("steps     {}\n", succeeded.join(", "));
     for (reason, steps) in absent {
         text += &format!("absent    {}: {reason}\n", steps.join(", "));
     }
     text
+}
+
+/// A step in words.
+fn step_name(step: &str) -> &str {
+    match step {
+        "baseline" => "unprofiled pass",
+        name => name,
+    }
 }
 
 /// Prints the stage table of the report.
@@ -281,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partial_run_states_what_is_measured_and_absent_and_each_remedy_once() {
+    fn a_partial_run_lists_its_steps_and_each_remedy_of_absent_ones_once() {
         let missing = Some("nsys is not installed: install it");
         let steps = [
             step("baseline", "succeeded", None),
@@ -292,11 +303,11 @@ mod tests {
         ];
         assert_eq!(
             outcome(&json!({ "state": "partial", "steps": steps })),
-            "The run ended partial.\nmeasured  baseline, report\n\
+            "The run ended partial.\nsteps     unprofiled pass, report\n\
              absent    nsys, gpu_metrics: nsys is not installed: install it\n\
              absent    ncu: failed\n"
         );
         let whole = json!({ "state": "succeeded", "steps": [step("baseline", "succeeded", None)] });
-        assert_eq!(outcome(&whole), "The run ended succeeded.\nmeasured  baseline\n");
+        assert_eq!(outcome(&whole), "The run ended succeeded.\nsteps     unprofiled pass\n");
     }
 }

@@ -5,9 +5,9 @@ use std::{
     path::{MAIN_SEPARATOR, PathBuf},
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::Args;
-use llmprof_core::domain::stated_model::{CaptureStatement, ModelStatement};
+use llmprof_core::domain::stated_model::{CaptureStatement, ModelStatement, StatementError};
 
 use super::{local_file, models};
 
@@ -51,7 +51,23 @@ impl StatedOptions {
             batch: self.batch.clone(),
             dtype: self.dtype.clone(),
         };
-        Ok(statement.of_capture(&models)?)
+        statement.of_capture(&models).map_err(|error| anyhow!(as_option(&error)))
+    }
+}
+
+/// An error of a statement that names the options in place of the fields of the API.
+fn as_option(error: &StatementError) -> String {
+    let text = error.to_string();
+    match text.split_once(": ") {
+        _ if *error == StatementError::WithoutPrompt => {
+            "--prompt-tokens N is needed with --model-config; the costs of a model depend on its \
+             prompt's length"
+                .into()
+        }
+        Some((field, why)) if ModelStatement::FIELDS.contains(&field) => {
+            format!("--{}: {why}", field.replace('_', "-"))
+        }
+        _ => text,
     }
 }
 
@@ -80,6 +96,20 @@ fn config_text(config: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_of_a_statement_names_the_option() {
+        let missing = as_option(&StatementError::WithoutPrompt);
+        assert!(missing.starts_with("--prompt-tokens N is needed with --model-config"));
+        for (error, shown) in [
+            (StatementError::WithoutDtype, "--dtype: missing; "),
+            (StatementError::Config("no layers".into()), "--model-config: no layers"),
+            (StatementError::Number("odd".into()), "odd"),
+        ] {
+            let text = as_option(&error);
+            assert!(text.starts_with(shown), "{text}");
+        }
+    }
 
     #[test]
     fn a_config_is_the_text_of_a_file_or_folder_or_a_name() {

@@ -18,6 +18,13 @@ pub fn lower_median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     middle(finite, f64::total_cmp).map(|(low, _)| low)
 }
 
+/// The median that a table states: the lower median, but of two values their mean, as these have
+/// no measured value in the middle.
+pub fn stated_median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let finite: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
+    if finite.len() == 2 { median(finite) } else { lower_median(finite) }
+}
+
 /// True if two values differ by more than [`TYPICAL_PART`] of their mean.
 pub fn are_apart(low: f64, high: f64) -> bool {
     high - low > TYPICAL_PART * f64::midpoint(low, high)
@@ -75,6 +82,20 @@ mod tests {
         // Times since 1970 differ by less than a float of their size can.
         let first = 1_767_189_312_000_000_001;
         assert_eq!(median_of([first, first + 2]), Some(first + 1));
+    }
+
+    #[test]
+    fn the_stated_median_of_two_values_is_their_mean_and_of_more_a_measured_value() {
+        for (values, expected) in [
+            (&[][..], None),
+            (&[5.0], Some(5.0)),
+            (&[9.0, 1.0], Some(5.0)),
+            (&[9.0, f64::NAN, 1.0], Some(5.0)),
+            (&[9.0, 2.0, 1.0], Some(2.0)),
+            (&[9.0, 4.0, 2.0, 1.0], Some(2.0)),
+        ] {
+            assert_eq!(stated_median(values.iter().copied()), expected, "{values:?}");
+        }
     }
 
     #[test]

@@ -33,6 +33,9 @@ impl WeightSource {
     }
 }
 
+/// Fields of [`ResolvedConfig`] that are of the run's model.
+const OF_MODEL: [&str; 3] = ["dtype", "weights", "model"];
+
 /// Values that the host of a run resolved.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -143,6 +146,20 @@ pub fn set_mode(submission: &mut Map<String, Value>, mode: &str) -> Option<Setti
         Some(Value::Object(dropped)) if !dropped.is_empty() => Some(dropped),
         _ => None,
     }
+}
+
+/// Sets the model of a submission. If it stated another model, the fields of `resolved` that are of
+/// that model are removed; returns their names.
+pub fn set_model(submission: &mut Map<String, Value>, model: &str) -> Vec<&'static str> {
+    let stated = submission.insert("model".into(), model.into());
+    let stated = stated.as_ref().and_then(Value::as_str).unwrap_or_default();
+    let resolved = submission.get_mut("resolved").and_then(Value::as_object_mut);
+    let Some(resolved) = resolved.filter(|_| !stated.is_empty() && stated != model) else {
+        return Vec::new();
+    };
+    let mut names = OF_MODEL.to_vec();
+    names.retain(|name| resolved.remove(*name).is_some_and(|value| !value.is_null()));
+    names
 }
 
 fn difference(is: &Value, stated: &Value, path: &str) -> Option<String> {
@@ -266,6 +283,33 @@ mod tests {
         for unstated in [json!(null), json!(3), json!("")] {
             assert_eq!(with(unstated, nsys()), (None, Some(nsys())), "of any mode");
         }
+    }
+
+    #[test]
+    fn another_model_drops_the_resolved_values_of_the_stated_one() {
+        let with = |model: Value, resolved: Value| {
+            let Value::Object(mut body) = json!({ "model": model, "resolved": resolved }) else {
+                panic!("a submission is an object")
+            };
+            let dropped = set_model(&mut body, "b");
+            assert_eq!(body["model"], "b");
+            (dropped, body.remove("resolved").unwrap_or_default())
+        };
+        let config = ResolvedConfig {
+            run_s: 60,
+            dtype: Some(Dtype::Bf16),
+            weights: Some(WeightSource::Synthetic),
+            model: Some(llama_tiny()),
+            ..ResolvedConfig::default()
+        };
+        let of_host =
+            json!(ResolvedConfig { dtype: None, weights: None, model: None, ..config.clone() });
+        let all = || json!(config);
+        assert_eq!(with(json!("a"), all()), (OF_MODEL.to_vec(), of_host.clone()));
+        assert_eq!(with(json!("b"), all()), (vec![], all()), "the same model");
+        assert_eq!(with(json!("a"), of_host.clone()), (vec![], of_host));
+        assert_eq!(with(json!("a"), Value::Null), (vec![], Value::Null));
+        assert_eq!(with(Value::Null, all()), (vec![], all()), "of any model");
     }
 
     #[test]

@@ -59,14 +59,19 @@ pub enum BadAssignment {
     Value(String, String),
 }
 
-/// Sets each of `settings` in a tree, as [`assign`] does. None may set what another one sets.
+/// The field of a submission with the settings, with which messages name them.
+const PREFIX: &str = "profiling.";
+
+/// Sets each of `settings` in a tree, as [`assign`] does: `nsys.sample=none`, or with the prefix
+/// `profiling.`. None may set what another one sets.
 pub fn assign_all<S: AsRef<str>>(
     tree: &mut Settings,
     settings: impl IntoIterator<Item = S>,
 ) -> Result<(), BadAssignment> {
     let mut set: Vec<String> = Vec::new();
     for setting in settings {
-        let setting = setting.as_ref();
+        let setting = setting.as_ref().trim_start();
+        let setting = setting.strip_prefix(PREFIX).unwrap_or(setting);
         assign(tree, setting)?;
         let key = setting.split('=').next().unwrap_or_default().trim().to_owned();
         let is_in = |inner: &str, outer: &str| {
@@ -210,6 +215,7 @@ mod tests {
             (&["a.x=1", "a.y=1", "ab=1"][..], Ok(())),
             (&["a.x=1", "a.y=1", "a.x=1"], repeated("a.x")),
             (&["a.x=1", " a.x = 2"], repeated("a.x")),
+            (&["a.x=1", " profiling.a.x=2"], repeated("a.x")),
             (&["a.x=1", "a={}"], repeated("a")),
             (&["a={}", "a.x=1"], repeated("a.x")),
         ] {

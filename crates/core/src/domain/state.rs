@@ -72,6 +72,24 @@ pub struct StepRecord {
     pub message: Option<String>,
 }
 
+impl StepRecord {
+    /// The step of a run in `state`, which ended `at`: a step without a recorded end, as of a
+    /// dropped journal, ended with its run.
+    pub fn within_run(self, state: RunState, at: Option<&str>) -> Self {
+        if !state.is_final() || self.state != StepState::Running {
+            return self;
+        }
+        let state = match state {
+            RunState::Succeeded => StepState::Succeeded,
+            RunState::Cancelled => StepState::Cancelled,
+            _ => StepState::Failed,
+        };
+        let unrecorded = || "its end was not recorded; it ended with the run".to_owned();
+        let message = self.message.unwrap_or_else(unrecorded);
+        Self { state, ended_at: at.map(str::to_owned), message: Some(message), ..self }
+    }
+}
+
 /// State of a run's job in a cluster's scheduler.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -86,4 +104,37 @@ pub struct Scheduled {
     /// job runs.
     #[cfg_attr(feature = "schema", schema(example = "Resources"))]
     pub reason: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_without_an_end_ends_with_its_run_and_other_steps_stay() {
+        let step = |state, ended_at: Option<&str>| StepRecord {
+            step: Step::Baseline,
+            state,
+            started_at: "2026-01-01T00:00:00Z".into(),
+            ended_at: ended_at.map(str::to_owned),
+            exit_code: None,
+            message: None,
+        };
+        let (of_step, of_run) = ("2026-01-01T00:00:01Z", "2026-01-01T00:00:02Z");
+        for (run, expected) in [
+            (RunState::Queued, StepState::Running),
+            (RunState::Running, StepState::Running),
+            (RunState::Succeeded, StepState::Succeeded),
+            (RunState::Partial, StepState::Failed),
+            (RunState::Failed, StepState::Failed),
+            (RunState::Cancelled, StepState::Cancelled),
+        ] {
+            let read = step(StepState::Running, None).within_run(run, Some(of_run));
+            let end = run.is_final().then_some(of_run);
+            assert_eq!((read.state, read.ended_at.as_deref()), (expected, end), "{run}");
+            assert_eq!(read.message.is_some(), run.is_final(), "{run}");
+            let ended = step(StepState::Succeeded, Some(of_step));
+            assert_eq!(ended.clone().within_run(run, Some(of_run)), ended, "{run}");
+        }
+    }
 }

@@ -193,9 +193,7 @@ fn kind(head: &[u8], name: &str, packed_with: Option<&str>) -> Result<CaptureKin
     }
     let text = encoding::decoded(head);
     if text.contains('\0') {
-        return Err("neither an export or report of nsys, nor a page or report of ncu, nor a \
-                    trace by the profiler of PyTorch"
-            .into());
+        return Err(foreign::unknown(head, name));
     }
     match encoding::utf16(head) {
         _ if !text.trim_start().starts_with(['{', '[']) => Ok(CaptureKind::Counters),
@@ -257,7 +255,7 @@ mod tests {
             (&[0; 64], "zero bytes only"),
             (b"\x1f\x8b\x08", "packed with gzip, and broken"),
             (&gzip(&gzip(b"x")), "packed twice, then with gzip"),
-            (b"\x00\x01", "neither"),
+            (b"\x00\x01", "not a capture but a file of unknown format"),
             (b"\xff\xfe{\0", "UTF-16"),
             (b"PAR1\0", "a Parquet file"),
             (&twice, "twice"),

@@ -33,6 +33,8 @@ pub use targets::{example_targets, targets};
 const DEFAULTS: &str = include_str!("../../../../conf/default.toml");
 /// Maximum size of a file; a device such as `/dev/zero` has no end.
 const MAX_FILE: u64 = 16 << 20;
+/// Expected value of `limits.run_bytes`.
+const RUN_BYTES: &str = "1048576 bytes or more, for the logs and reports of a run";
 /// Prefix of environment variables that are settings.
 const PREFIX: &str = "LLMPROF__";
 /// Old keys of settings, with the new ones.
@@ -339,6 +341,8 @@ impl Config {
             ("access.uploads_per_owner", access.uploads_per_owner.into(), 1, "1 or more"),
             ("access.upload_window_s", access.upload_window_s.into(), 1, "1 second or more"),
             ("inputs.upload_bytes", self.inputs.upload_bytes, 65_536, "65536 bytes or more"),
+            ("limits.run_bytes", self.limits.run_bytes, 1 << 20, RUN_BYTES),
+            ("limits.run_s", self.limits.run_s.into(), 1, "1 second or more"),
             ("access.audit_bytes", access.audit_bytes, 65_536, "65536 bytes or more"),
             ("access.audit_files", access.audit_files.into(), 1, "1 or more"),
         ] {

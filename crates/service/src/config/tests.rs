@@ -72,8 +72,21 @@ fn a_file_overrides_the_defaults_and_a_wrong_type_is_an_error() {
 
 #[test]
 fn a_value_outside_of_its_range_is_refused() {
-    let error = load(&[("LLMPROF__SERVER__WRITE_S", "0")]).unwrap_err();
-    assert_eq!(error.to_string(), "invalid server.write_s = 0; expected 1 second or more");
+    for (variable, value, expected) in [
+        ("SERVER__WRITE_S", "0", "server.write_s = 0; expected 1 second or more"),
+        ("LIMITS__RUN_S", "0", "limits.run_s = 0; expected 1 second or more"),
+        (
+            "LIMITS__RUN_BYTES",
+            "1048575",
+            "limits.run_bytes = 1048575; expected 1048576 bytes or more, for the logs and reports \
+             of a run",
+        ),
+    ] {
+        let variable = format!("LLMPROF__{variable}");
+        let error = load(&[(variable.as_str(), value)]).unwrap_err();
+        assert_eq!(error.to_string(), format!("invalid {expected}"));
+    }
+    assert!(load(&[("LLMPROF__LIMITS__RUN_BYTES", "1048576")]).is_ok(), "the minimum");
     assert!(load(&[("LLMPROF__SERVER__CONNECTIONS_PER_ADDRESS", "0")]).is_ok(), "no limit");
 }
 

@@ -193,7 +193,7 @@ impl RunningJob<'_> {
         let message = "Not collected on a session: passes that need a server started for them.";
         let finding = Finding::new(catalogue::LEFT_OUT_OF_SESSIONS, message)
             .with("passes", left_out.join(", "))
-            .advise("run the command without a session for these passes");
+            .advise("Run the command without a session for these passes");
         self.add_finding(finding);
     }
 }

@@ -139,7 +139,7 @@ impl RunningJob<'_> {
         let names: Vec<&str> = missing.iter().map(|(step, ..)| step.as_str()).collect();
         let message = format!("Not applicable on the CPU: {}.", names.join(", "));
         let finding = Finding::new(catalogue::PASSES_NOT_APPLICABLE, message)
-            .advise("run on a GPU to collect them");
+            .advise("Run on a GPU to collect them");
         let add = |finding: Finding, (step, _, why): &(Step, bool, &str)| {
             finding.with(step.as_str(), why)
         };

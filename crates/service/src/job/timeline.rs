@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 use llmprof_analyze::{
     kernels::kernel_selection::{self, CounterPlan, TracedProgram},
     parse::{self, ParseError},
-    stages::{DECODE, PREFILL, coverage::coverage, output_equality},
+    stages::{DECODE, PREFILL, coverage::coverage, import_error::ImportError, output_equality},
 };
 use llmprof_core::{
     domain::{
@@ -25,12 +25,14 @@ use super::{
     folder::{blocking, reject},
     step_runner::{JobStep, StepOutcome, share_of_time},
 };
-use crate::collect::{CollectError, CommandRun, NsysPass, Pass, ProcessLimits, process::output};
+use crate::collect::{
+    CollectError, CommandRun, NsysPass, Pass, ProcessLimits,
+    process::output,
+    tools::{nsys, nsys_report},
+};
 
 /// Lines of the tool's log that a finding quotes at most.
 const MAX_QUOTED: usize = 5;
-/// Text of nsys after an import that may have lost data, with exit code 0.
-const IMPORT_ERROR: &str = "non-fatal error";
 /// Lines from the end of a log that are searched for complaints.
 const MAX_SEARCHED: usize = 200;
 
@@ -85,7 +87,13 @@ impl JobStep for TimelineStep<'_> {
 
     async fn run(&mut self, job: &mut RunningJob<'_>, limits: &ProcessLimits) -> StepOutcome {
         let pass = NsysPass::timeline(&self.settings.nsys);
-        StepOutcome::Pass(self.target.record(job, &pass, limits).await)
+        let recorded = self.target.record(job, &pass, limits).await;
+        if recorded.is_err() && pass.is_system_wide() {
+            // The files of a failed pass stay in the run.
+            let exposed = nsys::sees_all_processes();
+            job.add_findings(nsys_report::with_recorded_files(exposed, job.dir, &[layout::NSYS]));
+        }
+        StepOutcome::Pass(recorded)
     }
 
     async fn verify(&mut self, job: &mut RunningJob<'_>) -> Result<CounterPlan, String> {
@@ -255,22 +263,29 @@ fn read_timeline(
     let complains = |line: &String| {
         ["error", "warning", "fail"].iter().any(|word| line.to_lowercase().contains(word))
     };
-    let log: Vec<String> = logs.into_iter().flatten().filter(complains).collect();
+    let log: Vec<String> = logs.into_iter().flatten().collect();
+    let import_error = ImportError::find(&log);
+    let log: Vec<String> = log.into_iter().filter(complains).collect();
     let covered = coverage(&trace, expected.ranges);
     let record = serde_json::json!({ "pct": covered.pct(), "coverage": covered });
     // Evidence only; a full disk fails the step elsewhere.
     fs::write(dir.join(layout::NSYS_COVERAGE), record.to_string()).ok();
-    let import_error = log.iter().find(|line| line.contains(IMPORT_ERROR));
-    let import_errors = import_error.map(|line| covered.import_errors(line));
+    let import_errors = import_error
+        .as_ref()
+        .map(|error| covered.import_errors(error, &trace, nsys.is_system_wide()));
     let quoted = &log[..log.len().min(MAX_QUOTED)];
     let incomplete = covered.finding(expected.kernels, &trace, quoted);
     let selected = kernel_selection::select_kernels(&trace, ncu, expected.program);
-    let without_samples = without_samples(nsys, &trace);
+    let without_samples = without_samples(nsys, &trace, import_error.as_ref());
     Ok(ReadTimeline { trace, selected, incomplete, import_errors, without_samples })
 }
 
 /// The finding that requested samples of the CPU, or switches of threads, are not in the timeline.
-fn without_samples(settings: &NsysSettings, trace: &Timeline) -> Option<Finding> {
+fn without_samples(
+    settings: &NsysSettings,
+    trace: &Timeline,
+    import_error: Option<&ImportError>,
+) -> Option<Finding> {
     let host = trace.host_cpu.as_ref();
     let lacks_samples =
         settings.sample != CpuScope::None && !host.is_some_and(HostCpu::has_samples);
@@ -283,11 +298,20 @@ fn without_samples(settings: &NsysSettings, trace: &Timeline) -> Option<Finding>
         (true, true) => "samples of the CPU and switches of threads",
     };
     let message = format!("nsys was to record {missing}, and its report has none");
-    // `cpu_sampling_denied` is the finding of a kernel that forbids it.
-    let remedy = "read the log of the nsys step; a program that ends within a millisecond has \
-                  none, and a container's seccomp profile may forbid perf_event_open (in Docker: \
-                  --security-opt seccomp=unconfined)";
-    Some(Finding::new(catalogue::CPU_SAMPLES_MISSING, message).advise(remedy))
+    let finding = Finding::new(catalogue::CPU_SAMPLES_MISSING, message);
+    let Some(error) = import_error else {
+        // `cpu_sampling_denied` is the finding of a kernel that forbids it.
+        return Some(finding.advise(
+            "read the log of the nsys step; a program that ends within a millisecond has none, and \
+             a container's seccomp profile may forbid perf_event_open (in Docker: \
+             --security-opt seccomp=unconfined)",
+        ));
+    };
+    let unknown =
+        || "the import of nsys ended with errors (nsys_import_errors); run again".to_owned();
+    let remedy = error.foreign_file(settings.is_system_wide()).unwrap_or_else(unknown);
+    let quoted = error.reason.as_ref().unwrap_or(&error.line);
+    Some(finding.with("nsys", quoted).advise(remedy))
 }
 
 #[cfg(test)]

@@ -99,6 +99,6 @@ fn overhead(profiled_ns: i64, plain_ns: i64) -> Option<Finding> {
         Finding::new(catalogue::TORCH_PROFILER_OVERHEAD, message)
             .with("pass torch_profiler, ms", ms(profiled_ns))
             .with("unprofiled, ms", ms(plain_ns))
-            .advise("use the proportions of its operators, not their times"),
+            .advise("Use the proportions of its operators, not their times"),
     )
 }

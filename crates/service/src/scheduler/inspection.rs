@@ -252,7 +252,7 @@ fn check_content(
             Ok(Err(unknown)) => return Err(unknown.to_string()),
             read => read.map(|_| ()),
         },
-        CaptureKind::Counters => parse::ncu::read_file(path).map(|_| ()),
+        CaptureKind::Counters => parse::ncu::check(path),
         CaptureKind::Report if tools.nsys => Ok(()),
         CaptureKind::Report => {
             return Err(

@@ -62,8 +62,14 @@ pub(super) struct LimitedChild {
 impl LimitedChild {
     /// The last line of its output.
     pub fn last_words(&self) -> String {
-        self.logs.last_output(1).pop().unwrap_or_else(|| "its process left no result".into())
+        let last = last_line(self.logs.last_output(LAST_LINES));
+        last.unwrap_or_else(|| "its process left no result".into())
     }
+}
+
+/// The last of these lines that is not a note of Rust on backtraces.
+fn last_line(lines: Vec<String>) -> Option<String> {
+    lines.into_iter().rfind(|line| !line.starts_with("note: "))
 }
 
 impl LimitedChildren {
@@ -87,6 +93,8 @@ impl LimitedChildren {
         let threads = available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
         let argv = Argv::new(&self.program)
             .args(child.args.iter().cloned())
+            // The reason of its end is among its last lines.
+            .env("RUST_BACKTRACE", "0")
             .env("RAYON_NUM_THREADS", threads.to_string())
             .env("TOKIO_WORKER_THREADS", threads.min(2).to_string());
         let limits = ProcessLimits {
@@ -161,7 +169,7 @@ impl LimitedChildren {
         if killed_by(Signal::SIGKILL) {
             return "its process was killed, probably because the host ran out of memory".into();
         }
-        let last = output.last().map(|line| format!(": {line}")).unwrap_or_default();
+        let last = last_line(output).map(|line| format!(": {line}")).unwrap_or_default();
         format!("its process {reason}{last}")
     }
 }

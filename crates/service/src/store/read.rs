@@ -204,7 +204,7 @@ pub(super) async fn run(
         .bind(key(&id))
         .fetch_all(&mut *connection);
     for row in steps.await.map_err(during("list steps"))? {
-        run.steps.push(step(id, &row)?);
+        run.steps.push(step(id, &row)?.within_run(run.state, run.ended_at.as_deref()));
     }
     if run.state.is_final() {
         run.damage = damage(connection, id).await?;

@@ -45,6 +45,7 @@ pub struct StepAnswer {
 /// A finding of a run.
 #[derive(Debug, Clone, Deserialize)]
 pub struct FindingAnswer {
+    pub id: String,
     pub severity: String,
     pub message: String,
     pub advice: Option<String>,

@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use llmprof_analyze::parse::sealed::is_inside;
+use llmprof_core::domain::units::quantity;
 use llmprof_report::format::bytes;
 use serde_json::json;
 
@@ -79,8 +80,8 @@ async fn fetch(client: &ServiceClient, options: &FetchOptions) -> Result<ExitCod
     }
     bar.finish_and_clear();
     if !options.json {
-        let count = targets.len();
-        print(&format!("{count} files, {}, in {}\n", bytes(total), folder.display()))?;
+        let count = quantity(targets.len() as u64, "file");
+        print(&format!("{count}, {}, in {}\n", bytes(total), folder.display()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -40,7 +40,7 @@ const SERVER: &str = "LLMPROF_SERVER";
 /// Variable with the caller's token.
 pub const TOKEN: &str = "LLMPROF_TOKEN";
 /// URL of a service on this host.
-const DEFAULT_SERVER: &str = "http://127.0.0.1:8080";
+pub const DEFAULT_SERVER: &str = "http://127.0.0.1:8080";
 
 /// Exit code of invalid arguments, and of a service that refuses or does not answer.
 pub const BAD_INPUT: u8 = 3;
@@ -49,8 +49,13 @@ pub const INTERRUPTED: u8 = 130;
 
 /// Maximum size of a file with a token, bytes.
 const MAX_TOKEN: u64 = 64 << 10;
+/// Characters of a run's id.
+const WHOLE_ID: usize = 36;
 /// Time in which a connection must be made.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// An idle connection is kept no longer than this: a service closes it later, so that no request
+/// meets its end.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time in which a short answer must arrive.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -126,6 +131,7 @@ impl ServiceClient {
             .default_headers(headers)
             .user_agent(concat!("llmprof/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(CONNECT_TIMEOUT)
+            .pool_idle_timeout(IDLE_TIMEOUT)
             .redirect(reqwest::redirect::Policy::none())
             .build()?;
         Ok(Self { base: base.as_str().trim_end_matches('/').to_owned(), token, http })
@@ -211,8 +217,17 @@ impl ServiceClient {
 pub fn run_path(id: &str) -> Result<String> {
     match id.parse::<uuid::Uuid>() {
         Ok(parsed) => Ok(format!("/runs/{parsed}")),
+        Err(_) if is_part(id) => {
+            bail!("run id {id} is incomplete; expected the whole id, as `llmprof list` prints it")
+        }
         Err(_) => bail!("invalid run {id:?}; expected an id as `llmprof list` prints it"),
     }
+}
+
+/// True for a part of a run's id, such as the last digits that pages show.
+fn is_part(id: &str) -> bool {
+    let is_digit = |it: char| it.is_ascii_hexdigit() || it == '-';
+    (1..WHOLE_ID).contains(&id.len()) && id.chars().all(is_digit)
 }
 
 /// Parses the URL of a service; a path is kept for services behind a proxy.
@@ -285,7 +300,17 @@ mod tests {
         let id = "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10";
         assert_eq!(run_path(id).unwrap(), format!("/runs/{id}"));
         for invalid in ["", "latest", "../models", "019a9f3e/../x"] {
-            assert!(run_path(invalid).is_err(), "{invalid}");
+            let error = run_path(invalid).unwrap_err().to_string();
+            assert!(error.starts_with("invalid run "), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_part_of_an_id_is_refused_as_incomplete() {
+        let id = "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10";
+        for part in [&id[24..], &id[..8], &id[..35]] {
+            let error = run_path(part).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("run id {part} is incomplete; ")), "{error}");
         }
     }
 }

@@ -126,13 +126,22 @@ pub(super) async fn of_response(client: &ServiceClient, path: &str, response: Re
             let versions = versions.map(|versions| format!("; {versions}"));
             format!(
                 "the service answered {status}: {}{}{}",
-                error.message,
+                with_command(&error.message),
                 wait.unwrap_or_default(),
                 versions.unwrap_or_default()
             )
         }
     };
     Refused { status, code, retry_after_s, message }.into()
+}
+
+/// A message that names the list of tables by the command instead of the path of the API.
+fn with_command(message: &str) -> String {
+    let listed = message.split_once("see /runs/").and_then(|(before, path)| {
+        let id = path.strip_suffix("/tables")?;
+        Some(format!("{before}`llmprof show {id} --table list` lists all"))
+    });
+    listed.unwrap_or_else(|| message.to_owned())
 }
 
 /// The error of an answer that this version cannot read.
@@ -203,5 +212,16 @@ mod tests {
             assert!(remedy.contains(part) && !remedy.contains('\n'), "{reason}: {remedy}");
         }
         assert_eq!(untrusted("connection refused"), None);
+    }
+
+    #[test]
+    fn a_refusal_names_the_command_that_lists_the_tables() {
+        for (message, shown) in [
+            ("no a; see /runs/7/tables", "no a; `llmprof show 7 --table list` lists all"),
+            ("no a; see /runs/7/artifacts", "no a; see /runs/7/artifacts"),
+            ("no run 7", "no run 7"),
+        ] {
+            assert_eq!(with_command(message), shown);
+        }
     }
 }

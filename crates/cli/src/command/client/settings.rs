@@ -34,6 +34,17 @@ pub fn dropped_note(dropped: &Settings, mode: &str) -> String {
     )
 }
 
+/// The note on fields of the file's `resolved` that the model of an option dropped.
+pub fn dropped_model_note(dropped: &[&str], model: &str) -> Option<String> {
+    let names = dropped.join(", ");
+    (!names.is_empty()).then(|| {
+        format!(
+            "model {model} is not the file's model: the values of that model in `resolved` are \
+             dropped ({names})"
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -50,6 +61,9 @@ mod tests {
         let mut empty = json!({});
         change(&mut empty, &[]).unwrap();
         assert_eq!(empty, json!({}));
+        let mut prefixed = json!({});
+        change(&mut prefixed, &["profiling.ncu.max_launches=3".to_owned()]).unwrap();
+        assert_eq!(prefixed, json!({ "profiling": { "ncu": { "max_launches": 3 } } }));
         assert!(change(&mut json!({ "profiling": 3 }), &set).is_err());
         let twice = [&set[..], &set[1..]].concat();
         let refused = format!("{:#}", change(&mut json!({}), &twice).unwrap_err());

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use super::{
     ServerOptions, ServiceClient,
-    answers::{ArtifactsAnswer, RunAnswer, StepAnswer},
+    answers::{ArtifactsAnswer, FindingAnswer, RunAnswer, StepAnswer},
     run_path,
     terminal::{self, Column, TerminalTable, between, duration, escaped, print, print_json},
 };
@@ -117,12 +117,19 @@ async fn show(client: &ServiceClient, options: &ShowOptions) -> Result<()> {
         text += &format!("\n{}", steps.text(terminal::width()));
     }
     for finding in &run.findings {
-        text += &format!("\n{}: {}\n", escaped(&finding.severity), escaped(&finding.message));
-        if let Some(advice) = &finding.advice {
-            text += &format!("  {}\n", escaped(advice));
-        }
+        text += &finding_text(finding);
     }
     Ok(print(&text)?)
+}
+
+/// A finding in the form of the report: severity, id and message, then the advice.
+fn finding_text(it: &FindingAnswer) -> String {
+    let (severity, id) = (escaped(&it.severity), escaped(&it.id));
+    let mut text = format!("\n{severity} {id}: {}\n", escaped(&it.message));
+    if let Some(advice) = &it.advice {
+        text += &format!("  {}\n", escaped(advice));
+    }
+    text
 }
 
 /// The first page of the run's report; without a report, the run's state and the reason.
@@ -256,4 +263,23 @@ async fn report(client: &ServiceClient, options: &ShowOptions) -> Result<()> {
     }
     let lines: Vec<String> = text.lines().map(escaped).collect();
     Ok(print(&format!("{}\n", lines.join("\n")))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_finding_is_shown_with_its_severity_and_id() {
+        let finding = FindingAnswer {
+            id: "overhead_high".into(),
+            severity: "warning".into(),
+            message: "Tracing lengthened decode by 46 %.".into(),
+            advice: Some("Trace less.".into()),
+        };
+        assert_eq!(
+            finding_text(&finding),
+            "\nwarning overhead_high: Tracing lengthened decode by 46 %.\n  Trace less.\n"
+        );
+    }
 }

@@ -11,8 +11,13 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
 use llmprof_core::domain::{
-    bounded_read::read_bounded_text, byte_order_mark::BYTE_ORDER_MARK,
-    image_limits::MAX_INLINE_BYTES, run_config::set_mode, settings::parse, unique_keys::UniqueKeys,
+    bounded_read::read_bounded_text,
+    byte_order_mark::BYTE_ORDER_MARK,
+    image_limits::MAX_INLINE_BYTES,
+    run_config::{set_mode, set_model},
+    settings::parse,
+    unique_keys::UniqueKeys,
+    units::quantity,
 };
 use serde_json::{Map, Value, json};
 
@@ -43,13 +48,15 @@ const NO_SUBJECT: &str = "nothing to submit; name a model (`llmprof submit --mod
 /// The submission is a FILE, options, or a FILE whose fields options replace. Prints the id of the
 /// run, which is on the service's disk by then. If `inputs` of the FILE is a path that starts with
 /// `/`, `./` or `../`, it is a manifest of this machine, as of --inputs, relative to the FILE. Exit
-/// code 0; with --wait as of `llmprof watch`; 3: bad input, or the service refuses or does not
-/// answer.
+/// code 0, or 3: bad input, or the service refuses or does not answer. Exit codes with --wait: see
+/// `llmprof watch --help`.
 #[derive(Debug, Args)]
 pub struct SubmitOptions {
     /// Submission as of `POST /runs`, JSON or YAML; `-` is standard input
     file: Option<PathBuf>,
     /// Model to profile (`GET /models`)
+    ///
+    /// If FILE states another model, the values of that model in its `resolved` are dropped
     #[arg(long, conflicts_with = "command")]
     model: Option<String>,
     /// Only this part of the model, as in decoder.layers.3.self_attn
@@ -140,9 +147,9 @@ pub fn run(options: &SubmitOptions) -> ExitCode {
 }
 
 async fn submit(client: &ServiceClient, options: &SubmitOptions) -> Result<ExitCode> {
-    let (mut body, note) = submission(options)?;
-    if let Some(note) = note {
-        print_notice(escaped(&note));
+    let (mut body, notes) = submission(options)?;
+    for note in &notes {
+        print_notice(escaped(note));
     }
     let file = options.file.as_deref().filter(|_| options.inputs.is_none());
     let answer = match (&options.inputs, file.and_then(|it| manifest_in(&body, it))) {
@@ -235,7 +242,7 @@ pub async fn queued(
 pub fn plan(plan: &DryRunAnswer) -> String {
     let mut text = String::new();
     for step in &plan.steps {
-        let repeats = step.repeats.map(|repeats| format!("{repeats} repeats"));
+        let repeats = step.repeats.map(|repeats| quantity(repeats.into(), "repeat"));
         let skipped = step.skipped_because.as_ref().map(|reason| format!("skipped: {reason}"));
         let detail = skipped.or(repeats).unwrap_or_default();
         text += escaped(&format!("{:<14} {detail}", step.step)).trim_end();
@@ -254,8 +261,8 @@ pub fn plan(plan: &DryRunAnswer) -> String {
     text
 }
 
-/// The body of the submission, with a note if an option dropped settings of the file.
-fn submission(options: &SubmitOptions) -> Result<(Value, Option<String>)> {
+/// The body of the submission, with a note for each option that dropped fields of the file.
+fn submission(options: &SubmitOptions) -> Result<(Value, Vec<String>)> {
     if options.file.is_none() && options.model.is_none() && options.command.is_none() {
         bail!(NO_SUBJECT);
     }
@@ -263,7 +270,13 @@ fn submission(options: &SubmitOptions) -> Result<(Value, Option<String>)> {
         Some(path) => read_object(path)?,
         None => Map::new(),
     };
-    let dropped = options.mode.as_ref().and_then(|mode| set_mode(&mut body, mode));
+    let mut notes = Vec::new();
+    if let Some(mode) = &options.mode {
+        notes.extend(set_mode(&mut body, mode).map(|it| settings::dropped_note(&it, mode)));
+    }
+    if let Some(model) = &options.model {
+        notes.extend(settings::dropped_model_note(&set_model(&mut body, model), model));
+    }
     let params = params(&options.param)?;
     if options.command.is_none() && !params.is_empty() {
         change_params(&mut body, params.clone())?;
@@ -273,7 +286,6 @@ fn submission(options: &SubmitOptions) -> Result<(Value, Option<String>)> {
             body.insert(name.to_owned(), value);
         }
     };
-    set("model", options.model.as_ref().map(|it| json!(it)));
     set("target", options.part.as_ref().map(|it| json!(it)));
     let call = |command: &String| json!({ "command": command, "params": params });
     set("target", options.command.as_ref().map(call));
@@ -293,8 +305,7 @@ fn submission(options: &SubmitOptions) -> Result<(Value, Option<String>)> {
     set("dry_run", options.dry_run.then(|| json!(true)));
     let mut body = Value::from(body);
     settings::change(&mut body, &options.settings)?;
-    let mode = options.mode.as_deref().unwrap_or_default();
-    Ok((body, dropped.map(|dropped| settings::dropped_note(&dropped, mode))))
+    Ok((body, notes))
 }
 
 /// Replaces parameters of the command that a file names.

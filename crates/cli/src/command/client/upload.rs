@@ -26,10 +26,11 @@ use super::{
 ///
 /// The files of one program: an SQLite export or a report of nsys, or traces by the profiler of
 /// PyTorch; and pages or a report of ncu; each as it is or compressed with zstd or gzip. Prints the
-/// id of the run. Exit code 0; with --wait as of `llmprof watch`; 3: bad input, or the service
-/// refuses or does not answer.
+/// id of the run. Exit code 0, or 3: bad input, or the service refuses or does not answer. Exit
+/// codes with --wait: see `llmprof watch --help`.
 #[derive(Debug, Args)]
 pub struct UploadOptions {
+    /// Captures of one program
     #[arg(required = true)]
     file: Vec<std::path::PathBuf>,
     /// Name of the model

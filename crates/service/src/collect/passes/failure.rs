@@ -88,7 +88,11 @@ pub enum CollectError {
     NoLoad,
     #[error("the server's profiler did not start: {why}; correct gate.start of the command")]
     GateClosed { why: String },
-    #[error("{what} {}{}", ExitReason::QuotaExceeded { temporary: 0 }, list_dropped(dropped))]
+    #[error(
+        "{what} was ended: disk quota exceeded ({}){}",
+        shown_quota(*max_bytes),
+        list_dropped(dropped)
+    )]
     TooLarge {
         what: &'static str,
         /// Folder of the pass.
@@ -179,6 +183,12 @@ fn quote(last_words: &[String]) -> String {
 fn quote_error(last_words: &[String]) -> String {
     let is_reason = last_words.last().is_some_and(|line| is_error_line(line));
     if is_reason { quote(last_words) } else { String::new() }
+}
+
+/// A quota of at least a megabyte, the minimum of `limits.run_bytes`.
+fn shown_quota(bytes: u64) -> String {
+    let bytes = bytes as f64;
+    if bytes < 1e9 { format!("{:.1} MB", bytes / 1e6) } else { format!("{:.1} GB", bytes / 1e9) }
 }
 
 fn list_dropped(dropped: &[(String, u64)]) -> String {

@@ -24,7 +24,9 @@ use super::{
     window::Recorder,
 };
 use crate::collect::{
-    Collector, ProcessLimits, process::orphans::make_scratch, tools::nsys_window::start_options,
+    Collector, ProcessLimits,
+    process::orphans::make_scratch,
+    tools::{nsys_report, nsys_window::start_options},
 };
 
 impl Collector {
@@ -75,7 +77,7 @@ impl Collector {
         self.check_sampling(pass)?;
         let started = Instant::now();
         let windows = if pass.metrics.is_some() { 1 } else { pass.settings.repeats.max(1) };
-        let mut findings = Vec::new();
+        let (mut findings, mut folders) = (Vec::new(), Vec::new());
         for window in 1..=windows {
             let name = match window {
                 1 => pass.folder(),
@@ -87,9 +89,11 @@ impl Collector {
                 self.window_of_session(&folder, (run, &mut served), session, (nsys, pass), limits);
             findings.extend(recorded.await?);
             folder.write_times(&served.times)?;
+            folders.push(name);
         }
         findings.extend((windows > 1).then(|| further_windows(windows)));
-        findings.extend(session.exposed());
+        let with_files = |it| nsys_report::with_recorded_files(it, dir, &folders);
+        findings.extend(session.exposed().and_then(with_files));
         Ok(Pass { wall: started.elapsed(), findings })
     }
 
@@ -160,5 +164,5 @@ fn attached(session: &SessionAccess) -> Finding {
     Finding::new(catalogue::SESSION_ATTACHED, message)
         .with("session", session.id)
         .with("earlier runs", session.earlier_runs)
-        .advise("compare with a run of the same command without a session")
+        .advise("Compare with a run of the same command without a session")
 }

@@ -187,7 +187,8 @@ impl Collector {
             }
             sleep(pause).await;
         };
-        pass.findings.extend(exposed);
+        let with_files = |it| nsys_report::with_recorded_files(it, folder.dir(), &[folder.name()]);
+        pass.findings.extend(exposed.and_then(with_files));
         pass.findings.extend(nsys::started_again(&retries.reasons));
         Ok(pass)
     }
@@ -264,6 +265,8 @@ impl Collector {
             folder.require(layout::NSYS_EXPORT_FILE, "nsys export", &of_export)
         };
         exported.await.map_err(|error| (log("export"), error))?;
+        // nsys may leave it; the report contains it.
+        let _ = fs::remove_file(&raw);
         Ok(pass)
     }
 
@@ -376,7 +379,6 @@ impl Collector {
         let command = nsys::import(&importer, qdstrm, report);
         self.run_reader(folder, ("QdstrmImporter", &log, qdstrm), &command, limits).await?;
         folder.require(layout::NSYS_REPORT_FILE, "QdstrmImporter", &log)?;
-        let _ = fs::remove_file(qdstrm); // the report contains it
         let message = "nsys did not find its importer and left raw data, which llmprof imported";
         Ok(Finding::new(catalogue::NSYS_IMPORTER_UNLINKED, message)
             .with("importer", importer.display())

@@ -176,30 +176,28 @@ const FILES_WITH_NAMES: [&str; 6] = [
 ];
 
 /// Finding of a recording outside a process tree of its own, which samples all processes.
+/// [`super::nsys_report::with_recorded_files`] adds the files.
 pub fn sees_all_processes() -> Finding {
     let message = "the request asked for samples of all processes: the run's files may contain \
                    names, functions and environments of other processes of this host";
     Finding::new(catalogue::NSYS_SEES_ENVIRONMENTS, message).advise(format!(
-        "do not share the run or its bundle: environments are in {} and {}, names of processes \
-         and functions also in {}; or set profiling.nsys.sample and profiling.nsys.cpuctxsw to \
-         process-tree",
-        layout::NSYS_REPORT,
-        layout::NSYS_EXPORT,
+        "do not share the run or its bundle: environments are in the files of nsys, names of \
+         processes and functions also in {}; or set profiling.nsys.sample and \
+         profiling.nsys.cpuctxsw to process-tree",
         FILES_WITH_NAMES.join(", ")
     ))
 }
 
 /// Finding of a recording outside a process tree of its own, which the system does not permit.
+/// [`super::nsys_report::with_recorded_files`] adds the files.
 pub fn sees_environments() -> Finding {
     let message = "nsys could read the environments of this user's other processes: its reports \
                    may contain their secrets";
-    Finding::new(catalogue::NSYS_SEES_ENVIRONMENTS, message).advise(format!(
-        "do not share {} and {} of any folder of the run, nor its bundle; or allow the service to \
-         create namespaces (unshare of util-linux, and CAP_SYS_ADMIN or unprivileged user \
-         namespaces)",
-        layout::NSYS_REPORT_FILE,
-        layout::NSYS_EXPORT_FILE
-    ))
+    Finding::new(catalogue::NSYS_SEES_ENVIRONMENTS, message).advise(
+        "do not share the files of nsys in any folder of the run, nor its bundle; or allow the \
+         service to create namespaces (unshare of util-linux, and CAP_SYS_ADMIN or unprivileged \
+         user namespaces)",
+    )
 }
 
 /// Exports a report to SQLite; replaces an older export.

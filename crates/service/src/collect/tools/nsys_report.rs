@@ -1,14 +1,35 @@
-//! The version of nsys that wrote a report, which an older nsys cannot export.
+//! Files that nsys wrote: those of a pass, and the version that wrote a report, which an older nsys
+//! cannot export.
 
 use std::{
     io::{Read as _, Seek as _, SeekFrom},
     path::Path,
 };
 
+use llmprof_core::{domain::finding::Finding, layout};
+
 use crate::{artifact::packed::open_own, runtime};
 
 /// Bytes at the end of a report, which name the version.
 const END: u64 = 16 << 10;
+
+/// Extensions of the files that a recording and its export leave.
+const RECORDED: [&str; 3] = ["nsys-rep", "sqlite", "qdstrm"];
+
+/// Adds the names of the files of nsys in `folders` of the run in `dir`; `None` without a file.
+pub fn with_recorded_files<F: AsRef<Path>>(
+    finding: Finding,
+    dir: &Path,
+    folders: &[F],
+) -> Option<Finding> {
+    let files = folders.iter().flat_map(|folder| {
+        let report = folder.as_ref().join(layout::NSYS_REPORT_FILE);
+        RECORDED.map(|extension| report.with_extension(extension))
+    });
+    let existing = files.filter(|file| dir.join(file).exists());
+    let names: Vec<String> = existing.map(|file| file.display().to_string()).collect();
+    (!names.is_empty()).then(|| finding.with("files of nsys", names.join(", ")))
+}
 
 /// The nsys that wrote a report, if the report names one newer than the installed version.
 pub async fn newer_writer(report: &Path, installed: &str) -> Option<String> {
@@ -54,9 +75,35 @@ fn numbers(version: &str) -> Option<Vec<u32>> {
 mod tests {
     use std::os::unix::fs::symlink;
 
+    use llmprof_core::domain::finding::catalogue;
     use nix::{sys::stat::Mode, unistd::mkfifo};
 
     use super::*;
+
+    #[test]
+    fn a_finding_names_the_files_of_nsys_that_exist() {
+        for (files, named) in [
+            (&[][..], None),
+            (&["run.sqlite", "run.nsys-rep"], Some("nsys/run.nsys-rep, nsys/run.sqlite")),
+            (&["run.qdstrm", "run.nsys-rep"], Some("nsys/run.nsys-rep, nsys/run.qdstrm")),
+            (&["run.qdstrm", "events.jsonl"], Some("nsys/run.qdstrm")),
+            (
+                &["run.sqlite", "window-2/run.sqlite"],
+                Some("nsys/run.sqlite, nsys/window-2/run.sqlite"),
+            ),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::create_dir_all(dir.path().join("nsys/window-2")).unwrap();
+            for file in files {
+                std::fs::write(dir.path().join("nsys").join(file), "raw").unwrap();
+            }
+            let finding = Finding::new(catalogue::NSYS_SEES_ENVIRONMENTS, "exposed");
+            let folders = ["nsys", "nsys/window-2"];
+            let finding = with_recorded_files(finding, dir.path(), &folders);
+            let evidence = finding.map(|it| it.evidence["files of nsys"].clone());
+            assert_eq!(evidence.as_deref(), named, "{files:?}");
+        }
+    }
 
     #[tokio::test]
     async fn a_report_that_is_a_pipe_or_a_link_names_no_version_and_is_not_waited_for() {

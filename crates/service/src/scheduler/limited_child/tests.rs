@@ -89,3 +89,12 @@ async fn a_stop_ends_the_wait_for_a_pass_that_goes_on() {
     let is_ready = poll_fn(|cx| Poll::Ready(yielding.as_mut().poll(cx).is_ready())).await;
     assert!(!is_ready, "without a pass, the child ends by its own stop");
 }
+
+#[test]
+fn the_last_words_of_a_child_are_no_note_of_rust() {
+    let last = |lines: &[&str]| last_line(lines.iter().map(|it| (*it).to_owned()).collect());
+    let note = "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace";
+    assert_eq!(last(&["it is damaged", note]).as_deref(), Some("it is damaged"));
+    assert_eq!(last(&[note]), None);
+    assert_eq!(last(&[]), None);
+}

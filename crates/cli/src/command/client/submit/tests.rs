@@ -14,8 +14,8 @@ struct OptionsOf {
     options: SubmitOptions,
 }
 
-/// The submission of these options after a file with `body`, and its note.
-fn of(body: &Value, options: &[&str]) -> Result<(Value, Option<String>)> {
+/// The submission of these options after a file with `body`, and its notes.
+fn of(body: &Value, options: &[&str]) -> Result<(Value, Vec<String>)> {
     let mut file = NamedTempFile::new().unwrap();
     write!(file, "{body}").unwrap();
     let path = file.path().to_str().unwrap();
@@ -34,14 +34,30 @@ fn a_mode_option_drops_the_settings_of_another_mode_with_a_note_and_no_others() 
         (&["--mode", "deep"], nsys.clone(), false),
         (&["--repeats", "5"], nsys.clone(), false),
     ] {
-        let (body, note) = of(&file, options).unwrap();
+        let (body, notes) = of(&file, options).unwrap();
         assert_eq!(body["profiling"], profiling, "{options:?}");
-        assert_eq!(note.is_some(), is_noted, "{options:?}");
-        assert!(note.is_none_or(|note| note.contains("(nsys.delay_s=2)")), "{options:?}");
+        assert_eq!(notes.len(), usize::from(is_noted), "{options:?}");
+        assert!(notes.iter().all(|note| note.contains("(nsys.delay_s=2)")), "{options:?}");
     }
     let of_any_mode = json!({ "model": "a", "profiling": nsys });
-    let (body, note) = of(&of_any_mode, &["--mode", "light"]).unwrap();
-    assert_eq!((body["profiling"].clone(), note), (nsys, None), "the file states no mode");
+    let (body, notes) = of(&of_any_mode, &["--mode", "light"]).unwrap();
+    assert_eq!((body["profiling"].clone(), notes), (nsys, vec![]), "the file states no mode");
+}
+
+#[test]
+fn a_model_option_drops_the_resolved_values_of_another_model_with_a_note_and_no_others() {
+    let resolved = json!({ "run_s": 60, "dtype": "f32", "model": { "name": "a" } });
+    let file = json!({ "model": "a", "resolved": resolved });
+    for (options, kept, is_noted) in [
+        (&["--model", "b"][..], json!({ "run_s": 60 }), true),
+        (&["--model", "a"], resolved.clone(), false),
+        (&["--repeats", "5"], resolved.clone(), false),
+    ] {
+        let (body, notes) = of(&file, options).unwrap();
+        assert_eq!(body["resolved"], kept, "{options:?}");
+        assert_eq!(notes.len(), usize::from(is_noted), "{options:?}");
+        assert!(notes.iter().all(|note| note.contains("(dtype, model)")), "{options:?}");
+    }
 }
 
 #[test]
@@ -69,4 +85,12 @@ fn parameters_change_the_command_of_the_option_or_of_the_file() {
         let refused = of(&file, &["--param", "s=2"]).unwrap_err().to_string();
         assert!(refused.contains("add --command"), "{refused}");
     }
+}
+
+#[test]
+fn a_plan_has_one_repeat_or_several_repeats() {
+    let steps = json!([{"step": "baseline", "repeats": 1}, {"step": "nsys", "repeats": 3}]);
+    let answer = json!({"steps": steps, "duration": {"unknown_because": "no estimate"}});
+    let text = plan(&serde_json::from_value(answer).unwrap());
+    assert_eq!(text, "baseline       1 repeat\nnsys           3 repeats\nno estimate\n");
 }

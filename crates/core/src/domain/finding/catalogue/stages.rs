@@ -72,7 +72,8 @@ findings! {
         advice: "Include a range around a stage (`--include-ranges`), or exclude none around all \
                  of them (`--exclude-ranges`).";
     WORK_BEFORE_RECORDING = "work_before_recording", [Info],
-        fires_on: "a capture without stages has kernels that were launched before its first call",
+        fires_on: "a capture has kernels that were launched before its first call: with stages, \
+                   at least 1 % of the kernel time",
         advice: "Synchronise the device before the recording starts, or start it earlier.";
     DECODE_LAUNCH_BOUND = "decode_launch_bound", [Warning],
         fires_on: "the GPU is idle during 30 % or more of the traced decode, without long calls \

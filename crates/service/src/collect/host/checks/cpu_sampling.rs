@@ -63,7 +63,8 @@ pub fn perf_events(rights: SamplingRights) -> CheckResult {
         Some(_) => "its process tree, but not all processes (system-wide)",
         None => "all processes",
     };
-    Ok(format!("perf_event_paranoid is {level}: nsys may sample {scope}"))
+    let by_root = if rights.privileged { ", which does not limit root" } else { "" };
+    Ok(format!("perf_event_paranoid is {level}{by_root}: nsys may sample {scope}"))
 }
 
 /// Checks that nsys may take the samples and context switches that `settings` request.
@@ -128,7 +129,9 @@ mod tests {
         let system_wide = settings(CpuScope::SystemWide, CpuScope::SystemWide);
         let privileged = SamplingRights { privileged: true, ..rights(4) };
         assert!(cpu_sampling(&system_wide, privileged).is_ok());
-        assert!(perf_events(privileged).unwrap().ends_with("nsys may sample all processes"));
+        let allowed = perf_events(privileged).unwrap();
+        let reason = "perf_event_paranoid is 4, which does not limit root: nsys may sample all";
+        assert!(allowed.starts_with(reason), "{allowed}");
         let unknown = SamplingRights { paranoid: None, privileged: false };
         assert!(cpu_sampling(&system_wide, unknown).is_ok() && perf_events(unknown).is_ok());
     }

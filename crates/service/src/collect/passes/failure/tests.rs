@@ -82,6 +82,21 @@ fn a_hang_is_after_the_program_only_if_the_program_was_seen() {
 }
 
 #[test]
+fn an_exceeded_quota_is_stated_with_its_size() {
+    for (max_bytes, shown) in [
+        (1 << 20, "(1.0 MB)"),
+        (999_000_000, "(999.0 MB)"),
+        (2_000_000_000, "(2.0 GB)"),
+        (40_000_000_000, "(40.0 GB)"),
+    ] {
+        let (what, pass) = ("ncu", "ncu/process-1".to_owned());
+        let error = CollectError::TooLarge { what, pass, max_bytes, dropped: vec![] };
+        let message = error.finding().unwrap().message.clone();
+        assert!(message.contains(&format!("disk quota exceeded {shown}")), "{message}");
+    }
+}
+
+#[test]
 fn the_remedy_of_an_exceeded_quota_is_of_the_dropped_files() {
     let advice = |what, pass: &str, path: &str| {
         let dropped = vec![(path.to_owned(), 9)];

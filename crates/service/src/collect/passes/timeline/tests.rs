@@ -218,8 +218,8 @@ head -c 3000000 /dev/zero > "$stem.nsys-rep"; exec sleep 1000"#;
     assert_eq!(error.ended(), Some(ExitReason::QuotaExceeded { temporary: 0 }));
     assert_eq!(
         error.to_string(),
-        "nsys profile exceeded the disk quota of a run and was ended; dropped: \
-         nsys/run.nsys-rep (3000000 bytes)"
+        "nsys profile was ended: disk quota exceeded (2.0 MB); dropped: nsys/run.nsys-rep \
+         (3000000 bytes)"
     );
     let finding = error.finding().unwrap();
     assert_eq!(
@@ -279,7 +279,7 @@ async fn temporary_files_and_large_exports_count_towards_the_quota() {
     limit_size(&mut host, 2_000_000);
     let error = host.timeline().await.unwrap_err();
     assert!(
-        error.to_string().starts_with("nsys export exceeded the disk quota of a run"),
+        error.to_string().starts_with("nsys export was ended: disk quota exceeded (2.0 MB)"),
         "{error}"
     );
     assert!(
@@ -317,12 +317,12 @@ async fn an_orphan_in_its_own_process_tree_is_reaped() {
     host.timeline().await.unwrap();
 }
 
-/// An nsys that records the options of its profile next to its report.
+/// An nsys that records the options of its profile next to its report, and leaves its raw data.
 const OBSERVED: &str = r#"
 case $1 in
 profile) options=$*; while [ "$1" != --output ]; do shift; done; stem=$2; shift 2; "$@" || exit $?
   echo "$options" > "$stem.options"; readlink /proc/self/ns/pid > "$stem.namespace"
-  echo report > "$stem.nsys-rep";;
+  echo raw > "$stem.qdstrm"; echo report > "$stem.nsys-rep";;
 export) while [ "$1" != --output ]; do shift; done; cat "$3" > "$2";;
 esac"#;
 
@@ -352,9 +352,13 @@ async fn a_system_wide_pass_sees_the_processes_of_the_host_and_states_it() {
     assert_eq!(findings, ["nsys_sees_environments"]);
     let advice = recorded.findings[0].advice.as_deref().unwrap();
     assert!(advice.contains("do not share") && advice.contains("process-tree"), "{advice}");
-    let named = ["run.nsys-rep", "run.sqlite", "report.json", "report.html", "report.md"];
-    let named = named.into_iter().chain(["tables.jsonl", "timeline.perfetto-trace.gz"]);
-    named.for_each(|file| assert!(advice.contains(file), "{file}: {advice}"));
+    let files = recorded.findings[0].evidence["files of nsys"].as_str();
+    assert_eq!(files, "nsys/run.nsys-rep, nsys/run.sqlite");
+    let named = ["report.json", "report.html", "report.md", "tables.jsonl"];
+    named
+        .into_iter()
+        .chain(["timeline.perfetto-trace.gz"])
+        .for_each(|file| assert!(advice.contains(file), "{file}: {advice}"));
     let own = fs::read_link("/proc/self/ns/pid").unwrap();
     assert_eq!(text(&host, &timeline, "run.namespace").trim(), own.to_str().unwrap());
     let command = text(&host, &timeline, layout::COMMAND);
