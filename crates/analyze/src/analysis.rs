@@ -347,11 +347,11 @@ impl Analysis {
         if let Some(capture) = capture {
             self.call_sites = call_sites::call_sites(capture, &self.kernels.stages);
             self.findings.extend(step_states::finding(capture));
+            self.findings.extend(device_totals::before_recording(capture, &self.stages));
             self.findings.extend(profiler_overhead::findings(capture));
             self.findings.extend(graph_replays::findings(capture));
             let elsewhere = &tables.launched_elsewhere;
-            let found = launched_elsewhere::findings(elsewhere, &self.coverage, capture);
-            self.findings.extend(found);
+            self.findings.extend(launched_elsewhere::findings(elsewhere, &self.coverage, capture));
         }
         self.processes = tables.processes;
         self.engine_steps = tables.engine_steps;

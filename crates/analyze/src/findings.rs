@@ -24,6 +24,7 @@ mod short_recording;
 mod stage_time;
 mod stated;
 mod steps;
+mod synchronised_launches;
 mod untimed;
 
 pub use self::{
@@ -67,6 +68,8 @@ pub fn rules() -> impl Iterator<Item = &'static Rule> {
 /// Applies every rule; worst first, in the rules' order within a severity.
 pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let mut found: Vec<Finding> = rules().flat_map(|rule| rule.apply(analysis, trace)).collect();
+    found = synchronised_launches::with_remedy(found, trace);
+    found = language_model::with_remedies(found, analysis, trace);
     found.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     ledger::largest_first(&mut found);
     found

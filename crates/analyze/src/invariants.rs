@@ -140,6 +140,8 @@ pub const INVARIANTS: &[Invariant] = &[
             "StageShare.device_share_pct",
             "StepBatch.busy_pct",
             "DeviceTotals.busy_pct",
+            "DeviceTotals.min_busy_pct",
+            "DeviceTotals.max_busy_pct",
             "StageNote.share_pct",
             "OperatorRecord.inclusive_pct",
             "OperatorRecord.exclusive_pct",

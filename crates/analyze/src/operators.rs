@@ -135,6 +135,8 @@ pub struct OperatorSums<'a> {
     /// inner calls launch the kernels.
     working_ns: Option<BTreeMap<(String, String), i64>>,
     products: BTreeMap<String, ProductCalls>,
+    /// As [`Operators::uncounted`].
+    uncounted: Vec<String>,
     stages: &'a Stages,
 }
 
@@ -151,6 +153,9 @@ pub struct Operators {
     pub work: BTreeMap<String, StageWork>,
     /// Products with weights of each stage whose products are all recorded by a framework.
     pub products: BTreeMap<String, ProductCalls>,
+    /// Operators of a framework with recorded shapes, whose products or attention are not counted,
+    /// longest first.
+    pub uncounted: Vec<String>,
 }
 
 /// Time of an operator without enclosed operators.
@@ -206,16 +211,17 @@ impl Operators {
 pub fn operators<'a>(events: &'a Events, stages: &'a Stages) -> OperatorSums<'a> {
     let mut kinds = CallKinds::default();
     let (mut by_path, mut rolled): (Vec<HostTimeSum>, Vec<HostTimeSum>) = Default::default();
-    let mut work: HashMap<&str, StageWork> = HashMap::default();
+    // FLOPs and bytes, by kind.
+    let mut work_sums: Vec<(u64, u64)> = Vec::new();
     // Stages whose operators have no time in part.
     let mut captured: BTreeSet<&str> = BTreeSet::new();
     for call in events.calls.iter().filter(|call| !call.of.warmup) {
         let kind = kinds.of(&call);
         grown(&mut by_path, kind.number).add_call(call.of);
         grown(&mut rolled, kind.rolled).add_call(call.of);
-        let stage = work.entry(&call.of.stage).or_default();
-        stage.flops = stage.flops.saturating_add(call.of.flops);
-        stage.bytes = stage.bytes.saturating_add(call.of.bytes);
+        let (flops, bytes) = grown(&mut work_sums, kind.number);
+        *flops = flops.saturating_add(call.of.flops);
+        *bytes = bytes.saturating_add(call.of.bytes);
         if call.of.captured && call.of.op != MODULE {
             captured.insert(&call.of.stage);
         }
@@ -232,6 +238,13 @@ pub fn operators<'a>(events: &'a Events, stages: &'a Stages) -> OperatorSums<'a>
         by_path[kind.number as usize].add_time(call, (time.exclusive_ns, time.inside_path));
         rolled[kind.rolled as usize].add_time(call, (time.exclusive_ns, time.inside_rolled));
     });
+    let [of_path, of_rolled] = kinds.into_keys();
+    let mut work: BTreeMap<&str, StageWork> = BTreeMap::new();
+    for (key, (flops, bytes)) in of_path.iter().zip(work_sums) {
+        let stage = work.entry(&*key.stage).or_default();
+        stage.flops = stage.flops.saturating_add(flops);
+        stage.bytes = stage.bytes.saturating_add(bytes);
+    }
     let mut work: BTreeMap<String, StageWork> =
         work.into_iter().map(|(stage, work)| (stage.to_owned(), work)).collect();
     let stage_ns = |stage: &str| {
@@ -245,13 +258,13 @@ pub fn operators<'a>(events: &'a Events, stages: &'a Stages) -> OperatorSums<'a>
             work.covered_pct = percent(covered.0 as f64, stage_ns(stage).0 as f64);
         }
     }
-    let [of_path, of_rolled] = kinds.into_keys();
     OperatorSums {
         by_path: of_path.into_iter().zip(by_path).collect(),
         rolled: of_rolled.into_iter().zip(rolled).collect(),
         work,
         working_ns: None,
         products: BTreeMap::new(),
+        uncounted: vec![],
         stages,
     }
 }

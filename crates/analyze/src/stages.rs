@@ -7,6 +7,7 @@ pub mod cold;
 pub mod command;
 pub mod coverage;
 pub mod experts;
+pub mod import_error;
 pub mod launched_elsewhere;
 pub mod output_equality;
 pub mod overhead;
@@ -50,7 +51,6 @@ pub const VISION_PARTS: [&str; 4] = ["vision", "sam", "clip", "projector"];
 
 /// Name of the whole recording of a capture without stages, and of work outside all stages.
 pub const NO_STAGE: &str = "";
-
 /// Name of the time between the steps of an engine.
 pub const BETWEEN_STEPS: &str = "between steps";
 

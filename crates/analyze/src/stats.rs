@@ -1,7 +1,7 @@
 //! Statistics over repeats that never return non-finite numbers.
 
 pub use llmprof_core::domain::median::{
-    has_two_halves, lower_median, lower_median_of, median, median_of,
+    has_two_halves, lower_median, lower_median_of, median, median_of, stated_median,
 };
 use serde::{Deserialize, Serialize};
 

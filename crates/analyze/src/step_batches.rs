@@ -5,17 +5,17 @@ mod by_process;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use llmprof_core::{
-    domain::median::median_name,
-    trace::{collectives::Collectives, engine_steps::StepClass, timeline::pid_of},
-};
+use llmprof_core::trace::{collectives::Collectives, engine_steps::StepClass, timeline::pid_of};
 use serde::{Deserialize, Serialize};
 
 use self::by_process::by_process;
 pub use self::by_process::{do_differ, process_and_rank, process_name};
 use crate::{
-    stages::step_times::{LEAST_MEDIAN, TYPICAL_PART},
-    stats::{Spread, has_two_halves, lower_median, median, ratio},
+    stages::{
+        repeat_medians::statistic,
+        step_times::{LEAST_MEDIAN, TYPICAL_PART},
+    },
+    stats::{Spread, has_two_halves, median, ratio, stated_median},
     timeline::{
         engine_steps::{EngineStepRecord, StepPhase},
         step_states::StepState,
@@ -61,9 +61,10 @@ pub struct StepBatch {
     /// Milliseconds of a step, from its start to the end of its work.
     pub ms: Spread,
     /// Its median, the time of a measured step: of an even number, the shorter of the two in the
-    /// middle.
+    /// middle. Two steps have none: their mean.
     pub p50_ms: f64,
-    /// True if these two differ by more than 5 %: `p50_ms` is called the lower median.
+    /// True if the two in the middle of at least four differ by more than 5 %: `p50_ms` is called
+    /// the lower median.
     #[serde(default)]
     pub has_two_halves: bool,
     /// Median of `period_ms` of its steps, milliseconds: in decode, the time between two tokens of
@@ -76,9 +77,9 @@ pub struct StepBatch {
     pub periods_ms: Option<Spread>,
     /// Part of that time in which the device ran its work, percent, mean.
     pub busy_pct: Option<f64>,
-    /// Tokens that a step computed or generated, of all requests, over `period_ms`, or over its own
-    /// time if that is `null`: the rate within a step. `null` if the tokens are unknown or the time
-    /// is not its own.
+    /// Tokens that a step computed or generated, of all requests, over `period_ms`, or over
+    /// `p50_ms` if that is `null`: the rate within a step. `null` if the tokens are unknown or the
+    /// time is not its own.
     pub tokens_per_s: Option<f64>,
     /// Passes of the draft model in a decode step by speculation, mean; `null` for other steps.
     #[serde(default)]
@@ -168,8 +169,9 @@ impl StepBatch {
     }
 
     /// The name of `p50_ms`.
-    pub const fn median_word(&self) -> &'static str {
-        median_name(self.has_two_halves)
+    pub fn median_word(&self) -> &'static str {
+        let steps = u32::try_from(self.steps).unwrap_or(u32::MAX);
+        statistic(steps, self.has_two_halves)
     }
 
     /// The time from one step to the next, or of a step.
@@ -180,6 +182,11 @@ impl StepBatch {
     /// The process of the row by its rank, or by its number.
     pub fn process_name(&self) -> Option<String> {
         Some(process_name(self.process?, self.rank))
+    }
+
+    /// The words after its tokens per second: the time to the next step may be unknown.
+    pub const fn rate_scope(&self) -> &'static str {
+        if self.period_ms.is_none() { " within a step" } else { "" }
     }
 
     /// Tokens per second, if the mean of the steps stands for their median.
@@ -193,7 +200,9 @@ impl StepBatch {
     }
 
     fn is_typical(&self) -> bool {
-        (self.ms.mean - self.p50_ms).abs() <= TYPICAL_PART * self.p50_ms
+        // The mean of two is also their `p50_ms`.
+        let typical = if self.steps == 2 { self.ms.min } else { self.p50_ms };
+        (self.ms.mean - typical).abs() <= TYPICAL_PART * typical
     }
 }
 
@@ -258,15 +267,14 @@ fn batch(
         tokens(it).filter(|_| !it.has_unrecorded_wait()).map(|made| made as f64)
     };
     let made: Option<f64> = all().map(made).sum();
-    let busy =
-        all().map(|it| ratio(100.0 * (it.device_ms? - it.gap_ms.unwrap_or(0.0)), it.step_ms));
+    let busy = all().map(|it| ratio(100.0 * busy_ms(it)?, it.step_ms));
     let busy: Option<Vec<f64>> = busy.collect();
     let contexts = || all().filter_map(context);
     let padded = || all().filter_map(|it| it.padded_requests);
     let periods: Vec<f64> = all().filter_map(|it| it.period_ms).collect();
     let periods = Some(periods).filter(|it| it.len() >= LEAST_MEDIAN);
+    let p50_ms = stated_median(times.iter().copied())?;
     let period_ms = periods.as_ref().and_then(|it| median(it.iter().copied()));
-    let mean_ms = times.iter().sum::<f64>() / times.len() as f64;
     let phases = |class: StepClass, of: fn(&StepPhase) -> f64| {
         let phases = all().filter_map(|it| it.phases.as_ref()).flatten();
         let sum = phases.filter(|it| it.phase == class).map(of).reduce(|sum, it| sum + it);
@@ -293,12 +301,12 @@ fn batch(
         process: None,
         rank: None,
         ms: Spread::of(times.iter().copied())?,
-        has_two_halves: has_two_halves(times.iter().copied()),
-        p50_ms: lower_median(times)?,
+        has_two_halves: has_two_halves(times),
+        p50_ms,
         period_ms,
         periods_ms: periods.and_then(Spread::of),
         busy_pct: busy.and_then(|it| Some(Spread::of(it)?.mean)),
-        tokens_per_s: each.and_then(|each| ratio(each * 1e3, period_ms.unwrap_or(mean_ms))),
+        tokens_per_s: each.and_then(|each| ratio(each * 1e3, period_ms.unwrap_or(p50_ms))),
         drafts: phases(StepClass::Draft, |it| it.times as f64),
         draft_ms: phases(StepClass::Draft, |it| it.host_ms),
         verify_ms: phases(StepClass::Verify, |it| it.host_ms),
@@ -308,6 +316,12 @@ fn batch(
         times_floor: None,
         floor_missing: None,
     })
+}
+
+/// Time in which the device ran work of a step, within the step: its copies may run during the
+/// step before.
+fn busy_ms(it: &EngineStepRecord) -> Option<f64> {
+    Some((it.device_ms? - it.gap_ms.unwrap_or(0.0)).min(it.step_ms))
 }
 
 /// Tokens that a step read of prompts and generated.

@@ -95,6 +95,25 @@ impl Analysis {
         }
     }
 
+    /// The largest operators of a framework whose FLOPs are not counted though their shapes are
+    /// recorded, as the reason for missing utilisation figures, and advice.
+    pub fn why_uncounted(&self) -> Option<(String, &'static str)> {
+        let is_of_import = self.subject == SubjectKind::Import && self.is_of_pytorch();
+        let named = &self.operators.uncounted[..self.operators.uncounted.len().min(2)];
+        if !is_of_import || self.stages.rows.is_empty() || named.is_empty() {
+            return None;
+        }
+        let why = format!(
+            "The FLOPs of no stage are complete: the FLOPs of {} are not counted.",
+            named.join(" and ")
+        );
+        let remedy = match self.stated {
+            Some(_) => "Read the findings on the stated model, and the reasons of the gap ledger.",
+            None => "State the model with `model_config` and `prompt_tokens`.",
+        };
+        Some((why, remedy))
+    }
+
     /// Reason for missing kernels, and advice.
     pub fn why_no_kernels(&self, captured: bool) -> (&'static str, &'static str) {
         match (self.subject, captured) {

@@ -4,6 +4,7 @@
 //! Only from records of the report, so that stored reports give the same text.
 
 mod base;
+mod busy_gpus;
 mod cause_words;
 mod cited;
 mod command;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{engine, json, tables};
 pub use llmprof_analyze::cost::InputsProblem;
 use llmprof_analyze::cost::{
-    self, CONVENTIONS, Cost, CostInputs, CostOfModule, Prompts, by_module,
+    self, CONVENTIONS, Cost, CostInputs, CostOfModule, Prompts, by_layer, by_module,
 };
 use llmprof_core::{
     domain::{dtype::Dtype, model::ModelSpec},
@@ -113,7 +113,10 @@ pub fn model_cost(request: &CostRequest) -> Result<ModelCost, InputsProblem> {
         image_tokens: needs.image_tokens,
         conventions: CONVENTIONS.map(str::to_owned).to_vec(),
         notes: notes.into_iter().filter_map(|(is_so, note)| is_so.then_some(note)).collect(),
-        by_module: by_module(&cost, request.depth),
+        by_module: match request.per_layer {
+            true => by_layer(&cost, request.depth),
+            false => by_module(&cost, request.depth),
+        },
         cost,
         images: needs.images,
     })
@@ -205,6 +208,10 @@ mod tests {
             of("vision.projector").parameters == 2048 * 1280 + 1280
                 && of("vision.sam").prefill_activation_bytes > 0
         );
+        let per_layer = CostRequest { per_layer: true, ..asked(&[(600, 400)], None) };
+        let rows = model_cost(&per_layer).unwrap().by_module;
+        let last = ["vision.sam.blocks.11", "vision.clip.layers.23", "decoder.layers.11"];
+        assert!(last.iter().all(|last| rows.iter().any(|row| row.path == *last)), "{rows:?}");
         let first = model_cost(&CostRequest { samples: 2, ..asked(&[(600, 400)], None) }).unwrap();
         assert!(first.notes[0].starts_with("The inputs have 2 samples"), "{:?}", first.notes);
         let without = model_cost(&asked(&[], Some(64))).unwrap();

@@ -138,6 +138,17 @@ pub fn scaled(value: f64, unit: &str) -> String {
     format!("{} E{unit}", decimals(value, 2))
 }
 
+/// A rate and its peak, of which it is `share` percent: `2.22 of 20.1 GFLOP/s`.
+pub fn of_peak(rate: f64, share: f64, unit: &str) -> String {
+    let (rate, peak) = (scaled(rate, unit), scaled(rate / share * 100.0, unit));
+    match (rate.split_once(' '), peak.split_once(' ')) {
+        (Some((number, one)), Some((_, other))) if one == other => {
+            format!("{number} of {peak}")
+        }
+        _ => format!("{rate} of {peak}"),
+    }
+}
+
 /// Formats a value; a dash if it is unknown.
 pub fn known<T>(value: Option<T>, format: impl FnOnce(T) -> String) -> String {
     value.map_or_else(|| UNKNOWN.to_owned(), format)
@@ -169,6 +180,17 @@ mod tests {
         assert_eq!((bytes(512).as_str(), bytes(6_672_212_480).as_str()), ("512 B", "6.67 GB"));
         assert_eq!(scaled(989e12, "FLOP/s"), "989 TFLOP/s");
         assert_eq!(scaled(999.9e9, "FLOP/s"), "1.00 TFLOP/s");
+    }
+
+    #[test]
+    fn a_share_names_the_rate_and_the_peak_with_one_unit_if_it_is_of_both() {
+        for (rate, share, text) in [
+            (2.22e9, 11.0, "2.22 of 20.2 GFLOP/s"),
+            (346.15e12, 35.0, "346 of 989 TFLOP/s"),
+            (2.5e9, 0.25, "2.50 GFLOP/s of 1.00 TFLOP/s"),
+        ] {
+            assert_eq!(of_peak(rate, share, "FLOP/s"), text);
+        }
     }
 
     #[test]

@@ -85,6 +85,21 @@ fn code(text: &str) -> impl Iterator<Item = &str> {
 }
 
 #[test]
+fn the_command_after_the_start_of_a_service_waits_until_it_answers() {
+    let mut starts = 0;
+    for (path, text) in documents_with_commands() {
+        let lines = commands(&text);
+        for at in (0..lines.len()).filter(|at| lines[*at].starts_with("llmprof serve &")) {
+            let next = lines[at + 1..].iter().find(|line| !line.starts_with("export "));
+            let waits = next.is_some_and(|line| line.contains("--retry-connrefused"));
+            assert!(waits, "{}: {next:?} does not wait for the service", path.display());
+            starts += 1;
+        }
+    }
+    assert!(starts > 3, "{starts} starts");
+}
+
+#[test]
 fn the_readme_the_architecture_and_the_page_for_agents_are_short() {
     let lines = |name| fs::read_to_string(root().join(name)).unwrap().lines().count();
     assert!(lines("README.md") <= README_LINES);

@@ -27,9 +27,22 @@ pub struct CostOfModule {
 /// Sums the operators by the first `depth` path segments, in model order. A `*` or the number of a
 /// layer counts as one segment with its predecessor: `decoder.layers.*`.
 pub fn by_module(cost: &Cost, depth: usize) -> Vec<CostOfModule> {
+    sum_by(cost, |path| first_parts(path, depth))
+}
+
+/// The same with rows of their own for each numbered layer, also of a tower whose layers are deeper
+/// than `depth`.
+pub fn by_layer(cost: &Cost, depth: usize) -> Vec<CostOfModule> {
+    sum_by(cost, |path| {
+        let (module, layer) = (first_parts(path, depth), layer_of(path).unwrap_or_default());
+        if layer.len() > module.len() { layer } else { module }
+    })
+}
+
+fn sum_by(cost: &Cost, module_of: impl Fn(&str) -> &str) -> Vec<CostOfModule> {
     let mut sums: Vec<CostOfModule> = Vec::new();
     for operator in &cost.modules {
-        let path = first_parts(&operator.path, depth);
+        let path = module_of(&operator.path);
         let at = sums.iter().position(|sum| sum.path == path).unwrap_or_else(|| {
             sums.push(CostOfModule { path: path.to_owned(), ..CostOfModule::default() });
             sums.len() - 1
@@ -45,6 +58,19 @@ pub fn by_module(cost: &Cost, depth: usize) -> Vec<CostOfModule> {
     sums
 }
 
+/// The path up to the number of its first layer.
+fn layer_of(path: &str) -> Option<&str> {
+    let mut end = 0;
+    for segment in path.split('.') {
+        end += segment.len();
+        if is_index(segment) {
+            return Some(&path[..end]);
+        }
+        end += 1;
+    }
+    None
+}
+
 fn first_parts(path: &str, depth: usize) -> &str {
     let ends = path.match_indices('.').map(|(at, _)| at).chain([path.len()]);
     let is_layer = |segment: &str| segment == "*" || is_index(segment);
@@ -55,10 +81,12 @@ fn first_parts(path: &str, depth: usize) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use llmprof_core::domain::model::{ModelSpec, PRESETS};
 
     use super::{
-        super::{CostInputs, Prompts, cost, needs},
+        super::{CostInputs, Prompts, cost, cost_per_layer, needs},
         *,
     };
 
@@ -72,6 +100,42 @@ mod tests {
         );
         assert_eq!(first_parts("vision.sam.neck.*", 3), "vision.sam.neck.*");
         assert_eq!(first_parts("decoder.layers.11.mlp.gate", 2), "decoder.layers.11");
+    }
+
+    #[test]
+    fn the_layers_of_each_tower_have_a_row_at_any_depth_and_rows_add_up() {
+        for (name, text) in PRESETS {
+            let model: ModelSpec = toml::from_str(text).unwrap();
+            let images: &[(u32, u32)] = if model.vision.is_some() { &[(600, 400)] } else { &[] };
+            let prompt_tokens = if images.is_empty() { Some(100) } else { None };
+            let needs = needs(&model, Some("read"), images, prompt_tokens, 4).unwrap();
+            let work = CostInputs {
+                images: &needs.images,
+                prompts: Prompts::equal(needs.prompt_tokens, 1),
+                new_tokens: 4,
+                element_bytes: 2,
+            };
+            let whole = cost_per_layer(&model, &work);
+            let vision = model.vision.as_ref();
+            let towers = [
+                ("vision.sam.blocks.", vision.map_or(0, |it| it.sam.layers)),
+                ("vision.clip.layers.", vision.map_or(0, |it| it.clip.layers)),
+                ("decoder.layers.", model.decoder.layers),
+            ];
+            for depth in 1..=3 {
+                let rows = by_layer(&whole, depth);
+                for (tower, layers) in towers {
+                    // At depth 3, a layer of the decoder has several rows.
+                    let inside = rows.iter().filter_map(|it| it.path.strip_prefix(tower));
+                    let found: BTreeSet<&str> =
+                        inside.filter_map(|it| it.split('.').next()).collect();
+                    assert!(found.iter().all(|it| is_index(it)), "{name} {tower} {depth}");
+                    assert_eq!(found.len(), layers, "{name} {tower} {depth}");
+                }
+                let flops: u64 = rows.iter().map(|it| it.prefill_flops).sum();
+                assert_eq!(flops, whole.prefill_flops, "{name} {depth}");
+            }
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use self::tally::{CostStage, CostTally, narrow};
 pub use self::{
-    by_module::{CostOfModule, by_module},
+    by_module::{CostOfModule, by_layer, by_module},
     inputs::{InputNeeds, InputsProblem, needs, views},
     prompts::Prompts,
 };

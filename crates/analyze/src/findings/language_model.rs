@@ -7,7 +7,7 @@ use llmprof_core::{
 };
 
 use super::steps::engine_of;
-use crate::Analysis;
+use crate::{Analysis, stages::STAGES};
 
 /// Evidence of a finding on a capture that may be of any program.
 const SIGNS: &str = "signs of a language model";
@@ -35,11 +35,12 @@ const CLASSES: [&str; 2] = ["attention", "moe"];
 const FRAMEWORKS: [&str; 2] = ["jax", "transformers"];
 
 /// True if the program is known to run a language model: by its subject, by a statement, by its
-/// engine, or by a name.
+/// stages, by its engine, or by a name.
 pub fn is_known(analysis: &Analysis, trace: &Trace) -> bool {
     let is_stated = analysis.subject != SubjectKind::Import
         || analysis.stated.is_some()
         || !analysis.requests.latency.is_empty();
+    let is_of_stage = || analysis.stages.rows.iter().any(|it| STAGES.contains(&it.stage.as_str()));
     let is_of_engine = || {
         let engine = trace.timeline.as_ref().and_then(engine_of);
         engine.is_some_and(|(engine, _)| !FRAMEWORKS.contains(&engine.name.as_str()))
@@ -52,7 +53,30 @@ pub fn is_known(analysis: &Analysis, trace: &Trace) -> bool {
         let kernels = kernels().flat_map(|it| [it.kernel_name.as_str(), it.full_name.as_str()]);
         ranges.chain(operators).chain(kernels).any(has_word)
     };
-    is_stated || is_of_engine() || is_of_class() || is_named()
+    is_stated || is_of_stage() || is_of_engine() || is_of_class() || is_named()
+}
+
+/// The data that only a language model keeps on the device, as remedies name it.
+const TOKENS: &str = "sampled tokens";
+
+/// The findings, whose remedies name no tokens if the capture may be of any program.
+pub(super) fn with_remedies(
+    found: Vec<Finding>,
+    analysis: &Analysis,
+    trace: &Trace,
+) -> Vec<Finding> {
+    let names_tokens = |it: &Finding| it.advice.as_deref().is_some_and(|it| it.contains(TOKENS));
+    if !found.iter().any(names_tokens) || is_known(analysis, trace) {
+        return found;
+    }
+    let without_tokens = |it: Finding| {
+        let advice = it.advice.as_deref().map(|it| it.replace(TOKENS, "results"));
+        match advice {
+            Some(advice) => it.advise(advice),
+            None => it,
+        }
+    };
+    found.into_iter().map(without_tokens).collect()
 }
 
 fn has_word(name: &str) -> bool {
@@ -96,7 +120,7 @@ pub fn of_any_program(found: Finding, trace: &Trace) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use llmprof_core::trace::engines::engines;
+    use llmprof_core::{domain::finding::catalogue, trace::engines::engines};
 
     use super::*;
     use crate::{analyze, kernels::tests::capture};
@@ -112,6 +136,25 @@ mod tests {
     #[test]
     fn each_framework_is_an_engine() {
         assert!(FRAMEWORKS.iter().all(|name| engines().any(|it| it.name == *name)));
+    }
+
+    #[test]
+    fn remedies_name_tokens_only_for_programs_with_signs_of_a_language_model() {
+        let advice = "Keep sampled tokens on the device, and synchronise once per step or less.";
+        for (kernel, expected) in [
+            ("flash_fwd_kernel", advice),
+            ("add_parallel", "Keep results on the device, and synchronise once per step or less."),
+        ] {
+            let timeline = Some(capture(&format!("call 1 1 1..2\nkernel 1 {kernel} 5..50 7")));
+            let trace = Trace { subject: SubjectKind::Import, timeline, ..Trace::default() };
+            let analysis = analyze(&trace, None, None);
+            let of = |advice: &str| {
+                let found = Finding::new(catalogue::LEDGER_GAP_SYNC, "Waits.").advise(advice);
+                with_remedies(vec![found], &analysis, &trace).remove(0).advice.clone().unwrap()
+            };
+            assert_eq!(of(advice), expected);
+            assert_eq!(of("Copy less."), "Copy less.");
+        }
     }
 
     #[test]

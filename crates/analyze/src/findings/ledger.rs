@@ -60,11 +60,13 @@ const IN_OS_WAITS: &str = "The thread that launches work does nothing meanwhile:
                            process or timer that it waits for, and let this finish earlier, or \
                            wait on another thread.";
 /// The remedies for long gaps before a launch: unknown work of the host, and sampled work.
-const LONG_GAPS: &str = "Find what the host does in these gaps: sample the CPU, or open ranges in \
-                         the program. Then shorten this work, or move it to another thread.";
-const SAMPLED_GAPS: &str = "Shorten the host's work in these gaps, or move it to another thread.";
+pub(super) const LONG_GAPS: &str = "Find what the host does in these gaps: sample the CPU, or open \
+                                    ranges in the program. Then shorten this work, or move it to \
+                                    another thread.";
+pub(super) const SAMPLED_GAPS: &str =
+    "Shorten the host's work in these gaps, or move it to another thread.";
 /// The remedy of a cause that few steps have.
-const FEW_STEPS: &str = "Find what differs there: the others have little of this time.";
+pub(super) const FEW_STEPS: &str = "Find what differs there: the others have little of this time.";
 /// Gaps longer than this are not the overhead of launches: the host does other work, nanoseconds.
 const LONG_GAP_NS: f64 = LONG_CALL_NS as f64;
 

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use llmprof_core::{
     domain::{
-        digits,
         finding::{Finding, catalogue},
         subject::SubjectKind,
         units::quantity,
@@ -36,7 +35,6 @@ pub const RULES: &[Rule] = &[
     Rule { id: catalogue::STEPS_UNCLEAR, find: unclear },
     Rule { id: catalogue::STEP_NAMES_UNKNOWN, find: names_unknown },
     Rule { id: catalogue::STAGES_EXCLUDED, find: excluded },
-    Rule { id: catalogue::WORK_BEFORE_RECORDING, find: before_recording },
 ];
 
 /// The engine of a capture by the names of its ranges, or of its kernels; with its evidence.
@@ -206,23 +204,6 @@ pub fn excluded(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     vec![Finding::new(catalogue::STAGES_EXCLUDED, message)]
 }
 
-/// Kernels of a capture without stages that were launched before the start of the recording.
-fn before_recording(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
-    let before: u64 = analysis.coverage.iter().map(|it| it.before).sum();
-    if before == 0 || !analysis.stages.rows.is_empty() {
-        return vec![];
-    }
-    let all = trace.timeline.as_ref().map_or(before, |nsys| nsys.kernels.len() as u64);
-    let message = format!(
-        "{} of {} {} launched before the start of the recording: no call shows what launched {}.",
-        digits::count(before),
-        quantity(all, "kernel"),
-        if before == 1 { "was" } else { "were" },
-        if before == 1 { "it" } else { "them" },
-    );
-    vec![Finding::new(catalogue::WORK_BEFORE_RECORDING, message)]
-}
-
 #[cfg(test)]
 mod tests {
     use llmprof_core::trace::{framework::TimelineTool, stage::StageRules};
@@ -253,20 +234,6 @@ mod tests {
             found(&format!("{steps}\ncall 1 1 10..11\nkernel 1 a 20..50 7")).unwrap(),
             "1 of 2 steps is left out of all times: 1 without recorded work on a device."
         );
-    }
-
-    #[test]
-    fn kernels_launched_before_a_recording_without_stages_are_named() {
-        let found = |sketch: &str| {
-            let trace = Trace { timeline: Some(capture(sketch)), ..Trace::default() };
-            let found = analyze(&trace, None, None).findings.into_iter();
-            found.filter(|it| it.id == "work_before_recording").map(|it| it.message.clone()).next()
-        };
-        let work = "kernel 7 a 0..20 7\ncall 1 9 30..31\nkernel 9 b 40..50 7";
-        let message = "1 of 2 kernels was launched before the start of the recording: no call \
-                       shows what launched it.";
-        assert_eq!(found(work).as_deref(), Some(message));
-        assert_eq!(found(&work.replace("kernel 7", "kernel 12")), None, "a call is missing");
     }
 
     #[test]

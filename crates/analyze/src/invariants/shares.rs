@@ -17,6 +17,8 @@ pub fn visit_shares(
     }
     if let Some(it) = &mut analysis.device_totals {
         visit("DeviceTotals.busy_pct", "the capture", &mut it.busy_pct);
+        visit("DeviceTotals.min_busy_pct", "the least busy GPU", &mut it.min_busy_pct);
+        visit("DeviceTotals.max_busy_pct", "the busiest GPU", &mut it.max_busy_pct);
     }
     if let Some(host) = &mut analysis.host_cpu {
         host_cpu(host, visit);

@@ -13,7 +13,7 @@ use foldhash::HashMap;
 use llmprof_core::trace::{
     packed::PackedRows,
     range::{ByLabel, RangeLabel},
-    timeline::ON_HOST,
+    timeline::{ApiCalls, ON_HOST},
 };
 use serde::{Deserialize, Serialize};
 
@@ -62,6 +62,10 @@ pub struct CallSum {
     /// without a common clock.
     #[serde(default)]
     pub before_work_ns: Option<i64>,
+    /// Part of `ns.total` inside earlier calls of the same thread: the calls of the driver in calls
+    /// of the runtime. Without it, the times of all functions add up to the time in calls.
+    #[serde(default)]
+    pub nested_ns: i64,
 }
 
 /// Ranges of one name and domain; ranges cut off by the capture are ignored.
@@ -120,17 +124,33 @@ fn calls(capture: &Capture) -> Vec<CallSum> {
             *sum = sum.saturating_add(ns);
         }
     }
-    let sums = processes.into_iter().zip(spans).zip(before);
+    let nested = nested(calls, &of_site, groups.len());
+    let sums = processes.into_iter().zip(spans).zip(before).zip(nested);
     let mut sums: Vec<CallSum> = sums
-        .map(|(((name, processes), ns), before_ns)| CallSum {
+        .map(|((((name, processes), ns), before_ns), nested_ns)| CallSum {
             name: trace.text(name).to_owned(),
             processes: processes.len() as u64,
             ns,
             before_work_ns: first_work_ns.map(|_| before_ns),
+            nested_ns,
         })
         .collect();
     sums.sort_by_key(|sum| std::cmp::Reverse(sum.ns.total));
     sums
+}
+
+/// Time of the calls of each group inside earlier calls of their thread.
+fn nested(calls: &ApiCalls, of_site: &[u32], groups: usize) -> Vec<i64> {
+    let mut covered_until: HashMap<i64, i64> = HashMap::default();
+    let mut nested = vec![0i64; groups];
+    for (site, call) in calls.with_sites() {
+        let until = covered_until.entry(call.global_tid).or_insert(i64::MIN);
+        let ns = call.end_ns.min(*until).saturating_sub(call.start_ns).max(0);
+        *until = call.end_ns.max(*until);
+        let sum = &mut nested[of_site[site as usize] as usize];
+        *sum = sum.saturating_add(ns);
+    }
+    nested
 }
 
 /// Start of the first and end of the last work launched by a range, and the number of operations.
@@ -286,6 +306,24 @@ mod tests {
         let of = |process: i64, thread: i64| process << 24 | thread;
         assert_eq!(processes([of(1, 1), of(1, 2), of(1, 1)]), [(1, 3)]);
         assert_eq!(processes([of(1, 1), of(2, 1), of(1, 2)]), [(2, 3)]);
+    }
+
+    #[test]
+    fn calls_inside_others_of_their_thread_count_once_in_the_time_of_all_calls() {
+        for (sketch, total, all) in [
+            ("call 1 1 0..100", 100, 100),
+            ("call 1 1 0..100\ncall 1 2 10..40", 130, 100),
+            ("call 1 1 0..100\ncall 1 2 0..100", 200, 100),
+            ("call 1 1 0..100\ncall 1 2 90..120", 130, 120),
+            ("call 1 1 0..100\ncall 2 2 10..40", 130, 130),
+            ("call 1 1 0..100\ncall 1 2 10..40\ncall 1 3 20..30\ncall 1 4 100..110", 150, 110),
+        ] {
+            let trace = capture(sketch);
+            let sums = calls(&Capture::of(&trace));
+            assert_eq!(sums.iter().map(|it| it.ns.total).sum::<i64>(), total, "{sketch}");
+            let own = sums.iter().map(|it| it.ns.total - it.nested_ns);
+            assert_eq!(own.sum::<i64>(), all, "{sketch}");
+        }
     }
 
     #[test]

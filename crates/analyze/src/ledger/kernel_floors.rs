@@ -75,7 +75,7 @@ impl StageRows<'_> {
             sums.capped_ns += (wanted - kernel.ns).max(0);
             let operator = Some(path.to_owned()).filter(|path| !path.is_empty());
             let mut member = self.member(LedgerCause::Floor, operator, Some(name.clone()));
-            (member.grid, member.block) = launch.unzip();
+            member.set_launch(*launch);
             member.full_name = full_name.map(str::to_owned);
             member.calls = group.calls;
             member.ns = kernel.floor_ns;

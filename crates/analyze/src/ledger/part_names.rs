@@ -1,11 +1,17 @@
 //! Names of the parts of a cause. A kernel with several operators or grids is several parts, so its
 //! name alone would stand for their sum.
 
-use llmprof_core::domain::digits::sides;
+use llmprof_core::{domain::digits::sides, trace::kernel::known_sides};
 
 use super::{Ledger, LedgerMember};
 
 impl LedgerMember {
+    /// Sets grid and block, if the capture states them.
+    pub fn set_launch(&mut self, launch: Option<([u32; 3], [u32; 3])>) {
+        let (grid, block) = launch.unzip();
+        (self.grid, self.block) = (grid.and_then(known_sides), block.and_then(known_sides));
+    }
+
     /// Kernel and operator in one text, each shortened; empty of a gap that follows no work.
     pub fn name_by(&self, shortened: impl Fn(&str) -> String) -> String {
         // A compiled kernel has the name of its operator.
@@ -95,6 +101,20 @@ mod tests {
             max_saving_ns: 0,
             longest_ns: None,
         }
+    }
+
+    #[test]
+    fn sides_that_a_capture_does_not_state_are_in_no_name() {
+        let of = |grid: [u32; 3], block: [u32; 3]| {
+            let mut it = part(None, None);
+            it.set_launch(Some((grid, block)));
+            it
+        };
+        let (unstated, other) = (of([0; 3], [0; 3]), of([8, 1, 1], [64, 1, 1]));
+        assert_eq!((unstated.grid, unstated.block), (None, None));
+        let all = [unstated, other];
+        assert_eq!(part_name(&all[0], &all, LedgerMember::name), "gemm");
+        assert_eq!(part_name(&all[1], &all, LedgerMember::name), "gemm");
     }
 
     #[test]

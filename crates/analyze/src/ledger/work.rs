@@ -301,7 +301,7 @@ impl StageRows<'_> {
         let mut above_launches = group.ns.saturating_sub(launches_ns).max(0);
         for part in parts {
             let mut member = self.member(part.cause, operator.cloned(), Some(name.name.clone()));
-            (member.grid, member.block) = name.launch.unzip();
+            member.set_launch(name.launch);
             member.full_name = name.full_name.map(str::to_owned);
             member.calls = group.calls;
             member.ns = part.ns;

@@ -27,7 +27,8 @@ pub fn attach(
     (traced, same_pass): (&Events, bool),
     stages: &[StageKernels],
 ) -> Operators {
-    let OperatorSums { by_path, rolled, work, working_ns, products, stages: timings } = sums;
+    let OperatorSums { by_path, rolled, work, working_ns, products, uncounted, stages: timings } =
+        sums;
     let traced_work = traced_work(&by_path, traced, same_pass);
     let working_ns = |key: &(String, String), time: &DeviceTime| match &working_ns {
         Some(working) => working.get(key).copied().unwrap_or(0),
@@ -49,7 +50,7 @@ pub fn attach(
     let rolled = list(rolled, device_sums(collapse));
     let own = device_sums(|path| path.into());
     drop(traced_work);
-    Operators { by_path: list(by_path, own), rolled, work, products }
+    Operators { by_path: list(by_path, own), rolled, work, products, uncounted }
 }
 
 #[derive(Default)]

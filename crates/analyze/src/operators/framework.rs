@@ -91,7 +91,10 @@ pub fn framework<'a>(
     replayed(capture, index, (&works, &counted, &products), &mut sums);
     let mut operators = sums.finish(stages);
     let calls = CountedCalls::new(capture, index, &counted, &works);
-    let mut incomplete = calls.incomplete_stages();
+    let (mut incomplete, uncounted) = calls.uncounted();
+    let mut uncounted: Vec<(&str, i64)> = uncounted.into_iter().collect();
+    uncounted.sort_by_key(|it| std::cmp::Reverse(it.1));
+    operators.uncounted = uncounted.into_iter().map(|it| it.0.to_owned()).collect();
     incomplete.extend(withheld.stages_without(TimelineFigure::Flops).map(str::to_owned));
     for stage in incomplete {
         // The rest of the stage's work is unknown.
@@ -341,6 +344,7 @@ impl FrameworkSums<'_> {
             work: self.work,
             working_ns: None,
             products: self.products,
+            uncounted: vec![],
             stages,
         }
     }

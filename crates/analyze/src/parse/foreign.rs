@@ -31,6 +31,9 @@ const PAGE: &str = "expected a page of ncu: ncu --import REPORT.ncu-rep --csv --
 const DATABASE: &str = "an SQLite database";
 const SOME_CAPTURE: &str = "expected an SQLite export of nsys (nsys export --type sqlite \
                             REPORT.nsys-rep) or a trace by the profiler of PyTorch";
+const ANY_CAPTURE: &str = "expected an SQLite export of nsys (nsys export --type sqlite \
+                           REPORT.nsys-rep), a trace by the profiler of PyTorch or a page of ncu \
+                           (ncu --import REPORT.ncu-rep --csv --page raw)";
 
 /// A format that the reader at hand does not take.
 #[derive(Debug)]
@@ -128,11 +131,10 @@ pub fn is_nsys_report(path: &Path) -> bool {
 /// `name` stands in its commands.
 pub fn unread(head: &[u8], name: &str) -> Option<String> {
     let packed = compression(head).filter(|it| !["gzip", "zstd"].contains(&it.name));
-    let is_page = || PAGES.iter().any(|part| decoded(head).contains(part));
     packed
         .map(|it| it.message(None, name))
         .or_else(|| Some(format(head)?.message(name)))
-        .or_else(|| stats(head).filter(|_| !is_page()).map(|it| it.message(name)))
+        .or_else(|| stats(head).filter(|_| !is_page(head)).map(|it| it.message(name)))
 }
 
 /// The message for a file that is not an export of nsys.
@@ -140,13 +142,36 @@ pub fn not_an_export(file: &CapturePath, head: &[u8]) -> String {
     message(file, head, || expected(head, DATABASE, SOME_CAPTURE))
 }
 
-/// The message for a file that is not a page of ncu; `None` for other texts.
+/// The message for a file that is not a page of ncu; `None` for a page.
 pub fn not_a_page(file: &CapturePath) -> Option<String> {
+    unless_page(file, "a page of ncu", PAGE)
+}
+
+/// The same for a file that may have any format of captures.
+pub fn not_a_capture(file: &CapturePath) -> Option<String> {
+    unless_page(file, "a capture", ANY_CAPTURE)
+}
+
+/// The message for a file named `name` that starts with `head`, of a format that is not known.
+pub fn unknown(head: &[u8], name: &str) -> String {
+    expected(head, "a capture", ANY_CAPTURE).message(name)
+}
+
+fn unless_page(file: &CapturePath, wanted: &str, remedy: &'static str) -> Option<String> {
     let mut head = Vec::new();
     file.open().ok()?.take(HEAD).read_to_end(&mut head).ok()?;
+    if head.is_empty() {
+        return Some(EMPTY.into());
+    }
     let known = compression(&head).is_some() || format(&head).is_some() || stats(&head).is_some();
     let is_binary = decoded(&head).contains('\0');
-    (known || is_binary).then(|| message(file, &head, || expected(&head, "a page of ncu", PAGE)))
+    (known || is_binary || !is_page(&head))
+        .then(|| message(file, &head, || expected(&head, wanted, remedy)))
+}
+
+fn is_page(head: &[u8]) -> bool {
+    let text = decoded(head);
+    PAGES.iter().any(|part| text.contains(part))
 }
 
 /// The message for JSON that is not a trace, by its start.
@@ -246,11 +271,10 @@ fn has(head: &[u8], at: usize, bytes: &[u8]) -> bool {
 
 /// A format that this module knows.
 fn named(head: &[u8]) -> Option<Foreign> {
-    let text = decoded(head);
     let capture = || CAPTURES.iter().find(|(start, ..)| head.starts_with(start));
     let capture = || capture().map(|(_, what, remedy)| Foreign { what: (*what).into(), remedy });
     let page = || {
-        PAGES.iter().any(|part| text.contains(part)).then(|| Foreign {
+        is_page(head).then(|| Foreign {
             what: "a page of ncu, which has no timeline".into(),
             remedy: "pass it with --ncu FILE, next to a timeline",
         })

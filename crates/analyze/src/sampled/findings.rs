@@ -74,11 +74,11 @@ pub fn problem(trace: &Timeline) -> Option<Finding> {
                        them to.";
         let advice = match trace.cuda_calls.is_empty() {
             true => {
-                "record kernels together with the samples: nsys profile -t cuda,nvtx \
+                "Record kernels together with the samples: nsys profile -t cuda,nvtx \
                  --gpu-metrics-devices=..."
             }
             false => {
-                "export the report again with an nsys as new as the one that recorded it: calls \
+                "Export the report again with an nsys as new as the one that recorded it: calls \
                  of CUDA are recorded, and no kernels"
             }
         };
@@ -97,7 +97,7 @@ pub fn problem(trace: &Timeline) -> Option<Finding> {
              displaced, so none of its samples are used.",
             overflowed.join(", ")
         );
-        let advice = "sample at a lower rate (profiling.gpu_metrics.rates_hz, or \
+        let advice = "Sample at a lower rate (profiling.gpu_metrics.rates_hz, or \
                       --gpu-metrics-frequency), sample fewer GPUs, or record a shorter run";
         let finding = Finding::new(catalogue::GPU_METRICS_OVERFLOWED, message).advise(advice);
         rate.into_iter().fold(finding, |finding, rate| finding.with("rate, Hz", rate))
@@ -120,7 +120,7 @@ pub fn refused(samples: &GpuSamples) -> Option<Finding> {
     });
     finding
         .advise(
-            "export the report again with the nsys that took it, or sample the GPU of the program \
+            "Export the report again with the nsys that took it, or sample the GPU of the program \
          alone (--gpu-metrics-devices=N)",
         )
         .into()
@@ -145,7 +145,7 @@ fn empty(trace: &Timeline) -> Finding {
         "The capture has samples of the GPU's metrics, but no valid value of a known one.";
     let (message, advice) = match (rows, names) {
         (0, _) => ("nsys recorded no samples of the GPU's metrics.", CHECK_METRICS),
-        (_, 0) => (unnamed, "export the report again with the nsys that took it"),
+        (_, 0) => (unnamed, "Export the report again with the nsys that took it"),
         _ => (unknown, CHECK_METRICS),
     };
     let mut finding = Finding::new(catalogue::GPU_METRICS_EMPTY, message);
@@ -254,7 +254,7 @@ pub fn other_gpu(
         numbers(&mut unsampled.keys().copied()),
         numbers(&mut samples.devices.iter().map(|it| it.device)),
     );
-    let advice = "sample all GPUs of the program: nsys profile --gpu-metrics-devices=all";
+    let advice = "Sample all GPUs of the program: nsys profile --gpu-metrics-devices=all";
     Some(Finding::new(catalogue::GPU_METRICS_OTHER_GPU, message).advise(advice))
 }
 
@@ -310,7 +310,7 @@ pub fn findings(coverage: &[GpuSampleCoverage]) -> Vec<Finding> {
 pub fn no_stages() -> Finding {
     let message = "The capture has samples of the GPU's metrics, and no stage with kernels: \
                    metrics are attributed within stages.";
-    let advice = "name the ranges of the stages (stages of an import or command: NAME=RANGE)";
+    let advice = "Name the ranges of the stages (stages of an import or command: NAME=RANGE)";
     Finding::new(catalogue::GPU_METRICS_WITHOUT_STAGES, message).advise(advice)
 }
 
@@ -360,9 +360,9 @@ fn unspanned(first: &GpuSampleCoverage, rows: &[&GpuSampleCoverage]) -> Finding 
     rows.iter().copied().fold(finding, |finding, row| with_row(finding, &row))
 }
 
-const RECORD_AGAIN: &str = "export the report again with the nsys that took it; if the problem \
+const RECORD_AGAIN: &str = "Export the report again with the nsys that took it; if the problem \
                             stays, record it again";
-const RECORD_ALL: &str = "sample at a lower rate, at which the buffer holds the whole run, and \
+const RECORD_ALL: &str = "Sample at a lower rate, at which the buffer holds the whole run, and \
                           record from before the stage to after it";
 
 /// Adds the coverage of one capture as evidence.

@@ -30,6 +30,7 @@ use llmprof_core::{
     },
 };
 
+use super::import_error::ImportError;
 use crate::{stats::percent, timeline::running::each_running};
 
 /// Min recorded share of the launched kernels, percent, of a complete capture.
@@ -212,9 +213,14 @@ impl Coverage {
         ))
     }
 
-    /// A finding on a complete capture whose import ended with the error in `line`, a line of
-    /// nsys: its kernels count, its ranges need a look.
-    pub fn import_errors(&self, line: &str) -> Finding {
+    /// A finding on a complete capture whose import ended with an error: its kernels count, its
+    /// ranges need a look.
+    pub fn import_errors(
+        &self,
+        error: &ImportError,
+        trace: &Timeline,
+        is_system_wide: bool,
+    ) -> Finding {
         let (severity, proof) = if self.recorded > 0 {
             let (recorded, launched) = (self.recorded, self.launched);
             let proof = format!("{recorded} of its {launched} launched kernels are recorded");
@@ -223,13 +229,23 @@ impl Coverage {
             (Severity::Warning, "no kernel launch proves that it is complete".to_owned())
         };
         let message = format!("nsys imported the timeline with errors; {proof}");
-        Finding::new(catalogue::NSYS_IMPORT_ERRORS, message)
+        let finding = Finding::new(catalogue::NSYS_IMPORT_ERRORS, message)
             .severity(severity)
-            .with("nsys", line)
-            .advise(
-                "if ranges are missing, use an nsys as new as the driver, or record without them \
-             (profiling.nsys.trace = [\"cuda\"]): ranges of XLA, the compiler of JAX, cause this",
-            )
+            .with("nsys", &error.line);
+        let finding = match &error.reason {
+            Some(reason) => finding.with("reason", reason),
+            None => finding,
+        };
+        if let Some(cause) = error.foreign_file(is_system_wide) {
+            return finding.advise(cause);
+        }
+        let remedy = "If ranges are missing, use an nsys as new as the driver, or record without \
+                      them (profiling.nsys.trace = [\"cuda\"])";
+        finding.advise(if error.shows_xla(trace) {
+            format!("{remedy}: ranges of XLA, the compiler of JAX, cause this")
+        } else {
+            remedy.to_owned()
+        })
     }
 }
 
@@ -275,13 +291,24 @@ mod tests {
     #[test]
     fn errors_of_an_import_warn_only_where_no_kernel_proves_the_capture() {
         let whole = Coverage { launched: 1000, recorded: 995, missing_ranges: vec![] };
-        let found = whole.import_errors("Importation succeeded with non-fatal errors.");
+        let line = "Importation succeeded with non-fatal errors.".to_owned();
+        let error = ImportError { line, reason: Some("Not an ELF: /tmp/a/lib.so.1".into()) };
+        let (trace, none) = (Timeline::default(), Coverage::default());
+        let found = whole.import_errors(&error, &trace, false);
         assert_eq!(found.severity, Severity::Info);
         assert_eq!(
             found.message,
             "nsys imported the timeline with errors; 995 of its 1000 launched kernels are recorded"
         );
-        assert_eq!(Coverage::default().import_errors("").severity, Severity::Warning);
+        assert_eq!(none.import_errors(&error, &trace, false).severity, Severity::Warning);
+        assert_eq!(found.evidence["reason"], "Not an ELF: /tmp/a/lib.so.1");
+        let advice = |found: &Finding| found.advice.clone().unwrap();
+        assert!(!advice(&found).contains("XLA"), "nothing shows it");
+        let foreign = advice(&whole.import_errors(&error, &trace, true));
+        assert!(foreign.contains("another process (/tmp/a/lib.so.1)"), "{foreign}");
+        let of_xla = ImportError { reason: Some("no end of XlaModule:#x#".into()), ..error };
+        let of_xla = advice(&whole.import_errors(&of_xla, &trace, true));
+        assert!(of_xla.contains("ranges of XLA"), "{of_xla}");
     }
 
     #[test]

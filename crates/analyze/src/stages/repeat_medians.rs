@@ -13,13 +13,12 @@ use llmprof_core::domain::{median::median_name, units::Nanos};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    DECODE, PREFILL, Stages, apart, per_repeat,
-    step_times::{LEAST_MEDIAN, words_of_slowest},
-    steps_per_repeat, wall_times,
+    DECODE, PREFILL, Stages, apart, per_repeat, step_times::words_of_slowest, steps_per_repeat,
+    wall_times,
 };
 use crate::{
     events::Events,
-    stats::{Spread, has_two_halves, lower_median, median, ratio},
+    stats::{Spread, has_two_halves, ratio, stated_median},
 };
 
 /// A figure over repeats; the containing field's name has the unit.
@@ -55,10 +54,7 @@ impl RepeatMedian {
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let values: Vec<f64> = values.into_iter().filter(|it| it.is_finite()).collect();
         let Spread { min, max, n, .. } = Spread::of(values.iter().copied())?;
-        let p50 = match values.len() < LEAST_MEDIAN {
-            true => median(values.iter().copied())?,
-            false => lower_median(values.iter().copied())?,
-        };
+        let p50 = stated_median(values.iter().copied())?;
         let has_two_halves = has_two_halves(values);
         Some(Self { p50, min, max, n, has_two_halves, of_slowest: false })
     }
@@ -177,7 +173,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::stages::step_times::StepTimes;
+    use crate::{stages::step_times::StepTimes, stats::lower_median};
 
     fn range(name: &str, repeat: u32, (start, end): (i64, i64), step: Option<u32>) -> Event {
         Event::Range(StageRange {

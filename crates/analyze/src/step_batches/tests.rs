@@ -57,6 +57,28 @@ fn steps_of_as_many_requests_with_a_similar_context_are_one_row() {
 }
 
 #[test]
+fn the_rate_within_a_step_is_over_the_time_next_to_it() {
+    let of = |times: &[f64]| {
+        let step = |(at, ms): (usize, &f64)| {
+            let (start, end) = (1_000 * at as i64, 1_000 * at as i64 + *ms as i64);
+            let name = "execute_context_0(0)_generation_2(2)";
+            let times = [(start, end), (start + 1, start + 2), (start + 3, end)];
+            launching(name, at as i64 + 1, times)
+        };
+        let steps: Vec<String> = times.iter().enumerate().map(step).collect();
+        let row = rows(&steps.join("\n")).remove(0);
+        assert_eq!(row.rate_scope(), " within a step", "{times:?}");
+        let rate = row.tokens_per_s.unwrap() * row.p50_ms / 1e3;
+        assert!((rate - 2.0).abs() < 1e-9, "{times:?}");
+        ((row.p50_ms * 1e6).round() as i64, common_batch([&row]).is_some())
+    };
+    assert_eq!(of(&[420.0]), (420, true));
+    assert_eq!(of(&[420.0, 500.0]), (460, false), "two times that differ");
+    assert_eq!(of(&[420.0, 430.0]), (425, true), "two alike times");
+    assert_eq!(of(&[420.0, 430.0, 900.0]), (430, true));
+}
+
+#[test]
 fn tokens_come_at_the_ends_of_steps_that_the_host_starts_early() {
     // Steps start every 100 ns, and their work takes 1,000 ns each, one after another.
     let step = |at: i64| {
@@ -225,7 +247,7 @@ proptest! {
         for row in &rows {
             let own = steps.iter().filter(|it| row.process.is_none_or(|process| it.0 == process));
             let own: Vec<f64> = own.map(|it| it.1).collect();
-            prop_assert_eq!(row.p50_ms, lower_median(own.iter().copied()).unwrap());
+            prop_assert_eq!(row.p50_ms, stated_median(own.iter().copied()).unwrap());
             prop_assert_eq!(row.has_two_halves, has_two_halves(own));
         }
         if fast.len().min(slow.len()) >= LEAST_MEDIAN {

@@ -3,7 +3,11 @@
 use std::collections::BTreeMap;
 
 use llmprof_core::{
-    domain::units::Nanos,
+    domain::{
+        digits,
+        finding::{Finding, catalogue},
+        units::{Nanos, quantity},
+    },
     trace::timeline::{CopyKind, ON_HOST, process_of},
 };
 use serde::{Deserialize, Serialize};
@@ -14,7 +18,10 @@ use super::{
     interval::{Interval, extended},
     withheld::{TimelineFigure, Withheld},
 };
-use crate::{stages::coverage::FirstCalls, stats::percent};
+use crate::{
+    stages::{Stages, coverage::FirstCalls},
+    stats::percent,
+};
 
 /// Work of all devices, from the first recorded work to the last.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -31,6 +38,12 @@ pub struct DeviceTotals {
     /// Share of `busy_ms` in the window of all devices, percent; `null` if too many kernels have no
     /// valid time.
     pub busy_pct: Option<f64>,
+    /// The same share of the least busy device, percent.
+    #[serde(default)]
+    pub min_busy_pct: Option<f64>,
+    /// The same share of the busiest device, percent.
+    #[serde(default)]
+    pub max_busy_pct: Option<f64>,
     /// Kernels with a valid time; the times are of these.
     pub kernels: u64,
     /// Kernels without a valid time.
@@ -54,7 +67,7 @@ impl DeviceTotals {
     /// Removes the figures that are withheld.
     pub fn withhold(&mut self, withheld: &Withheld) {
         if withheld.has_in_capture(TimelineFigure::DevicesBusy) {
-            self.busy_pct = None;
+            (self.busy_pct, self.min_busy_pct, self.max_busy_pct) = (None, None, None);
         }
     }
 }
@@ -100,6 +113,9 @@ pub fn device_totals(capture: &Capture) -> DeviceTotals {
     let (kernels_before, kernel_before_ns) = launched_before(capture);
     let (start, end) = window.unwrap_or_default();
     let busy_ns = busy.values().fold(0i64, |sum, it| sum.saturating_add(it.ns));
+    let is_timed = !capture.trace.lacks_times();
+    let share = |ns: i64| percent(ns as f64, (end - start) as f64).filter(|_| is_timed);
+    let shares = || busy.values().filter_map(|it| share(it.ns));
     let mut transfers: Vec<_> = transfers.into_iter().collect();
     transfers.sort_by_key(|(_, sum)| std::cmp::Reverse(sum.2));
     let transfer = |(kind, (calls, bytes, ns)): (CopyKind, _)| TransferTotal {
@@ -113,7 +129,9 @@ pub fn device_totals(capture: &Capture) -> DeviceTotals {
         window_ms: Nanos(end - start).as_ms(),
         busy_ms: Nanos(busy_ns).as_ms(),
         busy_pct: percent(busy_ns as f64, (end - start) as f64 * busy.len() as f64)
-            .filter(|_| !capture.trace.lacks_times()),
+            .filter(|_| is_timed),
+        min_busy_pct: shares().reduce(f64::min),
+        max_busy_pct: shares().reduce(f64::max),
         untimed_kernels: capture.trace.untimed.kernels.len() as u64,
         kernel_ms: Nanos(kernel_ns).as_ms(),
         kernels_before,
@@ -121,6 +139,32 @@ pub fn device_totals(capture: &Capture) -> DeviceTotals {
         transfers: transfers.into_iter().map(transfer).collect(),
         ..totals
     }
+}
+
+/// Min part of the kernel time, percent, of earlier launches that a capture with stages names.
+const NAMED_BEFORE_PCT: f64 = 1.0;
+
+/// Names the kernels that were launched before the recording.
+pub fn before_recording(capture: &Capture, stages: &Stages) -> Option<Finding> {
+    let (before, before_ns) = launched_before(capture);
+    let on_gpus = capture.kernels().filter(|(it, _)| it.device != ON_HOST);
+    let (all, all_ns) = on_gpus
+        .fold((0, 0), |(count, ns): (u64, i64), (it, _)| (count + 1, ns.saturating_add(it.ns())));
+    let pct = percent(before_ns as f64, all_ns as f64).unwrap_or_default();
+    if before == 0 || (!stages.rows.is_empty() && pct < NAMED_BEFORE_PCT) {
+        return None;
+    }
+    let ms = |ns: i64| digits::figure(Nanos(ns).as_ms());
+    let (was, them) = if before == 1 { ("was", "it") } else { ("were", "them") };
+    let message = format!(
+        "{} of {} {was} launched before the start of the recording ({} of {} ms): no call shows \
+         what launched {them}.",
+        digits::count(before),
+        quantity(all, "kernel"),
+        ms(before_ns),
+        ms(all_ns),
+    );
+    Some(Finding::new(catalogue::WORK_BEFORE_RECORDING, message))
 }
 
 /// Number and time of the kernels that were launched before the first recorded call of their
@@ -140,6 +184,8 @@ fn launched_before(capture: &Capture) -> (u64, i64) {
 
 #[cfg(test)]
 mod tests {
+    use llmprof_core::trace::Trace;
+
     use super::*;
     use crate::kernels::tests::capture;
 
@@ -152,6 +198,37 @@ mod tests {
         assert_eq!(totals.kernels_before, 0, "their calls are missing");
         let idle = capture("range 1 a 1..2");
         assert_eq!(device_totals(&Capture::of(&idle)), DeviceTotals::default());
+    }
+
+    #[test]
+    fn the_least_and_the_most_busy_device_have_shares_of_the_window_of_all() {
+        let mut trace = capture("kernel 1 a 0..4000000 7\nkernel 2 b 1000000..2000000 8");
+        trace.kernels = trace.kernels.map(|at, it| it.device = at as u32);
+        let totals = device_totals(&Capture::of(&trace));
+        assert_eq!((totals.devices, totals.busy_pct), (2, Some(62.5)));
+        assert_eq!((totals.min_busy_pct, totals.max_busy_pct), (Some(25.0), Some(100.0)));
+    }
+
+    #[test]
+    fn kernels_that_were_launched_before_the_recording_are_named_with_and_without_stages() {
+        let found = |sketch: &str| {
+            let trace = Trace { timeline: Some(capture(sketch)), ..Trace::default() };
+            let found = crate::analyze(&trace, None, None).findings.into_iter();
+            found.filter(|it| it.id == "work_before_recording").map(|it| it.message.clone()).next()
+        };
+        let work = "kernel 7 a 0..2000000 7\ncall 1 9 3000000..3000001
+            kernel 9 b 4000000..5000000 7";
+        let message = "1 of 2 kernels was launched before the start of the recording (2.00 of \
+                       3.00 ms): no call shows what launched it.";
+        let stage = "range 1 prefill 2900000..6000000";
+        for (case, expected) in [
+            (work.to_owned(), Some(message)),
+            (format!("{work}\n{stage}"), Some(message)),
+            (format!("{}\n{stage}", work.replace("0..2000000", "0..1000")), None),
+            (work.replace("kernel 7", "kernel 12"), None),
+        ] {
+            assert_eq!(found(&case).as_deref(), expected, "{case}");
+        }
     }
 
     #[test]

@@ -77,10 +77,10 @@ pub struct EngineStepRecord {
     /// has steps of its own.
     #[serde(default)]
     pub period_ms: Option<f64>,
-    /// From the start of its first work on a device to the end of its last, without the parts that
-    /// a range filter leaves out; `null` without work.
+    /// From the start of its first work on a device to the end of its last, copies included,
+    /// without the parts that a range filter leaves out; `null` without work.
     pub device_ms: Option<f64>,
-    /// Time within `device_ms` in which none of its kernels and graphs ran.
+    /// Time within `device_ms` in which none of its kernels, whole graphs and copies ran.
     pub gap_ms: Option<f64>,
     /// Part of `step_ms` in which its work waited for a reason that the capture does not record.
     #[serde(default)]
@@ -180,7 +180,7 @@ pub fn engine_steps(capture: &Capture) -> Vec<EngineStepRecord> {
         place: it.place,
         start_ns: it.start_ns,
         end_ns: it.end_ns,
-        work: work.span,
+        work: work.window,
     });
     let spans = stage_spans::spans(hosts);
     let waits = unrecorded_waits(capture);

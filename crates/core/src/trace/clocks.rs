@@ -6,7 +6,8 @@
 //!
 //! - Work starts after the start of its launching call: `o <= start - call.start`.
 //! - A synchronisation returns after the end of all work that it waits for:
-//!   `o >= end - call.end`. A wait whose device is recorded is evidence only on that device.
+//!   `o >= end - call.end`. A wait whose device is recorded is evidence only on that device,
+//!   unless its process has no work on any device that its waits name.
 //!
 //! The clocks count as equal if 0 lies between both bounds, with a tolerance. If it does not, and
 //! both bounds are near each other, times of the device are moved so that the fastest launch takes

@@ -131,6 +131,12 @@ pub struct LaunchKind {
     pub shared_memory: u32,
 }
 
+/// The sides of a grid or block; `None` for zeros, which stand for sides that a capture does not
+/// state.
+pub fn known_sides(sides: [u32; 3]) -> Option<[u32; 3]> {
+    (sides != [0; 3]).then_some(sides)
+}
+
 impl LaunchKind {
     /// Blocks of the grid. A product beyond 64 bits, which only a corrupt capture has, saturates.
     pub fn blocks(&self) -> u64 {

@@ -65,7 +65,7 @@ fn not_joined(reason: String) -> Finding {
                    runner's events and the capture have no common clock.";
     Finding::new(catalogue::OPERATORS_NOT_JOINED, message)
         .with("reason", reason)
-        .advise("list the pass nsys in operator_ranges of the profiling settings (runner)")
+        .advise("List the pass nsys in operator_ranges of the profiling settings (runner)")
 }
 
 /// A call with times of its own; calls in a replayed graph have none.

@@ -24,10 +24,14 @@ pub struct Base {
     steps: Option<Figure>,
     /// The unit of a mean, after milliseconds.
     unit: &'static str,
+    /// The same of the whole: it may contain the time between steps, unlike the time of a step.
+    unit_of_whole: &'static str,
     /// Several steps, instances or GPUs have this mean.
     is_mean: bool,
     /// The page states it as the time of the stage.
     is_stated: bool,
+    /// The mean of the windows of several GPUs, in a recording as a whole.
+    is_of_gpus: bool,
 }
 
 impl Base {
@@ -48,6 +52,10 @@ impl Base {
         let is_mean = is_of_gpus || is_several || stage.steps.is_some_and(|it| it > 1);
         let is_stated =
             !is_of_gpus && is_mean_stated(records, &stage.stage, &per(&measured, steps.as_ref()));
+        let unit_of_whole = match has_between(records, &stage.stage, &measured, steps.as_ref()) {
+            true => " per step with the time after it,",
+            false => unit,
+        };
         let name = Cited::name(in_sentence(&stage.stage));
         let (whole, name) = match named_wait(records.ledger, &stage.stage) {
             Some(wait) => {
@@ -55,7 +63,7 @@ impl Base {
             }
             None => (measured, name),
         };
-        Self { whole, name, steps, unit, is_mean, is_stated }
+        Self { whole, name, steps, unit, unit_of_whole, is_mean, is_stated, is_of_gpus }
     }
 
     /// The stage, as the end of a share.
@@ -63,8 +71,15 @@ impl Base {
         if self.is_stated {
             return self.name.clone();
         }
-        let unit = Cited::words(self.unit);
-        Cited::of("{} ({} ms{} on average)", [self.name.clone(), self.each(&self.whole), unit])
+        let unit = Cited::words(self.unit_of_whole);
+        let window = match self.is_of_gpus {
+            true => ", from its first recorded work to its last",
+            false => "",
+        };
+        Cited::of(
+            "{} ({} ms{} on average{})",
+            [self.name.clone(), self.each(&self.whole), unit, Cited::words(window)],
+        )
     }
 
     /// A part of the stage's time with its unit.
@@ -77,6 +92,9 @@ impl Base {
     /// The upper bound of a saving of a cause, as the end of a sentence.
     pub fn saves(&self, ledger: &Ledger, saving: &Figure, row: &LedgerRow) -> Cited {
         let name = match self.steps {
+            Some(_) if !self.is_stated && self.unit_of_whole != self.unit => {
+                Cited::words("a decode step with the time after it")
+            }
             Some(_) => Cited::words("a decode step"),
             None => self.name.clone(),
         };
@@ -99,6 +117,20 @@ impl Base {
     fn each(&self, time: &Figure) -> Cited {
         per(time, self.steps.as_ref()).short()
     }
+}
+
+/// True if the time between the steps is a part of the time of their stage.
+pub fn has_between(
+    records: &AnswerRecords,
+    stage: &str,
+    measured: &Figure,
+    steps: Option<&Figure>,
+) -> bool {
+    let Some(number) = steps.map(Figure::value) else { return false };
+    let each = per(measured, steps).value();
+    let row = records.stages.iter().find(|it| it.stage == stage);
+    let mut times = records.step_times.iter().filter(|it| it.stage == stage && it.are_steps());
+    times.any(|it| it.steps_beyond(row, Some(number)).abs() < 0.5 && it.between_pct(each).is_some())
 }
 
 /// A time per step, if the number of steps is known.
@@ -182,6 +214,47 @@ mod tests {
                  takes 2.0 times its floor."
             );
         }
+    }
+
+    #[test]
+    fn a_mean_with_the_time_between_steps_names_it() {
+        let text = |mean_ms: f64| {
+            let report = json!({
+                "only_traced": true,
+                "ledger_stages": [{
+                    "stage": "decode_all", "measured_ns": 42_900_000, "steps": 10,
+                    "floor_of": "model", "floor_ns": 21_000_000, "times_floor": 2.0,
+                    "capped_operators": 0, "capped_ns": 0, "overlap_ns": 0, "missing": []
+                }],
+                "ledger": [{
+                    "stage": "decode_all", "cause": "gap_host", "ns": 17_160_000,
+                    "share_pct": 40.0, "members": 1, "pass": "nsys", "counter": "", "samples": 1,
+                    "max_saving_ns": 17_160_000
+                }],
+                "ledger_members": [],
+                "step_times": [{
+                    "stage": "decode_all", "p50_ms": 2.33, "outliers": 0, "excess_ms": 0.0,
+                    "ms": {"mean": mean_ms, "std": null, "min": 2.0, "max": 9.0, "n": 10},
+                    "longest": []
+                }]
+            });
+            let report = serde_json::to_vec(&report).unwrap();
+            assert_eq!(unfounded(&report).unwrap(), [""; 0]);
+            let answer = stored_answer(&report).unwrap().remove(0);
+            let reason = &answer.reasons[0];
+            let floor = floor(&answer).to_owned();
+            (reason.text.to_string(), reason.advice.to_string(), floor)
+        };
+        let (between, advice, floor_between) = text(2.33);
+        let named = "40 % of decode (4.29 ms per step with the time after it, on average): ";
+        assert!(between.starts_with(named), "{between}");
+        let saved = "of 4.29 ms of a decode step with the time after it, on average.";
+        assert!(advice.ends_with(saved), "{advice}");
+        let start = "A decode step takes 4.29 ms with the time after it, on average, and could";
+        assert!(floor_between.starts_with(start), "{floor_between}");
+        let (within, advice, _) = text(4.28);
+        assert!(within.starts_with("40 % of decode (4.29 ms per step on average): "), "{within}");
+        assert!(advice.ends_with("of 4.29 ms of a decode step, on average."), "{advice}");
     }
 
     proptest! {

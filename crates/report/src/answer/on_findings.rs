@@ -104,6 +104,12 @@ pub fn why_nothing_ran(findings: &[Finding]) -> Option<String> {
     findings.iter().find(|it| it.id == catalogue::GRAPH_CAPTURE_ALONE).map(text)
 }
 
+/// True if the capture lacks kernels, or the calls that launched some.
+pub fn lacks_work(findings: &[Finding]) -> bool {
+    let missing = [catalogue::KERNELS_LOST, catalogue::KERNELS_UNATTRIBUTED];
+    findings.iter().any(|it| is_one_of(it, &missing))
+}
+
 /// The reason for absent times of a device, with its remedy, if a finding names it.
 pub fn why_untimed(findings: &[Finding]) -> Option<String> {
     let is_reason =

@@ -19,6 +19,7 @@ use super::{
     AnswerRecords,
     cause_words::plain,
     cited::{Cited, Figure},
+    on_findings::lacks_work,
     outliers::{LISTED, batches},
     stage_time::row_of_steps,
     steps::row_of,
@@ -278,6 +279,9 @@ fn unnamed_delay(steps: &StepTimes, records: &AnswerRecords) -> &'static str {
     if records.findings.iter().any(is_off_core) {
         return " The thread that launches work was off its core at times, which may have delayed \
                 {}.";
+    }
+    if lacks_work(records.findings) {
+        return " No cause can be attributed to {}: kernels or calls are missing.";
     }
     match records.only_traced {
         true => " No operator, range or call of the runtime explains {}.",

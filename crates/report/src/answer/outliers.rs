@@ -371,7 +371,11 @@ mod tests {
         let off_core = "The thread that launches work was off its core at times, which may have \
                         delayed it.";
         let unexplained = "No operator, range or call of the runtime explains it.";
+        let missing = "No cause can be attributed to it: kernels or calls are missing.";
         for (only_traced, id, stage, expected) in [
+            (true, "kernels_lost", "decode_all", missing),
+            (true, "kernels_unattributed", "decode_all", missing),
+            (false, "kernels_lost", "decode_all", missing),
             (false, "host_busy", "decode_all", busy),
             (true, "host_busy", "decode_all", unexplained),
             (false, "outputs_differ", "decode_all", unknown),

@@ -14,7 +14,13 @@ pub fn longest(calls: &[CallSum]) -> Option<Cited> {
     let it = calls.first()?;
     let row_of = |it: &CallSum| Row::of("api_calls").with("name", &it.name);
     let total = |it: &CallSum| row_of(it).ns("ns.total", it.ns.total);
-    let share_of_all = total(it).share_of(&Figure::sum(calls.iter().map(total)))?;
+    // Calls inside others of their thread count once.
+    let own = |it: &CallSum| match it.nested_ns {
+        0 => total(it),
+        ns => total(it).minus(&row_of(it).ns("nested_ns", ns)),
+    };
+    let all = Figure::sum(calls.iter().map(own));
+    let share_of_all = total(it).share_of(&all).or_else(|| own(it).share_of(&all))?;
     let row = row_of(it);
     let api = if is_hip(&it.name) { "HIP" } else { "CUDA" };
     let over = (it.processes > 1).then(|| {
@@ -70,6 +76,7 @@ mod tests {
             processes,
             ns: DurationStats { count: 30, total: 290_000_000, ..DurationStats::default() },
             before_work_ns: None,
+            nested_ns: 0,
         };
         for (name, processes, text) in [
             ("cudaFree_v3020", 1, "CUDA calls in cudaFree: 290 ms in 30 calls."),
@@ -86,12 +93,41 @@ mod tests {
     }
 
     #[test]
+    fn a_part_of_the_call_time_is_of_time_that_nested_calls_do_not_count_twice() {
+        let sum = |name: &str, ms: i64, nested_ms: i64| CallSum {
+            name: name.into(),
+            processes: 1,
+            ns: DurationStats { count: 3, total: ms * 1_000_000, ..DurationStats::default() },
+            before_work_ns: None,
+            nested_ns: nested_ms * 1_000_000,
+        };
+        for (inner_ms, other_ms, part) in [
+            (90, 50, "most time of its CUDA calls"),
+            (90, 200, "the largest part of its CUDA call time, 33 %,"),
+            (0, 100, "the largest part of its CUDA call time, 50 %,"),
+        ] {
+            let calls = [
+                sum("cudaMemcpy", 100, 0),
+                sum("cuMemcpy", inner_ms, inner_ms),
+                sum("cudaFree", other_ms, 0),
+            ];
+            let text = longest(&calls).unwrap();
+            let start = format!("The host spends {part} in cudaMemcpy: 100 ms");
+            assert!(text.as_str().starts_with(&start), "{}", text.as_str());
+        }
+        // A function inside itself.
+        let text = longest(&[sum("cudaMemcpy", 100, 40)]).unwrap();
+        assert!(text.as_str().contains("most time of its CUDA calls"), "{}", text.as_str());
+    }
+
+    #[test]
     fn a_majority_is_more_than_half_and_calls_before_the_first_work_are_named_as_such() {
         let sum = |ms: i64, before_ms: Option<i64>| CallSum {
             name: "cudaHostAlloc".into(),
             processes: 1,
             ns: DurationStats { count: 3, total: ms * 1_000_000, ..DurationStats::default() },
             before_work_ns: before_ms.map(|ms| ms * 1_000_000),
+            nested_ns: 0,
         };
         let all = [None, Some(0), Some(4), Some(40), Some(100)];
         let ends = [

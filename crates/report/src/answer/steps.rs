@@ -282,11 +282,7 @@ fn range(rows: &[&StepBatch], least: Column, most: Column) -> Option<(Figure, Fi
 
 fn rate(it: &StepBatch) -> Option<Cited> {
     let rate = row_of(it).figure("tokens_per_s", it.typical_tokens_per_s()?).short();
-    Some(match it.period_ms {
-        Some(_) => Cited::of(", {} tokens per second", [rate]),
-        // The time to the next step is unknown.
-        None => Cited::of(", {} tokens per second within a step", [rate]),
-    })
+    Some(Cited::of(", {} tokens per second{}", [rate, Cited::words(it.rate_scope())]))
 }
 
 /// The time of the warm-up or of steps that are left out, if it is a part that matters.

@@ -8,7 +8,7 @@ use llmprof_core::trace::engine_steps::IDLE;
 
 use super::{
     AnswerRecords,
-    base::per,
+    base::{has_between, per},
     cited::{Cited, Figure, Row},
     on_findings::why_untimed,
     outliers,
@@ -199,9 +199,13 @@ fn floor(records: &AnswerRecords, stage: &LedgerStage, steps: Option<&Figure>) -
     let cells = row_of(stage);
     let floor = cells.ns("floor_ns", floor);
     // The floor is compared with the mean.
-    let mean = per(&cells.ns("measured_ns", stage.measured_ns), steps);
+    let measured = cells.ns("measured_ns", stage.measured_ns);
+    let mean = per(&measured, steps);
     let whole = match is_mean_stated(records, &stage.stage, &mean) {
         true => Cited::default(),
+        false if has_between(records, &stage.stage, &measured, steps) => {
+            Cited::of(" takes {} ms with the time after it, on average, and", [mean.short()])
+        }
         false => Cited::of(" takes {} ms on average and", [mean.short()]),
     };
     let name = if steps.is_some() { "A decode step" } else { named(&stage.stage) };

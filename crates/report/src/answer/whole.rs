@@ -14,7 +14,7 @@ use llmprof_core::{
 };
 
 use super::{
-    AnswerRecords,
+    AnswerRecords, busy_gpus,
     cited::{Cited, Row},
     on_findings::{
         unmarked_stages, why_excluded, why_left_out, why_no_kernels, why_no_stages,
@@ -22,10 +22,7 @@ use super::{
     },
     runtime_calls,
 };
-use crate::{
-    format::{count, share, short_name},
-    kernel_names::KernelNames,
-};
+use crate::{format::short_name, kernel_names::KernelNames};
 
 /// Kinds of work, kernels and copies, that are listed.
 const WORK: usize = 3;
@@ -50,24 +47,7 @@ pub fn sentences(records: &AnswerRecords) -> Vec<Cited> {
         let none = Cited::words("The capture records no kernel, copy or graph of a GPU.");
         return std::iter::once(none).chain(called).collect();
     }
-    let row = Row::of("aggregates");
-    let gpus = match totals.devices {
-        1 => Cited::words("The GPU computes or copies"),
-        gpus => {
-            let gpus = row.count("devices.devices", gpus).shown(|it| count(it as u64));
-            Cited::of("Each of {} GPUs computes or copies on average", [gpus])
-        }
-    };
-    let busy = totals.busy_pct.map(|pct| {
-        Cited::of(
-            "{} {} of the {} ms from the first recorded work to the last.",
-            [
-                gpus,
-                row.figure("devices.busy_pct", pct).shown(share),
-                row.figure("devices.window_ms", totals.window_ms).short(),
-            ],
-        )
-    });
+    let busy = busy_gpus::sentence(totals);
     let longest = records.longest_kernel.filter(|_| totals.busy_pct.is_some());
     let kernels = longest.and_then(|it| kernels(it, totals, &records.kernel_names));
     let kernels = kernels.map(|it| (totals.kernel_ms, it));

@@ -26,7 +26,7 @@ pub use self::busy::gpu_busy_pct;
 use self::busy::{busy_pct, is_timed, timed_gpus};
 use crate::{
     answer::are_outliers_stated,
-    format::{decimals, figure, of_interval, pct, quantity, scaled},
+    format::{decimals, figure, of_interval, of_peak, pct, quantity},
     headline::times::{StatedTime, TimeRecords, rate_words, tokens_of_step},
     profile::Aggregates,
     waits::Waits,
@@ -34,6 +34,10 @@ use crate::{
 
 /// Time of one token.
 const PER_TOKEN: &str = "Per token";
+/// Peaks that a rate is a share of.
+const SHEET: &str = "the peak of the datasheet";
+const GEMM: &str = "a GEMM measured on this device";
+const COPY: &str = "a copy measured on this device";
 /// Time of one decode step, which makes several tokens or an unknown number.
 const DECODE_STEP: &str = "Decode step";
 
@@ -247,9 +251,8 @@ impl Headline {
             .filter(|it| !it.has_unrecorded_waits)?;
         let requests = it.requests.map(|requests| format!(" of {}", quantity(requests, "request")));
         let period = it.apart_period_ms().map(|ms| format!("; one every {} ms", figure(ms)));
-        let own = if it.period_ms.is_none() { " within a step" } else { "" };
         let rate = it.typical_tokens_per_s();
-        let rate = rate.map(|rate| format!("; {} tokens/s{own}", figure(rate)));
+        let rate = rate.map(|rate| format!("; {} tokens/s{}", figure(rate), it.rate_scope()));
         let steps = match it.steps {
             1 => "one step".to_owned(),
             2 => "two alike steps".to_owned(),
@@ -320,20 +323,15 @@ impl Headline {
     fn utilisation(&self) -> Option<Tile> {
         let row = mfu(&self.mfu, self.waits())?;
         let share = [
-            ("MFU", row.datasheet_pct, "of the datasheet's peak", row.flops_per_s, "FLOP/s"),
-            ("MFU", row.measured_pct, "of the measured product", row.flops_per_s, "FLOP/s"),
-            (
-                "Bandwidth",
-                row.datasheet_bandwidth_pct,
-                "of the datasheet's",
-                row.bytes_per_s,
-                "B/s",
-            ),
-            ("Bandwidth", row.measured_bandwidth_pct, "of a copy", row.bytes_per_s, "B/s"),
+            ("MFU", row.datasheet_pct, SHEET, row.flops_per_s, "FLOP/s"),
+            ("MFU", row.measured_pct, GEMM, row.flops_per_s, "FLOP/s"),
+            ("Bandwidth", row.datasheet_bandwidth_pct, SHEET, row.bytes_per_s, "B/s"),
+            ("Bandwidth", row.measured_bandwidth_pct, COPY, row.bytes_per_s, "B/s"),
         ];
-        let tile = |(label, share, of, rate, unit): (_, Option<f64>, &str, Option<f64>, &str)| {
-            let note = format!("{of}, {}{}", scaled(rate?, unit), self.mfu_base());
-            Some(Tile { label, value: number(share?), unit: "%", note })
+        let tile = |(label, share, peak, rate, unit): (_, Option<f64>, &str, Option<f64>, &str)| {
+            let share = share.filter(|it| *it > 0.0)?;
+            let note = format!("{}, {peak}{}", of_peak(rate?, share, unit), self.mfu_base());
+            Some(Tile { label, value: number(share), unit: "%", note })
         };
         share.into_iter().find_map(tile)
     }

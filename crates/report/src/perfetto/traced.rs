@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use foldhash::HashMap;
 use llmprof_core::trace::{
-    kernel::LaunchKind,
+    kernel::{LaunchKind, known_sides},
     timeline::{ApiCall, GraphLaunch, ON_HOST, Timeline, process_of, tid_of},
 };
 
@@ -241,12 +241,16 @@ fn launch(
     kind: &LaunchKind,
     nsys: &Timeline,
 ) -> io::Result<SliceTemplate> {
-    let (grid, block) = (size(kind.grid), size(kind.block));
-    let about = [
-        ("full name", Arg::Text(nsys.text(kind.full_name))),
-        ("grid", Arg::Text(&grid)),
-        ("block", Arg::Text(&block)),
-        ("registers", Arg::Number(kind.registers.into())),
-    ];
+    let launch = known_sides(kind.grid).zip(known_sides(kind.block));
+    let launch = launch.map(|(grid, block)| (size(grid), size(block)));
+    let mut about = vec![("full name", Arg::Text(nsys.text(kind.full_name)))];
+    // A capture that does not state the grid has no registers, too.
+    if let Some((grid, block)) = &launch {
+        about.extend([
+            ("grid", Arg::Text(grid)),
+            ("block", Arg::Text(block)),
+            ("registers", Arg::Number(kind.registers.into())),
+        ]);
+    }
     packets.template("kernel", name, &about)
 }

@@ -14,6 +14,7 @@ use super::{
         summed, text,
     },
 };
+use crate::format::{decimals, known};
 
 const SHOWN: [&str; 13] = [
     "step",
@@ -112,7 +113,8 @@ pub fn batch_columns() -> Vec<TableColumn<StepBatch>> {
         millis("periods_ms.max", "One every, max ms", |it| it.periods_ms.map(|it| it.max).into()),
         count("periods_ms.n", "Times between steps", |it| it.periods_ms.map(|it| it.n).into()),
         percent("busy_pct", "GPU busy", |it| it.busy_pct.into()),
-        number("tokens_per_s", "Tokens/s", 1, |it| it.tokens_per_s.into()),
+        number("tokens_per_s", "Tokens/s", 1, |it: &StepBatch| it.tokens_per_s.into())
+            .shown(|it| known(it.tokens_per_s, |rate| decimals(rate, 1) + it.rate_scope())),
         number("drafts", "Drafts", 1, |it| it.drafts.into()),
         millis("draft_ms", "Drafts on host, ms", |it| it.draft_ms.into()),
         millis("verify_ms", "Verification on host, ms", |it| it.verify_ms.into()),
@@ -131,7 +133,10 @@ pub fn step_batches(analysis: &Analysis) -> ReportTable {
                        rank of an engine has its own; processes whose times differ have rows of \
                        their own. \"One every\" is the median time between the \
                        ends of consecutive steps: in decode, between two tokens of a request. \
-                       Tokens/s use it. Context is the mean key length of a step's requests."
+                       Tokens/s use it, or the median time of a step (\"within a step\") if it is \
+                       unknown. The median of an even number is the lower of the two in the \
+                       middle, of two steps their mean. Context is the mean key length of a \
+                       step's requests."
         .to_owned();
     let mut shown = vec![
         "class",
@@ -151,6 +156,7 @@ pub fn step_batches(analysis: &Analysis) -> ReportTable {
     for (column, is_known) in [
         ("process", rows.iter().any(|it| it.process.is_some())),
         ("rank", rows.iter().any(|it| it.rank.is_some())),
+        ("has_two_halves", rows.iter().any(|it| it.has_two_halves)),
     ] {
         shown.extend(is_known.then_some(column));
     }
@@ -186,8 +192,27 @@ pub fn engine_steps(analysis: &Analysis) -> ReportTable {
         },
     );
     let caption = format!(
-        "{source} Work on the device is that of the calls inside; gaps are the time between its \
-         first and last work in which nothing of the step ran."
+        "{source} Work on the device (kernels, whole graphs, copies) is that of the calls inside; \
+         gaps are the time between its first and last work in which nothing of the step ran."
     );
     ReportTable::of("engine-steps", "Engine Steps", caption, (&columns(), &SHOWN), steps)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::headline::times::tests::batch;
+
+    #[test]
+    fn a_rate_over_the_time_of_a_step_is_marked_and_an_unknown_one_is_absent() {
+        let columns = batch_columns();
+        let column = columns.iter().find(|it| it.name == "tokens_per_s").unwrap();
+        let text = |tokens_per_s: Option<f64>, period_ms: Option<f64>| {
+            let batch = batch(StepClass::Decode, 2);
+            column.text(&StepBatch { tokens_per_s, period_ms, ..batch })
+        };
+        assert_eq!(text(Some(47.4), Some(21.1)), "47.4");
+        assert_eq!(text(Some(47.4), None), "47.4 within a step");
+        assert!(!text(None, None).contains("step"));
+    }
 }

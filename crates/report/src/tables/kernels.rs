@@ -62,7 +62,8 @@ pub fn columns() -> Vec<TableColumn<KernelRecord>> {
         id("device", "Device", |it| it.device.into()),
         size("grid", "Grid", |it| it.grid.into()),
         size("block", "Block", |it| it.block.into()),
-        id("registers", "Registers", |it| it.registers.into()),
+        // Each kernel uses some: zero is unknown.
+        id("registers", "Registers", |it| Some(it.registers).filter(|it| *it > 0).into()),
         count("launch_configs", "Launch configs", |it| it.launch_configs.into()),
         text("full_name", "Full name", |it| (&it.full_name).into()),
         count("name_variants", "Name variants", |it| it.name_variants.into()),

@@ -3,6 +3,7 @@
 //! A column's name is the path of its field in `report.json`, so `launch_ns.mean` is the field
 //! `mean` inside `launch_ns` there. Units end the names.
 
+use llmprof_core::trace::kernel::known_sides;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
@@ -101,7 +102,7 @@ cells_from! {
     i32 => |number| Self::Signed(number.into()),
     i64 => |number| Self::Signed(number),
     f64 => |figure| Self::Figure(figure),
-    [u32; 3] => |size| Self::Size(size),
+    [u32; 3] => |size| known_sides(size).map_or(Self::Unknown, Self::Size),
 }
 
 impl<'a> From<&'a Option<String>> for TableCell<'a> {
@@ -343,8 +344,10 @@ mod tests {
             TableCell::from(None::<u64>),
             TableCell::from(f64::INFINITY),
             TableCell::from([1, 2, 3]),
+            TableCell::from([0; 3]),
             TableCell::from(2.0),
         ];
-        assert_eq!(serde_json::to_string(&cells).unwrap(), r#"["a",null,null,[1,2,3],2.0]"#);
+        let expected = r#"["a",null,null,[1,2,3],null,2.0]"#;
+        assert_eq!(serde_json::to_string(&cells).unwrap(), expected, "a size of zeros is unknown");
     }
 }

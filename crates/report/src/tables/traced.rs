@@ -40,6 +40,7 @@ pub fn call_columns() -> Vec<TableColumn<CallSum>> {
     columns.push(nanos("before_work_ns", "Before the first GPU work ms", |it: &CallSum| {
         it.before_work_ns.into()
     }));
+    columns.push(nanos("nested_ns", "Inside other calls ms", |it: &CallSum| it.nested_ns.into()));
     columns
 }
 

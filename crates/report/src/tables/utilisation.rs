@@ -112,6 +112,9 @@ pub fn mfu(analysis: &Analysis) -> ReportTable {
     if let Some(why) = analysis.why_refuted() {
         return table.or_gap(&why, catalogue::STATED_MODEL_REFUTED.advice.unwrap_or_default());
     }
+    if let Some((why, remedy)) = analysis.why_uncounted() {
+        return table.or_gap(why, remedy);
+    }
     let (why, remedy) = analysis.why_no_utilisation();
     table.or_gap(why, remedy)
 }

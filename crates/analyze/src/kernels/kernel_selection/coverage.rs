@@ -138,9 +138,9 @@ impl CounterPlan {
         Some(match reason {
             Some(reason) => found
                 .with("reason", reason)
-                .advise("remove the reason, or run again; raise timeout_s if ncu ran out of time"),
+                .advise("Remove the reason, or run again; raise timeout_s if ncu ran out of time"),
             None => found.advise(
-                "read the ncu log of the process: a kernel did not run in this pass with this name \
+                "Read the ncu log of the process: a kernel did not run in this pass with this name \
                  and geometry; where kernels are selected by short names, another instantiation \
                  with the same geometry may have run before it",
             ),

@@ -76,11 +76,13 @@ impl<'a> CountedCalls<'a> {
         sums.into_iter().map(named).collect()
     }
 
-    /// Stages with products or attention outside the calls whose FLOPs count.
-    pub fn incomplete_stages(&self) -> BTreeSet<String> {
+    /// Stages with products or attention outside the calls whose FLOPs count, and the kernel time
+    /// of these in stages by the innermost operator, if its shapes are recorded.
+    pub fn uncounted(&self) -> (BTreeSet<String>, BTreeMap<&'a str, i64>) {
         let mut classes = ClassCache::default();
         let mut lookup = self.works.lookup();
         let mut found = BTreeSet::new();
+        let mut operators: BTreeMap<&str, i64> = BTreeMap::new();
         let trace = self.capture.trace;
         for (at, join) in self.capture.kernel_joins().enumerate() {
             let kind = &trace.kernels.kinds()[trace.kernels.kind(at) as usize];
@@ -90,9 +92,22 @@ impl<'a> CountedCalls<'a> {
             let mut is_counted = false;
             self.around(at, join, &mut lookup, |_, counted| is_counted |= counted.flops);
             if !is_counted {
-                found.insert(self.capture.stage(join.instance).to_owned());
+                let stage = self.capture.stage(join.instance);
+                found.insert(stage.to_owned());
+                if let Some(name) = self.shaped_operator(at).filter(|_| !stage.is_empty()) {
+                    *operators.entry(name).or_default() += trace.kernels.get(at).ns();
+                }
             }
         }
-        found
+        (found, operators)
+    }
+
+    /// The innermost operator around a kernel, if its shapes are recorded.
+    fn shaped_operator(&self, kernel: usize) -> Option<&'a str> {
+        let trace = self.capture.trace;
+        let (_, nest, entry) = self.index.innermost(kernel)?;
+        let signature = nest.items[entry as usize].signature(trace)?;
+        let shapes = &trace.framework.signatures.get(signature)?.shapes;
+        shapes.iter().any(|it| !it.is_empty()).then(|| nest.name(trace, entry))
     }
 }

@@ -250,3 +250,26 @@ fn an_operator_inside_itself_counts_its_time_once() {
     let device = it.device.unwrap();
     assert_eq!((device.calls, device.kernels, device.inclusive_ms), (1, 2, 50e-6));
 }
+
+#[test]
+fn operators_with_shapes_whose_products_are_not_counted_are_the_reason_for_no_utilisation() {
+    let sketch = "range 1 prefill 0..100
+        call 1 1 11..12\nkernel 1 gemm 20..30 7
+        call 1 2 31..32\nkernel 2 gemm 40..70 7
+        call 1 3 51..52\nkernel 3 gemm 70..75 7";
+    let of = |shapes: &[&[u64]]| {
+        let names = [("own::a", 10, 20), ("own::b", 30, 40), ("own::c", 50, 60)];
+        let calls = names.map(|(name, from, to)| (name, from, to, shapes));
+        let mut trace = with_operators(sketch, &calls);
+        trace.subject = llmprof_core::domain::subject::SubjectKind::Import;
+        let nsys = trace.timeline.as_mut().unwrap();
+        nsys.tool = llmprof_core::trace::framework::TimelineTool::Pytorch;
+        let analysis = analyze(&trace, None, None);
+        (analysis.operators.uncounted.clone(), analysis.why_uncounted().map(|it| it.0))
+    };
+    let (names, why) = of(&[A, B]);
+    assert_eq!(names, ["own::b", "own::a", "own::c"], "longest first");
+    let why = why.unwrap();
+    assert!(why.contains("the FLOPs of own::b and own::a are not counted"), "{why}");
+    assert_eq!(of(&[]), (vec![], None), "without shapes");
+}

@@ -131,10 +131,33 @@ fn a_file_that_is_not_a_page_of_ncu_is_named_with_a_remedy() {
         ("x.csv.gz", &gzip(b"\"ID\",\"Kernel Name\"\n"), "compressed with gzip; decompress it"),
         ("x.sqlite", &database(), "not a page of ncu but an SQLite database; expected a page"),
         ("x.csv", b"Time (%),Total Time (ns)\n", "a table of nsys stats"),
+        ("x.csv", b"", "empty (0 bytes)"),
     ] {
         let path = dir.path().join(name);
         fs::write(&path, bytes).unwrap();
         let error = parse::ncu::read_file(&path).unwrap_err().to_string();
         assert!(error.contains(message), "{message}: {error}");
     }
+}
+
+#[test]
+fn a_text_that_is_not_a_capture_is_refused_with_its_first_line_and_the_accepted_formats() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.txt");
+    for text in [b"a,b\n1,2\n".to_vec(), [b"a,b\n".as_slice(), &[b'1'; 9000]].concat()] {
+        fs::write(&path, &text).unwrap();
+        let as_page = parse::ncu::read_file(&path).unwrap_err().to_string();
+        let upload = parse::ncu::check(&path).unwrap_err().to_string();
+        for (error, wanted) in [(&as_page, "a page of ncu"), (&upload, "a capture")] {
+            let what = format!("not {wanted} but a text (first line \"a,b\"); expected ");
+            assert!(error.contains(&what), "{error}");
+        }
+        for accepted in ["nsys export --type sqlite", "PyTorch", "ncu --import"] {
+            assert!(upload.contains(accepted), "{accepted}: {upload}");
+        }
+        assert!(!as_page.contains("nsys export"), "{as_page}");
+    }
+    fs::write(&path, "==PROF== Connected to process 7\n").unwrap();
+    let empty = parse::ncu::check(&path).unwrap_err().to_string();
+    assert!(empty.ends_with("not a page of ncu with a profiled launch"), "{empty}");
 }

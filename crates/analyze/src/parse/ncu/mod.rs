@@ -101,12 +101,24 @@ pub fn read(dir: &Path, process: &str) -> Result<Option<CounterPage>, ParseError
 
 /// Reads one page from an untrusted file; a page without launches is an error.
 pub fn read_file(file: impl Into<CapturePath>) -> Result<CounterPage, ParseError> {
-    let file = file.into();
+    read_or(&file.into(), foreign::not_a_page)
+}
+
+/// Checks an uploaded file that is a page or not a capture.
+pub fn check(file: impl Into<CapturePath>) -> Result<(), ParseError> {
+    read_or(&file.into(), foreign::not_a_capture).map(|_| ())
+}
+
+/// `refused` is the message for a file of another format.
+fn read_or(
+    file: &CapturePath,
+    refused: fn(&CapturePath) -> Option<String>,
+) -> Result<CounterPage, ParseError> {
     let path = file.shown();
     let missing = || ParseError::Read { path: path.into(), source: io::ErrorKind::NotFound.into() };
-    let page = read_page(&file)?.ok_or_else(missing)?;
+    let page = read_page(file)?.ok_or_else(missing)?;
     if page.launches.is_empty() {
-        let foreign = || foreign::not_a_page(&file).filter(|_| page.messages.is_empty());
+        let foreign = || refused(file).filter(|_| page.messages.is_empty());
         let what = page.refused.clone().or_else(foreign).unwrap_or_else(|| page.why_empty());
         return Err(ParseError::Foreign { path: path.into(), what });
     }
@@ -195,7 +207,7 @@ impl CounterPage {
                     .severity(severity)
                     .with("unread", listed(&self.unread))
                     .advise(
-                        "print the raw page, which has every metric by its name: ncu --import \
+                        "Print the raw page, which has every metric by its name: ncu --import \
                              REPORT --csv --page raw",
                     ),
             );
@@ -222,7 +234,7 @@ impl CounterPage {
                  matched by name alone"
             );
             findings.push(finding(catalogue::NCU_GEOMETRY_MISSING, message).advise(
-                "print the page with ncu 2020.1.1 or newer, or ask for launch__grid_dim_x and \
+                "Print the page with ncu 2020.1.1 or newer, or ask for launch__grid_dim_x and \
                      the like by --metrics",
             ));
         }

@@ -85,16 +85,14 @@ impl LighterTrace {
             ([], None) => {
                 "The trace is already minimal: no setting that lengthens it was on.".into()
             }
-            (lighter, _) => format!("Lighter settings: {}.", lighter.join("; ")),
+            (lighter, _) => format!("Lighter settings (`--set`): {}.", lighter.join("; ")),
         }
     }
 }
 
-/// A change with its full names, and the cost of the present value.
+/// A change as `--set` reads it, and the cost of the present value.
 fn sentence(lighter: &LighterSetting) -> String {
-    let named = lighter.assignments.iter().map(|it| format!("profiling.{it}"));
-    let named: Vec<String> = named.collect();
-    format!("{} ({})", named.join(" and "), lighter.cost)
+    format!("{} ({})", lighter.assignments.join(" and "), lighter.cost)
 }
 
 fn is_on_cpu(trace: &Trace) -> bool {
@@ -157,7 +155,7 @@ mod tests {
         let nodes = of(launched(DECODE, 90, 2, 0));
         let (settings, advice) = lighter(&nodes);
         assert_eq!(settings, "nsys.cuda_graph_trace=graph");
-        assert!(advice.contains("Lighter settings: profiling.nsys.cuda_graph_trace=graph ("));
+        assert!(advice.contains("Lighter settings (`--set`): nsys.cuda_graph_trace=graph ("));
         assert!(!nodes.evidence.contains_key("added per launch"));
         let single = of(launched(DECODE, 90, 0, 0));
         let (settings, advice) = lighter(&single);
@@ -186,7 +184,7 @@ mod tests {
                 let costs = found("prefill", &traced(change), &gpus, true);
                 let (settings, advice) = lighter(&costs);
                 assert_eq!(settings, expected);
-                let is_listed = advice.contains(&format!("settings: profiling.{expected} ("));
+                let is_listed = advice.contains(&format!("settings (`--set`): {expected} ("));
                 assert!(is_listed && !advice.contains("minimal"), "{advice}");
             }
         }
@@ -202,7 +200,7 @@ mod tests {
         let (settings, advice) = lighter(&finding);
         assert_eq!(settings, r#"nsys.cpuctxsw=none; nsys.sample=none; nsys.trace=["nvtx"]"#);
         let at = |text: &str| advice.find(text).unwrap_or_else(|| panic!("{text}: {advice}"));
-        let order = ["cuBLAS alone", "of all processes", "of the process tree", "not measured"];
+        let order = ["cuBLAS alone", "of all processes", "of the process tree", "operating system"];
         assert!(order.is_sorted_by_key(|text| at(text)), "{advice}");
     }
 

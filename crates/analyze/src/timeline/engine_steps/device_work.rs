@@ -1,7 +1,7 @@
 //! Work of steps on devices.
 
 use crate::timeline::{
-    activity::Busy,
+    activity::{self, Busy, activities},
     capture::{Capture, Join},
     interval::{Interval, IntervalSet, extended},
     open_ranges::EXCLUDED,
@@ -11,10 +11,10 @@ use crate::timeline::{
 /// Work of one step on devices, in the order of its starts.
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::timeline) struct DeviceWork {
-    /// First start, last end and time in which something ran, on devices with a common clock.
+    /// First start and last end on devices with a common clock, of kernels, whole graphs, copies
+    /// and fills: a step lasts until all of these have ended, as a stage does.
     pub window: Option<Interval>,
-    /// The same with copies and fills: a step lasts until these have ended, too, as a stage does.
-    pub span: Option<Interval>,
+    /// Time in which some of it ran.
     pub(super) busy_ns: i64,
     busy: Busy,
     /// Part of the window that a range filter leaves out; nothing in it is busy time.
@@ -38,7 +38,6 @@ impl DeviceWork {
         let left_out = excluded.map_or(0, |it| it.overlap_ns(from, to));
         self.busy_ns = self.busy_ns.saturating_add(to - from - left_out);
         self.window = Some(extended(self.window, (start, end)));
-        self.span = Some(extended(self.span, (start, end)));
     }
 
     /// From the first start to the last end, without the parts that a range filter leaves out.
@@ -51,7 +50,7 @@ impl DeviceWork {
 /// times, in the order of their starts; `None` if some ran on a device without a common clock.
 pub fn work_windows(capture: &Capture, steps: &[(i64, Interval)]) -> Option<Vec<Option<Interval>>> {
     let work = device_work(capture, steps);
-    work.iter().map(|it| (!it.is_untimed).then_some(it.span)).collect()
+    work.iter().map(|it| (!it.is_untimed).then_some(it.window)).collect()
 }
 
 /// The work that was launched during each step, on its thread or, for a process, on all of its
@@ -69,35 +68,27 @@ pub(in crate::timeline) fn device_work(
         let call = calls.get(join.call);
         open.at(call.global_tid, call.start_ns)
     };
-    let is_timed = |process: i64, device: u32| capture.trace.has_common_clock(process, device);
     let mut work = vec![DeviceWork::default(); steps.len()];
     let parts = |(place, range): &(i64, Interval)| capture.stages.excluded_in(*place, *range);
     let excluded: Vec<IntervalSet> = match capture.trace.rules.narrowed() {
         true => steps.iter().map(parts).collect(),
         false => vec![],
     };
-    for (kernel, launch) in capture.kernels() {
-        let Some(at) = step_of(launch) else { continue };
-        match is_timed(kernel.global_pid, kernel.device) {
-            true => work[at].add((kernel.start_ns, kernel.end_ns), excluded.get(at)),
-            false => work[at].is_untimed = true,
+    for it in activities(capture) {
+        let Some(at) = step_of(it.join) else { continue };
+        let work = &mut work[at];
+        let is_timed = capture.trace.has_common_clock(it.process, it.device);
+        if is_timed {
+            work.add((it.start_ns, it.end_ns), excluded.get(at));
         }
-        work[at].kernels += 1;
-        work[at].is_replayed |= kernel.graph_node.is_some();
-    }
-    for (graph, launch) in capture.graphs() {
-        let Some(at) = step_of(launch) else { continue };
-        match is_timed(graph.global_pid, graph.device) {
-            true => work[at].add((graph.start_ns, graph.end_ns), excluded.get(at)),
-            false => work[at].is_untimed = true,
+        if it.is_transfer() {
+            continue;
         }
-        work[at].graphs += 1;
-        work[at].is_replayed = true;
-    }
-    for (copy, launch) in capture.copies() {
-        if let Some(at) = step_of(launch).filter(|_| is_timed(copy.global_pid, copy.device)) {
-            work[at].span = Some(extended(work[at].span, (copy.start_ns, copy.end_ns)));
-        }
+        let is_graph = it.work == activity::DeviceWork::Graph;
+        work.is_untimed |= !is_timed;
+        work.graphs += u64::from(is_graph);
+        work.kernels += u64::from(!is_graph);
+        work.is_replayed |= is_graph || it.graph_node.is_some();
     }
     for (work, excluded) in work.iter_mut().zip(&excluded) {
         let window = work.window.unwrap_or_default();

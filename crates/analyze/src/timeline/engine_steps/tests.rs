@@ -226,8 +226,29 @@ fn a_step_lasts_until_its_copies_have_ended_and_so_do_the_times_of_steps() {
     };
     let trace = capture(&[step(0), step(1_000), step(2_000)].join("\n"));
     for it in engine_steps(&Capture::of(&trace)) {
-        assert_eq!((it.step_ms, it.device_ms), (150e-6, Some(40e-6)), "{it:?}");
+        let device = (it.device_ms, it.gap_ms);
+        assert_eq!((it.step_ms, device), (150e-6, (Some(130e-6), Some(0.0))), "{it:?}");
     }
     let found = crate::analyze(&Trace { timeline: Some(trace), ..Trace::default() }, None, None);
     assert_eq!(found.step_times[0].ms.max, found.step_batches[0].ms.max);
+}
+
+#[test]
+fn a_step_is_busy_while_any_kind_of_its_work_runs_in_any_order() {
+    let range = "range 1 execute_context_0(0)_generation_2(2) 0..1000";
+    for (work, expected) in [
+        ("graph 1 5 100..900 7", (800, 0)),
+        // The kernel starts after the graph: neither hides the other.
+        ("graph 1 5 100..900 7\nkernel 2 k 910..950 7", (850, 10)),
+        ("kernel 1 k 20..60 7\ngraph 2 5 100..900 7", (880, 40)),
+        ("kernel 1 k 100..200 7\ncopy 2 8 200..500", (400, 0)),
+        ("fill 1 8 50..90\nkernel 2 k 100..200 7\ncopy 3 8 150..300", (250, 10)),
+        ("fill 1 8 50..90\ngraph 2 5 100..700 7\nkernel 3 k 650..800 8", (750, 10)),
+    ] {
+        let calls = 1..=work.lines().count();
+        let calls = calls.map(|id| format!("call 1 {id} {id}0..{id}5\n")).collect::<String>();
+        let it = &of(&format!("{range}\n{calls}{work}"))[0];
+        let ns = |ms: Option<f64>| (ms.unwrap() * 1e6).round() as i64;
+        assert_eq!((ns(it.device_ms), ns(it.gap_ms)), expected, "{work}");
+    }
 }

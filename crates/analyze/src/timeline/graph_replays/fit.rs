@@ -5,7 +5,11 @@
 //! the launches of one kernel are joined by its name.
 
 use foldhash::HashMap;
-use llmprof_core::trace::{graph_capture::NodeWork, kernel::LaunchKind, timeline::Timeline};
+use llmprof_core::trace::{
+    graph_capture::NodeWork,
+    kernel::{LaunchKind, known_sides},
+    timeline::Timeline,
+};
 
 use super::{captured::KnownGraph, replayed::ReplayNode};
 use crate::timeline::open_ranges::NONE;
@@ -77,7 +81,7 @@ fn pair(
         return Err(Misfit::Nodes);
     }
     let (grids, blocks) = ((kind.grid, captured.grid), (kind.block, captured.block));
-    let both = |(a, b): ([u32; 3], [u32; 3])| a != [0; 3] && b != [0; 3];
+    let both = |(a, b): ([u32; 3], [u32; 3])| known_sides(a).and(known_sides(b)).is_some();
     let differ = |sides: ([u32; 3], [u32; 3])| both(sides) && sides.0 != sides.1;
     if differ(grids) || differ(blocks) { Err(Misfit::Nodes) } else { Ok(both(grids)) }
 }

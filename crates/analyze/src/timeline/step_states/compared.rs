@@ -117,7 +117,7 @@ pub fn compared(capture: &Capture) -> Vec<ComparedStep> {
         place: *place,
         start_ns: range.0,
         end_ns: range.1,
-        work: work.span,
+        work: work.window,
     });
     let spans = stage_spans::spans(hosts);
     let orphans = Orphans::of(capture, &spans);
@@ -157,7 +157,9 @@ pub fn compared(capture: &Capture) -> Vec<ComparedStep> {
     for (it, _) in steps.iter_mut().zip(cut).filter(|(it, is_cut)| *is_cut && it.is_whole()) {
         it.state = StepState::Cut;
     }
-    let windows: Vec<Option<Interval>> = work.iter().map(|it| it.window).collect();
+    // A copy alone is not the work that a step lacks.
+    let window = |it: &DeviceWork| it.window.filter(|_| it.has_any());
+    let windows: Vec<Option<Interval>> = work.iter().map(window).collect();
     set_queued_spans(&mut steps, &windows);
     steps
 }

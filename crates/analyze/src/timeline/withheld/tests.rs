@@ -241,7 +241,8 @@ proptest! {
         let analysis = analyze(&trace, None, None);
         if let Some(totals) = &analysis.device_totals {
             let is_withheld = analysis.withheld.has_in_capture(Figure::DevicesBusy);
-            prop_assert!(!is_withheld || totals.busy_pct.is_none());
+            let shares = [totals.busy_pct, totals.min_busy_pct, totals.max_busy_pct];
+            prop_assert!(!is_withheld || shares == [None; 3]);
         }
     }
 }

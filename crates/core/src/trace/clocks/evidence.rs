@@ -1,6 +1,6 @@
 //! Bounds on the offsets of clocks, from the launches and waits of a timeline.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use foldhash::HashMap;
 
@@ -230,6 +230,7 @@ fn lanes(trace: &Timeline) -> (HashMap<LaneKey, Lane>, Vec<HostWait>) {
     for key in lanes.keys() {
         processes.entry(key.1).or_default().add(*key);
     }
+    let with_devices = with_recorded_devices(&trace.wait_targets, &processes);
     let mut waits = Vec::new();
     let kinds = trace.call_kinds();
     let is_wait: Vec<bool> = kinds
@@ -237,9 +238,11 @@ fn lanes(trace: &Timeline) -> (HashMap<LaneKey, Lane>, Vec<HostWait>) {
         .map(|it| matches!(it, CallKind::Synchronise(Awaited::Stream | Awaited::Device)))
         .collect();
     for (_, site, call) in trace.cuda_calls.at_sites(&is_wait) {
-        let Some(of_process) = processes.get(&process_of(call.global_tid)) else { continue };
+        let process = process_of(call.global_tid);
+        let Some(of_process) = processes.get(&process) else { continue };
         let is_of_stream = kinds[site as usize] == CallKind::Synchronise(Awaited::Stream);
         let (device, stream) = awaited(&trace.wait_targets, &call);
+        let device = device.filter(|_| with_devices.contains(&process));
         let stream = stream.filter(|_| is_of_stream);
         let keys = of_process.lanes(device, stream);
         let Some(device) = only_device(keys) else { continue };
@@ -250,6 +253,18 @@ fn lanes(trace: &Timeline) -> (HashMap<LaneKey, Lane>, Vec<HostWait>) {
         waits.push(HostWait { call, device, is_of_any, lanes: 0, found: None });
     }
     (lanes, waits)
+}
+
+/// The processes whose waits have a recorded device that is evidence: one of these devices has work
+/// of the process. CUPTI records device 0 for all waits of a process that uses another device.
+fn with_recorded_devices(
+    targets: &[WaitTarget],
+    processes: &HashMap<i64, ProcessLanes>,
+) -> BTreeSet<i64> {
+    let has_work = |it: &&WaitTarget| {
+        it.device.is_some_and(|device| processes.get(&it.process).is_some_and(|of| of.uses(device)))
+    };
+    targets.iter().filter(has_work).map(|it| it.process).collect()
 }
 
 /// The lanes of one process.
@@ -268,6 +283,11 @@ impl ProcessLanes {
                 self.lanes.entry((device, stream)).or_default().push(key);
             }
         }
+    }
+
+    /// True if the process has work on this device.
+    fn uses(&self, device: u32) -> bool {
+        self.lanes.contains_key(&(Some(device), None))
     }
 
     /// The lanes of a device and a stream, or of all; none if all streams are too many.

@@ -150,6 +150,40 @@ fn each_of_two_gpus_has_the_evidence_of_waits_that_name_it() {
 }
 
 #[test]
+fn waits_of_two_processes_are_matched_to_their_work_if_all_of_them_name_device_0() {
+    for (wait, stream) in [("cudaStreamSynchronize", Some(7)), ("cudaDeviceSynchronize", None)] {
+        for late in [0, 1] {
+            let mut trace = steps(wait);
+            let other = 2 * PROCESS;
+            let calls: Vec<ApiCall> = trace.cuda_calls.iter().collect();
+            for it in calls {
+                trace.cuda_calls.push(ApiCall { global_tid: other | 1, ..it });
+            }
+            let kernels: Vec<Kernel> = trace.kernels.iter().map(Kernel::from).collect();
+            for it in kernels {
+                trace.kernels.push(Kernel { device: 1, global_pid: other, ..it });
+            }
+            trace.kernels = trace.kernels.map(|_, it| {
+                let by = if it.device == late { 2_000_000 } else { 0 };
+                (it.start_ns, it.end_ns) = (it.start_ns + by, it.end_ns + by);
+            });
+            trace.kernels.sort();
+            trace.cuda_calls.sort();
+            trace.wait_targets = targets(Some(0), stream);
+            let of_other = targets(Some(0), stream);
+            trace
+                .wait_targets
+                .extend(of_other.iter().map(|it| WaitTarget { process: other, ..*it }));
+            trace.settle_device_times();
+            let found = messages(&trace);
+            assert_eq!(found.len(), 1, "{wait}: {found:?}");
+            let expected = format!("The clock of GPU {late} is 2.001 ms late: 200 of 200 waits");
+            assert!(found[0].starts_with(&expected), "{wait}: {found:?}");
+        }
+    }
+}
+
+#[test]
 fn a_wait_for_another_stream_proves_nothing() {
     let mut trace = steps("cudaStreamSynchronize");
     trace.wait_targets = targets(None, Some(20));

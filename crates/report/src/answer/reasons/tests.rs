@@ -198,7 +198,9 @@ fn the_largest_part_has_the_unit_of_the_time_that_its_sentence_names() {
     ] {
         let (text, evidence, _) = largest_part(&stage, "unexplained", "op", gpus);
         assert_eq!(evidence, format!("op, {part}: evidence (nsys)."));
-        let is_of_gpus = text.contains("of the recording (100 ms per GPU on average): ");
+        let base = "of the recording (100 ms per GPU on average, from its first recorded work to \
+                    its last): ";
+        let is_of_gpus = text.contains(base);
         assert_eq!(is_of_gpus, part.contains("GPU"), "{text}");
     }
 }

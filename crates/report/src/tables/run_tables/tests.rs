@@ -137,6 +137,7 @@ proptest! {
             processes: 1,
             ns: stats(ns),
             before_work_ns: None,
+            nested_ns: 0,
         });
         check(traced::call_columns, &calls.collect::<Vec<_>>(), max);
         let sites = all().map(|(at, (kernels, ns))| CallSite {
